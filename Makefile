@@ -1,0 +1,63 @@
+# `make` alone lists the targets. Everything runs from .venv, which `make setup` builds from Python 3.11 or newer.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint bench crash clean
+
+BIN := .venv/bin
+# uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
+UV := .tools/bin/uv
+STAMP := .venv/.synced
+LINTED := src tests tools
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@echo
+	@echo "  make demo INPUT=path      the same path on your own CSV, JSON lines, Parquet or text"
+	@echo "  make test ARGS='-k name'  more arguments for pytest (also: make crash)"
+
+setup: $(STAMP) ## Build .venv from the lock file (does nothing when up to date)
+
+$(UV):
+	@set -e; \
+	python=; \
+	for candidate in python3.13 python3.12 python3.11 python3 python; do \
+		if "$$candidate" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+			python=$$candidate; break; \
+		fi; \
+	done; \
+	if [ -z "$$python" ]; then \
+		echo "make setup: no Python 3.11 or newer with its venv module was found. Install one (on Debian: python3 and python3-venv)." >&2; \
+		exit 1; \
+	fi; \
+	echo "Tools: $$("$$python" --version), uv"; \
+	rm -rf .tools; \
+	"$$python" -m venv .tools; \
+	.tools/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+
+# The machine's own certificates, as pip uses them, so that it also works behind a proxy that has its own root.
+$(STAMP): pyproject.toml uv.lock | $(UV)
+	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.venv $(UV) sync --locked --all-extras --python .tools/bin/python
+	@touch $@
+
+demo: setup ## A real Spark pipeline fed by a real queue, with a ledger at the end
+	@$(BIN)/sluiceway demo $(if $(INPUT),--input "$(INPUT)") $(if $(KILL),--kill "$(KILL)")
+
+test: setup lint ## Lint, then every test but the slow ones
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: setup ## Style, types and the floors
+	@$(BIN)/ruff check $(LINTED)
+	@$(BIN)/ruff format --check $(LINTED)
+	@$(BIN)/python -m mypy
+	@$(BIN)/lint-imports --no-logo
+
+bench: setup ## Measure, side by side with a row-per-item store
+	@$(BIN)/python -m sluiceway.bench $(ARGS)
+
+crash: setup ## Kill real processes in mid-work and check that nothing is lost
+	@$(BIN)/python -m pytest -m crash $(ARGS)
+
+clean: ## Remove everything that make built
+	@rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,15 @@
+"""What plain files need to survive a power cut."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync_directory(directory: Path) -> None:
+    """Make the names in the directory durable: a file that was created or removed there stays so after a power cut. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

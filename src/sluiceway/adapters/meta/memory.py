@@ -1,0 +1,93 @@
+"""A MetaStore in memory: for tests, and for a single instance that keeps nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+
+from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
+from sluiceway.ports.meta_store import ConflictError, Entry, Stamp, View
+
+
+class MemoryMetaStore:
+    """A MetaStore as long as the object lives. Use from one event loop. A deleted key leaves a trace for HISTORY commits."""
+
+    def __init__(self) -> None:
+        self._stamp: Stamp = 0
+        self._entries: dict[str, Entry] = {}
+        self._deleted: dict[str, Stamp] = {}
+        self._traces: deque[tuple[Stamp, str]] = deque()
+        self._watchers: set[asyncio.Event] = set()
+        self._closed = False
+
+    async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+        found = {key: self._entries[key] for key in keys if key in self._entries}
+        for prefix in prefixes:
+            found.update((key, entry) for key, entry in self._entries.items() if key.startswith(prefix))
+        return View(self._stamp, found)
+
+    async def commit(
+        self,
+        checks: Mapping[str, Stamp | None] | None = None,
+        unchanged: Mapping[str, Stamp] | None = None,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> Stamp:
+        puts = puts or {}
+        check_commit(puts, deletes)
+        for key, stamp in (checks or {}).items():
+            entry = self._entries.get(key)
+            if (entry and entry.stamp) != stamp:
+                raise ConflictError(f"{key} has changed")
+        for prefix, since in (unchanged or {}).items():
+            if self._changed(prefix, since):
+                raise ConflictError(f"something under {prefix} has changed")
+        self._stamp += 1
+        for key, value in puts.items():
+            self._entries[key] = Entry(value, self._stamp)
+            self._deleted.pop(key, None)
+        for key in deletes:
+            if self._entries.pop(key, None) is not None:
+                self._deleted[key] = self._stamp
+                self._traces.append((self._stamp, key))
+        self._forget()
+        for watcher in self._watchers:
+            watcher.set()
+        return self._stamp
+
+    def _changed(self, prefix: str, since: Stamp) -> bool:
+        return forgotten(since, self._stamp) or any(stamp > since for stamp in self._stamps(prefix))
+
+    def _stamps(self, prefix: str) -> Iterator[Stamp]:
+        yield from (entry.stamp for key, entry in self._entries.items() if key.startswith(prefix))
+        yield from (stamp for key, stamp in self._deleted.items() if key.startswith(prefix))
+
+    def _forget(self) -> None:
+        while self._traces and self._traces[0][0] <= self._stamp - HISTORY:
+            stamp, key = self._traces.popleft()
+            if self._deleted.get(key) == stamp:
+                del self._deleted[key]
+
+    def watch(self, prefix: str) -> AsyncIterator[Stamp]:
+        """Shows every change after this call. The first hint may be about an earlier one."""
+        return self._watch(prefix, self._stamp)
+
+    async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
+        watcher = asyncio.Event()
+        self._watchers.add(watcher)
+        try:
+            while not self._closed:
+                watcher.clear()
+                changed, since = self._changed(prefix, since), self._stamp
+                if changed:
+                    yield since
+                else:
+                    await watcher.wait()
+        finally:
+            self._watchers.discard(watcher)
+
+    async def close(self) -> None:
+        self._closed = True
+        for watcher in self._watchers:
+            watcher.set()

@@ -1,0 +1,198 @@
+"""A MetaStore in one SQLite file, which the processes of one machine may share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import apsw
+
+from sluiceway.adapters.disk import sync_directory
+from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
+from sluiceway.kernel.clock import Millis
+from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+T = TypeVar("T")
+
+SCHEMA_VERSION = 1
+
+# A key is its UTF-8 bytes, so that a prefix is one range of the index whatever characters it has.
+_SCHEMA = f"""
+CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), stamp INTEGER NOT NULL);
+CREATE TABLE entry (key BLOB PRIMARY KEY, stamp INTEGER NOT NULL, value BLOB) WITHOUT ROWID;
+CREATE INDEX trace ON entry (stamp) WHERE value IS NULL;
+INSERT INTO store VALUES (1, 0);
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+def _range(prefix: str) -> tuple[bytes, bytes]:
+    """From the first key under the prefix to just past the last: no UTF-8 text has the byte 0xff."""
+    start = prefix.encode()
+    return start, start + b"\xff"
+
+
+class SqliteMetaStore:
+    """A durable MetaStore for the processes of one machine.
+
+    The stamp is a counter row that each commit raises inside its transaction, so stamps become visible in commit order. A deleted
+    key stays as a row without a value, for `unchanged` and `watch` to find; such a trace goes after HISTORY commits, and a question
+    about an older stamp is answered as *changed*, which costs its asker one more read. `watch` wakes at once for commits made through
+    this object and looks for those of other processes every `poll_interval`.
+
+    A transaction waits up to `busy_timeout` for another process. Whatever then keeps a commit from its end is a MetaUnknownError,
+    and a read a StoreUnavailableError; so does the constructor. Use from one event loop.
+    """
+
+    def __init__(self, path: Path, *, busy_timeout: Millis = 10_000, poll_interval: Millis = 200) -> None:
+        self._poll_interval = poll_interval
+        self._seen: Stamp = 0
+        self._watchers: set[asyncio.Event] = set()
+        self._closed = False
+        try:
+            self._db = apsw.Connection(str(path))
+            try:
+                self._set_up(path, busy_timeout)
+                sync_directory(path.parent)
+            except BaseException:
+                self._db.close()
+                raise
+        except (apsw.Error, OSError) as error:
+            raise StoreUnavailableError(f"meta store {path}: {error}") from error
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluiceway-meta")
+
+    def _set_up(self, path: Path, busy_timeout: Millis) -> None:
+        db = self._db
+        db.set_busy_timeout(busy_timeout)
+        db.pragma("journal_mode", "wal")
+        db.pragma("synchronous", "full")
+        db.execute("BEGIN IMMEDIATE")
+        version = db.pragma("user_version")
+        if version > SCHEMA_VERSION:
+            known = f"layout {version}; this one knows up to {SCHEMA_VERSION}"
+            raise StoreUnavailableError(f"meta store {path} was written by a newer version of Sluiceway ({known})")
+        if version == 0:
+            db.execute(_SCHEMA)
+        db.execute("COMMIT")
+
+    async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+        try:
+            view = await self._run(lambda: self._read(keys, prefixes))
+        except apsw.Error as error:
+            raise StoreUnavailableError(f"meta store: {error}") from error
+        self._seen = max(self._seen, view.stamp)
+        return view
+
+    def _read(self, keys: Sequence[str], prefixes: Sequence[str]) -> View:
+        with self._transaction("BEGIN"):
+            stamp = self._stamp()
+            found: dict[str, Entry] = {}
+            columns = "SELECT key, value, stamp FROM entry WHERE value IS NOT NULL AND"
+            for where, bindings in (("key = ?", [(key.encode(),) for key in keys]), ("key >= ? AND key < ?", map(_range, prefixes))):
+                rows: Iterator[tuple[Any, ...]] = self._db.executemany(f"{columns} {where}", bindings)
+                found.update((key.decode(), Entry(value, at)) for key, value, at in rows)
+        return View(stamp, found)
+
+    async def commit(
+        self,
+        checks: Mapping[str, Stamp | None] | None = None,
+        unchanged: Mapping[str, Stamp] | None = None,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> Stamp:
+        puts = puts or {}
+        check_commit(puts, deletes)
+        try:
+            stamp = await self._run(lambda: self._commit(checks or {}, unchanged or {}, puts, deletes))
+        except apsw.Error as error:
+            raise MetaUnknownError(f"meta store: {error}") from error
+        self._seen = max(self._seen, stamp)
+        for watcher in self._watchers:
+            watcher.set()
+        return stamp
+
+    def _commit(
+        self, checks: Mapping[str, Stamp | None], unchanged: Mapping[str, Stamp], puts: Mapping[str, bytes], deletes: Sequence[str]
+    ) -> Stamp:
+        db = self._db
+        with self._transaction("BEGIN IMMEDIATE"):
+            now = self._stamp()
+            for key, expected in checks.items():
+                row = db.execute("SELECT stamp FROM entry WHERE key = ? AND value IS NOT NULL", (key.encode(),)).fetchone()
+                if (row and row[0]) != expected:
+                    raise ConflictError(f"{key} has changed")
+            for prefix, since in unchanged.items():
+                if self._changed(prefix, since, now):
+                    raise ConflictError(f"something under {prefix} has changed")
+            stamp = now + 1
+            db.execute("UPDATE store SET stamp = ?", (stamp,))
+            db.executemany("REPLACE INTO entry VALUES (?, ?, ?)", ((key.encode(), stamp, value) for key, value in puts.items()))
+            if deletes:
+                gone = ((stamp, key.encode()) for key in deletes)
+                db.executemany("UPDATE entry SET value = NULL, stamp = ? WHERE key = ? AND value IS NOT NULL", gone)
+                db.execute("DELETE FROM entry WHERE value IS NULL AND stamp <= ?", (stamp - HISTORY,))
+        return stamp
+
+    def _stamp(self) -> Stamp:
+        row: Any = self._db.execute("SELECT stamp FROM store").fetchone()
+        return int(row[0])
+
+    def _changed(self, prefix: str, since: Stamp, now: Stamp) -> bool:
+        if since >= now or forgotten(since, now):
+            return since < now
+        query = "SELECT 1 FROM entry WHERE key >= ? AND key < ? AND stamp > ? LIMIT 1"
+        return self._db.execute(query, (*_range(prefix), since)).fetchone() is not None
+
+    def _changed_since(self, prefix: str, since: Stamp) -> tuple[bool, Stamp]:
+        with self._transaction("BEGIN"):
+            now = self._stamp()
+            return self._changed(prefix, since, now), now
+
+    def watch(self, prefix: str) -> AsyncIterator[Stamp]:
+        """Shows every change after this call. The first hint may be about an earlier one."""
+        return self._watch(prefix, self._seen)
+
+    async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
+        watcher = asyncio.Event()
+        self._watchers.add(watcher)
+        try:
+            while not self._closed:
+                watcher.clear()
+                # A fault is for `read` to report; a hint may come late.
+                changed = False
+                with contextlib.suppress(apsw.Error):
+                    changed, since = await self._run(partial(self._changed_since, prefix, since))
+                if changed:
+                    yield since
+                    continue
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(watcher.wait(), self._poll_interval / 1_000)
+        finally:
+            self._watchers.discard(watcher)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            for watcher in self._watchers:
+                watcher.set()
+            await self._run(self._db.close)
+            self._thread.shutdown()
+
+    async def _run(self, job: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, job)
+
+    @contextlib.contextmanager
+    def _transaction(self, begin: str) -> Iterator[None]:
+        self._db.execute(begin)
+        try:
+            yield
+            self._db.execute("COMMIT")
+        finally:
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")

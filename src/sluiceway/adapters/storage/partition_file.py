@@ -1,0 +1,220 @@
+"""One partition as one SQLite database file. Synchronous, and used by one thread at a time.
+
+docs/adr/0002-sqlite-layout.md has the reasons and the measurements behind the layout and the settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import apsw
+
+from sluiceway.adapters.disk import sync_directory
+from sluiceway.model.outcomes import Outcome
+from sluiceway.ports.partition_store import (
+    Changes,
+    DamagedError,
+    Fence,
+    FencedError,
+    RecordKey,
+    RecordKind,
+    Snapshot,
+    StoreUnavailableError,
+)
+
+SCHEMA_VERSION = 1
+PAGE_BYTES = 8_192
+CHECKPOINT_BYTES = 4 << 20
+"""Log size at which a checkpoint follows. Small, so that a checkpoint is short and the log is overwritten in place, which syncs
+faster than a growing file; large enough that the pages of a short-lived blob are mostly written back once for several uses."""
+
+_SCHEMA = f"""
+CREATE TABLE partition (
+    one INTEGER PRIMARY KEY CHECK (one = 1), era INTEGER NOT NULL, grant INTEGER NOT NULL, opening INTEGER NOT NULL,
+    txn INTEGER NOT NULL, header BLOB, crc INTEGER NOT NULL);
+CREATE TABLE record (
+    kind TEXT NOT NULL, key TEXT NOT NULL, crc INTEGER NOT NULL, value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+CREATE TABLE blob (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data BLOB NOT NULL);
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+_KINDS = {kind.value: kind for kind in RecordKind}
+
+
+def _record_crc(kind: str, key: str, value: bytes) -> int:
+    return crc32(value, crc32(f"{kind}:{key}".encode()))
+
+
+class PartitionFile:
+    """An open partition. Constructing it creates the file if need be, but no partition: `open` does.
+
+    Errors from the constructor, `open`, `read` and `browse`: DamagedError, StoreUnavailableError (also for a file of a newer version).
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._name = path.stem
+        self._log_pages = 0
+        with self._translated():
+            created = not path.exists()
+            self._db = apsw.Connection(str(path))
+            try:
+                self._set_up()
+                if created:
+                    sync_directory(path.parent)
+            except BaseException:
+                self._db.close()
+                raise
+
+    def _set_up(self) -> None:
+        db = self._db
+        db.pragma("page_size", PAGE_BYTES)
+        # One connection per file: the lock is kept, and the log's index lives in memory instead of in a third file.
+        db.pragma("locking_mode", "exclusive")
+        db.pragma("journal_mode", "wal")
+        db.pragma("synchronous", "full")
+        # Twice the checkpoint size, so that in normal work the log is never cut and grown again.
+        db.pragma("journal_size_limit", 2 * CHECKPOINT_BYTES)
+        # Replaces SQLite's own checkpoint inside COMMIT: ours comes after the answer.
+        db.set_wal_hook(self._note_log)
+        version = db.pragma("user_version")
+        if version > SCHEMA_VERSION:
+            known = f"layout {version}; this one knows up to {SCHEMA_VERSION}"
+            raise StoreUnavailableError(f"partition {self._name} was written by a newer version of Sluiceway ({known})")
+        if version == 0:
+            db.execute(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT")
+
+    def _note_log(self, _db: apsw.Connection, _schema: str, pages: int) -> int:
+        self._log_pages = pages
+        return apsw.SQLITE_OK
+
+    def open(self, fence: Fence) -> Snapshot:
+        """PartitionStore.open, durable when it returns."""
+        with self._translated():
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                row = self._row()
+                if row is not None and Fence(*row[:3]) > fence:
+                    raise FencedError(f"partition {self._name} was opened with {Fence(*row[:3])}, above {fence}")
+                snapshot = self._load(row)
+                state = (*fence, snapshot.txn, snapshot.header)
+                self._db.execute("REPLACE INTO partition VALUES (1, ?, ?, ?, ?, ?, ?)", (*state, _row_crc(*state)))
+                self._db.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
+            return snapshot
+
+    def apply(self, changes: Changes, fence: Fence) -> Outcome:
+        """PartitionStore.apply."""
+        try:
+            early = self._prepare(changes, fence)
+        except apsw.Error:
+            early = Outcome.REFUSED
+        except BaseException:
+            self._roll_back()
+            raise
+        if early is not None:
+            self._roll_back()
+            return early
+        try:
+            self._db.execute("COMMIT")
+        except (apsw.FullError, apsw.BusyError):
+            # The commit mark is the last thing written, and there was no room for it or no lock to write it under.
+            self._roll_back()
+            return Outcome.REFUSED
+        except apsw.Error:
+            # The commit mark may be in the log although its write or sync failed: a crash now could bring it back to life.
+            # The next commit (that of `open`) overwrites it, which settles the matter.
+            self._roll_back()
+            return Outcome.UNKNOWN
+        return Outcome.DONE
+
+    def _prepare(self, changes: Changes, fence: Fence) -> Outcome | None:
+        """Write everything but COMMIT, or say why there is nothing to commit."""
+        db = self._db
+        db.execute("BEGIN IMMEDIATE")
+        found = db.execute("SELECT era, grant, opening, txn FROM partition").fetchone()
+        if found is None or Fence(*found[:3]) != fence or changes.txn > found[3] + 1:
+            return Outcome.REFUSED
+        if changes.txn <= found[3]:
+            return Outcome.DONE
+        row_crc = _row_crc(*fence, changes.txn, changes.header)
+        db.execute("UPDATE partition SET txn = ?, header = ?, crc = ?", (changes.txn, changes.header, row_crc))
+        if changes.dropped_blobs:
+            db.executemany("DELETE FROM blob WHERE number = ?", ((number,) for number in changes.dropped_blobs))
+        if changes.blobs:
+            db.executemany("INSERT INTO blob VALUES (?, ?, ?)", ((number, crc32(data), data) for number, data in changes.blobs.items()))
+        if changes.deletes:
+            db.executemany("DELETE FROM record WHERE kind = ? AND key = ?", ((kind.value, key) for kind, key in changes.deletes))
+        if changes.puts:
+            db.executemany(
+                "REPLACE INTO record VALUES (?, ?, ?, ?)",
+                ((kind.value, key, _record_crc(kind.value, key, value), value) for (kind, key), value in changes.puts.items()),
+            )
+        return None
+
+    def read(self, blobs: Sequence[int]) -> dict[int, bytes]:
+        """PartitionStore.read."""
+        found: dict[int, bytes] = {}
+        with self._translated():
+            rows: Iterator[tuple[Any, ...]] = self._db.executemany(
+                "SELECT number, crc, data FROM blob WHERE number = ?", ((number,) for number in blobs)
+            )
+            for number, crc, data in rows:
+                if crc32(data) != crc:
+                    raise DamagedError(f"partition {self._name}: blob {number} failed its checksum")
+                found[number] = data
+        return found
+
+    def browse(self) -> Snapshot:
+        """PartitionStore.browse: nothing can write in between, since this is the file's only connection."""
+        with self._translated():
+            return self._load(self._row())
+
+    def checkpoint_if_due(self) -> None:
+        """Move what the log holds into the database file, if the log has reached CHECKPOINT_BYTES."""
+        if self._log_pages * PAGE_BYTES >= CHECKPOINT_BYTES:
+            # A failure loses nothing: the log keeps everything, and the next commit tries again.
+            with contextlib.suppress(apsw.Error):
+                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+                self._log_pages = 0
+
+    def close(self) -> None:
+        self._db.close()
+
+    def _row(self) -> tuple[Any, ...] | None:
+        row = self._db.execute("SELECT era, grant, opening, txn, header, crc FROM partition").fetchone()
+        if row is not None and _row_crc(*row[:5]) != row[5]:
+            raise DamagedError(f"partition {self._name}: the header failed its checksum")
+        return row
+
+    def _load(self, row: tuple[Any, ...] | None) -> Snapshot:
+        if row is None:
+            return Snapshot(0, None, {})
+        records: dict[RecordKey, bytes] = {}
+        for kind, key, crc, value in self._db.execute("SELECT kind, key, crc, value FROM record"):
+            if kind not in _KINDS or _record_crc(kind, key, value) != crc:
+                raise DamagedError(f"partition {self._name}: record {kind}:{key} failed its checksum")
+            records[_KINDS[kind], key] = value
+        return Snapshot(row[3], row[4], records)
+
+    def _roll_back(self) -> None:
+        if self._db.in_transaction:
+            self._db.execute("ROLLBACK")
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+            raise DamagedError(f"partition {self._name}: the database file is damaged ({error})") from error
+        except (apsw.Error, OSError) as error:
+            raise StoreUnavailableError(f"partition {self._name}: {error}") from error
+
+
+def _row_crc(era: int, grant: int, opening: int, txn: int, header: bytes | None) -> int:
+    # The flag tells a header that was never written from an empty one.
+    return crc32(header or b"", crc32(f"{era}.{grant}.{opening}.{txn}.{header is None}".encode()))

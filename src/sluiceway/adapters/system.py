@@ -1,0 +1,38 @@
+"""The real clock and real randomness. Nothing else in the project touches either."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._monotonic = time.monotonic_ns()
+        self._now = time.time_ns()
+
+    def now(self) -> Millis:
+        with self._mutex:
+            monotonic = time.monotonic_ns()
+            # When the wall clock is set back, time runs on from where it was: standing still would stop every lease from expiring.
+            self._now = max(time.time_ns(), self._now + monotonic - self._monotonic)
+            self._monotonic = monotonic
+            return self._now // 1_000_000
+
+
+_clock = _Clock()
+
+
+def now() -> Millis:
+    """Milliseconds since the Unix epoch. Never goes backwards within the process, even if the wall clock is set back. Thread-safe."""
+    return _clock.now()
+
+
+def new_incarnation() -> str:
+    """A fresh incarnation for a queue. Unpredictable; about 40 bits, so the caller still checks that it is not in use."""
+    return "".join(secrets.choice(INCARNATION_ALPHABET) for _ in range(INCARNATION_LENGTH))

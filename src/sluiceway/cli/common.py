@@ -1,0 +1,188 @@
+"""What the commands share: the options, the connection, how errors end a command, how rows are shown."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from sluiceway.kernel.clock import parse_duration
+from sluiceway.kernel.errors import SluicewayError
+
+if TYPE_CHECKING:
+    import msgspec
+    from rich.table import Table
+
+    from sluiceway.client import Client
+
+T = TypeVar("T")
+DEFAULT_PORT = 2319
+DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
+
+EXIT_INTERNAL = 1
+EXIT_REFUSED = 3
+EXIT_UNAVAILABLE = 4
+EXIT_UNKNOWN = 5
+EXIT_INTERRUPTED = 130
+
+_NEXT = {
+    "queue_not_found": "`sluiceway queue list` shows the queues, `sluiceway queue create NAME` makes one",
+    "queue_exists": "`sluiceway queue info NAME` shows it",
+    "queue_not_empty": "complete what is in it, or delete it all the same with --force",
+    "key_conflict": "the key was used for other items; take a new one",
+    "lease_not_found": "its items were settled or are waiting again; lease anew",
+    "outcome_unknown": "it may or may not have happened; look with `sluiceway stats QUEUE` before you repeat it",
+}
+
+
+class Failure(click.ClickException):
+    """A command that ended with an error of Sluiceway's: one line on stderr (one JSON object with --json) and an exit code."""
+
+    def __init__(self, error: SluicewayError, url: str, as_json: bool, done: str = "") -> None:
+        super().__init__(error.detail)
+        self.error, self.url, self.as_json, self.done = error, url, as_json, done
+
+    def show(self, file: object = None) -> None:
+        error = self.error
+        if self.as_json:
+            names = ("code", "detail", "retryable", "field", "request_id")
+            problem = {name: getattr(error, name, None) for name in names}
+            click.echo(json.dumps(problem | ({"done": self.done} if self.done else {})), err=True)
+            return
+        click.echo(f"error: {error.detail} ({error.code})", err=True)
+        if self.done:
+            click.echo(self.done, err=True)
+        hint = _NEXT.get(error.code)
+        if error.code == "unavailable" and error.detail.startswith("cannot reach"):
+            hint = f"is a server running at {self.url}? Start one with: sluiceway dev"
+        if hint:
+            click.echo(f"hint: {hint}", err=True)
+
+
+def exit_code(error: SluicewayError) -> int:
+    if error.code == "outcome_unknown":
+        return EXIT_UNKNOWN
+    if error.code == "internal":
+        return EXIT_INTERNAL
+    return EXIT_UNAVAILABLE if error.retryable else EXIT_REFUSED
+
+
+def duration_option(*names: str, help: str, default: str | None = None) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """An option that takes a duration, checked where it is typed and passed on as text."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+        try:
+            if value is not None:
+                parse_duration(value, "duration")
+        except SluicewayError:
+            raise click.BadParameter(f"{value!r} is not a duration such as 500ms, 30s or 1h30m", ctx, param) from None
+        return value
+
+    return click.option(*names, metavar="DURATION", default=default, show_default=default is not None, callback=check, help=help)
+
+
+class Session:
+    """One command's connection, and how it prints."""
+
+    def __init__(self, url: str, as_json: bool, client: Client) -> None:
+        self.url, self.as_json, self.client = url, as_json, client
+
+    def print(self, answer: msgspec.Struct | dict[str, Any], text: str | Table) -> None:
+        """The answer as one line of JSON, or the text for people."""
+        if self.as_json:
+            print_json(answer)
+        elif isinstance(text, str):
+            click.echo(text)
+        else:
+            print_table(text)
+
+    def fail(self, error: SluicewayError, done: str) -> NoReturn:
+        """End the command with that error; `done` says what was done before it."""
+        raise Failure(error, self.url, self.as_json, done) from error
+
+
+def connected(command: Callable[..., T]) -> Callable[..., T]:
+    """Gives a command the options of every command that talks to a server, and a `Session` as its first argument."""
+
+    @click.option("--url", envvar="SLUICEWAY_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="The server.")
+    @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line; errors too.")
+    @duration_option("--retry-for", default="0s", help="Repeat what may safely be repeated, this long.")
+    @functools.wraps(command)
+    def run(url: str, as_json: bool, retry_for: str, **options: object) -> T:
+        from sluiceway.client import Client
+
+        try:
+            with Client(url, client_id=str(options.get("client_id") or "cli"), retry_for=retry_for) as client:
+                return command(Session(url, as_json, client), **options)
+        except SluicewayError as error:
+            raise Failure(error, url, as_json) from error
+
+    return run
+
+
+# -- printing ---------------------------------------------------------------------------------------------------------
+
+
+def print_json(answer: msgspec.Struct | dict[str, Any]) -> None:
+    import msgspec
+
+    click.echo(msgspec.json.encode(answer))
+
+
+def table(columns: Iterable[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Table:
+    """A plain table; the columns named in `right` hold numbers."""
+    from rich.table import Table
+    from rich.text import Text
+
+    numbers = set(right)
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    for name in columns:
+        result.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+    for row in rows:
+        result.add_row(*(Text(f"{value:,}" if isinstance(value, int) else str(value)) for value in row))
+    return result
+
+
+def print_table(rows: Table) -> None:
+    from rich.console import Console
+
+    console = Console()
+    # A pipe has no width; nothing is cut off for a program.
+    (console if console.is_terminal else Console(width=1_000_000)).print(rows, crop=False)
+
+
+def printable(payload: bytes, longest: int = 200) -> str:
+    """Bytes of unknown origin for a terminal: what could steer it is escaped."""
+    text = payload[: longest * 4].decode("utf-8", "backslashreplace")
+    text = "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+    return text if len(text) <= longest and len(payload) <= longest * 4 else text[:longest] + "…"
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
+
+
+def arguments_or_stdin(values: Sequence[str], what: str) -> Iterator[str]:
+    """The values, or for a single `-` the lines of stdin."""
+    if tuple(values) != ("-",):
+        yield from values
+        return
+    if sys.stdin.isatty():
+        click.echo(f"reading {what} from the terminal, one a line; end with Ctrl-D", err=True)
+    for line in sys.stdin:
+        if line.strip():
+            yield line.strip()
+
+
+def chunks(values: Iterable[T], size: int) -> Iterator[list[T]]:
+    chunk: list[T] = []
+    for value in values:
+        chunk.append(value)
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk

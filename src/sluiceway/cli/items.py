@@ -1,0 +1,167 @@
+"""Commands on items: produce, lease, complete, retry, stats."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sluiceway.cli.common import (
+    Session,
+    arguments_or_stdin,
+    chunks,
+    connected,
+    duration_option,
+    print_json,
+    printable,
+    table,
+)
+from sluiceway.cli.lines import produce_lines
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_ITEMS_JSON
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from sluiceway.client import Ignored, LeasedItem, QueueStats
+
+WATCH_PAUSE = 1.0
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("items", nargs=-1, metavar="[ITEM...|-]")
+@click.option("--file", "file", type=click.Path(exists=True, dir_okay=False), help="Produce the file's lines, each an item.")
+@click.option("--key", help="Makes the command repeatable for 24 hours: the same key and lines again store nothing twice.")
+@connected
+def produce(session: Session, queue: str, items: tuple[str, ...], file: str | None, key: str | None) -> None:
+    """Store items in QUEUE: those given, or each line of a file or of stdin (`-`).
+
+    Items go in calls of up to 1,000; a call stores all of its items, durably, or none.
+    """
+    produce_lines(session, queue, items, file, key)
+
+
+@click.command()
+@click.argument("queue")
+@click.option("-n", "--count", type=click.IntRange(1), default=1, show_default=True, help="At most this many items.")
+@duration_option("--wait", default="0s", help="How long to wait for the first item.")
+@duration_option("--lease-timeout", help="How long the items are yours. [default: the queue's]")
+@click.option("--client-id", default="cli", show_default=True, help="The consumer's name in the lease.")
+@connected
+def lease(session: Session, queue: str, count: int, wait: str, lease_timeout: str | None, client_id: str) -> None:
+    """Take items from QUEUE for a while. With --json: one object per item, its payload as `utf8`, or as `bytes` in base64."""
+    del client_id  # it named the session's client
+    leased = session.client.lease(queue, batch_size=count, request_timeout=wait, lease_timeout=lease_timeout)
+    if session.as_json:
+        for item in leased:
+            print_json(_json_item(item))
+        return
+    if not leased.items:
+        click.echo("no items", err=True)
+        return
+    rows = [(item.id, str(item.attempts), printable(item.payload)) for item in leased]
+    session.print({}, table(("id", "attempt", "payload"), rows, right=("attempt",)))
+    for each in leased.leases:
+        until = each.lease_deadline.astimezone().strftime("%H:%M:%S")
+        click.echo(f"lease {each.lease_id}: {each.count} until {until}; sluiceway complete {queue} --lease {each.lease_id}", err=True)
+
+
+def _json_item(item: LeasedItem) -> dict[str, Any]:
+    import msgspec
+
+    fields = {name: value for name, value in msgspec.structs.asdict(item).items() if value is not None}
+    payload = fields.pop("payload")
+    try:
+        return fields | {"utf8": payload.decode()}
+    except UnicodeDecodeError:
+        return fields | {"bytes": payload}
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("ids", nargs=-1, metavar="[ID...|-]")
+@click.option("--lease", "lease_ids", multiple=True, metavar="LEASE_ID", help="Complete all that is open in the lease. May be repeated.")
+@connected
+def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> None:
+    """Settle leased items of QUEUE for good: ids, ids on stdin (`-`), or whole leases. Repeating it is safe."""
+    if not ids and not lease_ids:
+        raise click.UsageError("give item ids, - for ids on stdin, or --lease LEASE_ID")
+    completed = 0
+    ignored: list[Ignored] = []
+    try:
+        for whole, values in ((True, iter(lease_ids)), (False, arguments_or_stdin(ids, "ids"))):
+            for chunk in chunks(values, MAX_ITEMS_JSON):
+                answer = session.client.complete(queue, () if whole else chunk, lease_ids=chunk if whole else ())
+                completed += answer.completed
+                ignored += answer.ignored
+    except SluicewayError as error:
+        session.fail(error, f"{completed:,} items were completed before this; repeating the command is safe")
+    session.print({"completed": completed, "ignored": ignored}, _settled(f"completed {completed:,}", ignored))
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...|-")
+@duration_option("--after", help="Serve them again only after this time.")
+@click.option("--dead", is_flag=True, help="Put them into the dead queue instead; without one they are dropped.")
+@click.option("--reason", help="Why they are dead. Only with --dead.")
+@connected
+def retry(session: Session, queue: str, ids: tuple[str, ...], after: str | None, dead: bool, reason: str | None) -> None:
+    """Put leased items of QUEUE back: ids, or ids on stdin (`-`). Repeating it is safe."""
+    if dead and after:
+        raise click.UsageError("--after and --dead exclude each other")
+    if reason and not dead:
+        raise click.UsageError("--reason goes with --dead")
+    from sluiceway.client import Retry
+
+    retried = died = 0
+    ignored: list[Ignored] = []
+    try:
+        for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON):
+            answer = session.client.retry(queue, [Retry(id, retry_after=after, dead=dead, reason=reason) for id in chunk])
+            retried += answer.retried
+            died += answer.dead
+            ignored += answer.ignored
+    except SluicewayError as error:
+        session.fail(error, f"{retried + died:,} items were put back before this; repeating the command is safe")
+    text = f"put back {retried:,}" + (f", dead {died:,}" if died or dead else "")
+    session.print({"retried": retried, "dead": died, "ignored": ignored}, _settled(text, ignored))
+
+
+def _settled(text: str, ignored: list[Ignored]) -> str:
+    return "\n".join([text, *(f"ignored {each.id}: {each.reason.replace('_', ' ')}" for each in ignored)])
+
+
+@click.command()
+@click.argument("queue")
+@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@connected
+def stats(session: Session, queue: str, watch: bool) -> None:
+    """Count the items of QUEUE, by partition."""
+    answer = session.client.stats(queue)
+    if not watch:
+        session.print(answer, _stats_table(answer))
+    elif session.as_json:
+        while True:
+            print_json(answer)
+            time.sleep(WATCH_PAUSE)
+            answer = session.client.stats(queue)
+    else:
+        from rich.live import Live
+
+        with Live(_stats_table(answer), auto_refresh=False) as live:
+            while True:
+                time.sleep(WATCH_PAUSE)
+                live.update(_stats_table(session.client.stats(queue)), refresh=True)
+
+
+def _stats_table(stats: QueueStats) -> Table:
+    names = ("ready", "total_leased", "scheduled", "total", "produced", "completed", "retried", "expired", "dead")
+    titles = ("ready", "leased", "scheduled", "total", "produced", "completed", "retried", "expired", "dead")
+    rows: list[tuple[object, ...]] = [
+        (str(part.partition), part.state, *(getattr(part, name) for name in names)) for part in stats.partitions
+    ]
+    rows.append(("all", "", *(sum(getattr(part, name) for part in stats.partitions) for name in names)))
+    return table(("partition", "state", *titles), rows, right=("partition", *titles))

@@ -1,0 +1,82 @@
+"""Commands that are a server: `serve` and `dev`."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import click
+
+from sluiceway.cli.common import DEFAULT_PORT, Failure
+from sluiceway.kernel.errors import SluicewayError
+
+LOOPBACK = "127.0.0.1"
+DATA = click.Path(file_okay=False, path_type=Path)
+
+
+def _host_and_port(ctx: click.Context, param: click.Parameter, value: str) -> tuple[str, int]:
+    """`HOST:PORT`, `[::1]:PORT` or `:PORT`."""
+    host, colon, port = value.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]") or LOOPBACK
+    if not (colon and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise click.BadParameter(f"{value!r} is not HOST:PORT, such as {LOOPBACK}:{DEFAULT_PORT}", ctx, param)
+    return host, int(port)
+
+
+@click.command()
+@click.option("--data", required=True, type=DATA, help="The folder that holds everything. Made if it is not there.")
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    default=f"{LOOPBACK}:{DEFAULT_PORT}",
+    show_default=True,
+    callback=_host_and_port,
+    help="Port 0 takes a free one.",
+)
+@click.option("--insecure", is_flag=True, help="Listen on other than loopback addresses, although there is no authentication yet.")
+@click.option("--url-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the server's URL there once it listens.")
+def serve(data: Path, listen: tuple[str, int], insecure: bool, url_file: Path | None) -> None:
+    """Run a server until it is told to stop (Ctrl-C or SIGTERM)."""
+    _serve(data, *listen, insecure=insecure, url_file=url_file)
+
+
+@click.command()
+@click.option("--data", type=DATA, default=Path(".sluiceway-data"), show_default=True, help="The folder that holds everything.")
+def dev(data: Path) -> None:
+    """Run a server to try things with, and say what to try.
+
+    It listens on port 2319 of this machine, or on a free one if that is taken. The data stays for the next time.
+    """
+    port = _free_port(DEFAULT_PORT)
+    option = "" if port == DEFAULT_PORT else f" --url http://{LOOPBACK}:{port}"
+    click.echo(f"data in {data.absolute()}; Ctrl-C stops the server. In another terminal, try:\n")
+    for line in (
+        "sluiceway queue create tasks --partitions 4",
+        "sluiceway produce tasks hello world",
+        "sluiceway lease tasks -n 2",
+        "sluiceway stats tasks --watch",
+    ):
+        click.echo(f"    {line}{option}")
+    click.echo()
+    _serve(data, LOOPBACK, port)
+
+
+def _free_port(wanted: int) -> int:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, wanted))
+        except OSError:
+            probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _serve(data: Path, host: str, port: int, *, insecure: bool = False, url_file: Path | None = None) -> None:
+    from sluiceway.server.run import serve as run
+
+    try:
+        run(data, host, port, insecure=insecure, url_file=url_file)
+    except SluicewayError as error:
+        raise Failure(error, f"http://{host}:{port}", False) from error
+    except OSError as error:
+        raise click.ClickException(str(error)) from error

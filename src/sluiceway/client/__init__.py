@@ -1,0 +1,49 @@
+"""The Python client: `Client` for blocking code, `AsyncClient` for asyncio. Both make the same calls with the same guarantees."""
+
+from __future__ import annotations
+
+from sluiceway.client.aio import AsyncClient
+from sluiceway.client.answers import (
+    Completed,
+    Extended,
+    Ignored,
+    Lease,
+    Leased,
+    LeasedItem,
+    PartitionStats,
+    Produced,
+    QueueInfo,
+    QueuePage,
+    QueueStats,
+    Retried,
+    Staged,
+)
+from sluiceway.client.errors import CallError
+from sluiceway.client.http import DEFAULT_URL
+from sluiceway.client.protocol import Item, Retry, Verdict
+from sluiceway.client.sync import Client
+from sluiceway.kernel.errors import SluicewayError
+
+__all__ = [
+    "DEFAULT_URL",
+    "AsyncClient",
+    "CallError",
+    "Client",
+    "Completed",
+    "Extended",
+    "Ignored",
+    "Item",
+    "Lease",
+    "Leased",
+    "LeasedItem",
+    "PartitionStats",
+    "Produced",
+    "QueueInfo",
+    "QueuePage",
+    "QueueStats",
+    "Retried",
+    "Retry",
+    "SluicewayError",
+    "Staged",
+    "Verdict",
+]

@@ -1,0 +1,215 @@
+"""The client for asyncio. The same calls as `Client`, with the same guarantees."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import httpx
+
+from sluiceway.client import answers, protocol
+from sluiceway.client.errors import CallError
+from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, new_key, read_answer, seconds
+from sluiceway.client.protocol import Call, Duration, Item, Repeats, Retry, Verdict
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from sluiceway.client.arrow import LeasedTable
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """As `Client`, without blocking. Bound to the event loop in which it is first used.
+
+    A call that is cancelled after it was sent may still take effect.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        client_id: str | None = None,
+        retry_for: Duration = "30s",
+        generate_keys: bool = True,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._endpoint = Endpoint(url)
+        self._retry_for = seconds(retry_for, "retry_for")
+        self._generate_keys = generate_keys
+        self.client_id = client_id or new_key()
+        # Reading the certificates takes longer than many calls, so only where they are needed.
+        self._transport = transport or httpx.AsyncHTTPTransport(verify=self._endpoint.url.scheme == "https", limits=LIMITS)
+
+    async def close(self) -> None:
+        """Close the connections. A call that is still running then fails."""
+        await self._transport.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def _run(self, call: Call[T]) -> T:
+        repeats = Repeats(call, self._retry_for, time.monotonic())
+        while True:
+            try:
+                return await self._attempt(call)
+            except CallError as error:
+                await asyncio.sleep(repeats.pause(error, time.monotonic(), random.random()))
+
+    async def _attempt(self, call: Call[T]) -> T:
+        try:
+            response = await self._transport.handle_async_request(self._endpoint.request(call))
+            try:
+                body = await response.aread()
+            finally:
+                await response.aclose()
+        except httpx.RequestError as error:
+            raise self._endpoint.broken(error) from error
+        return read_answer(call, response.status_code, body)
+
+    def _key(self, key: str | None) -> str | None:
+        return new_key() if key is None and self._generate_keys else key
+
+    # -- queues -------------------------------------------------------------------------------------------------------
+
+    async def create_queue(
+        self,
+        queue_name: str,
+        *,
+        requested_partitions: int | None = None,
+        lease_timeout: Duration | None = None,
+        max_attempts: int | None = None,
+        dead_queue: str | None = None,
+        reference: str | None = None,
+    ) -> answers.QueueInfo:
+        """As `Client.create_queue`."""
+        return await self._run(protocol.create_queue(queue_name, requested_partitions, lease_timeout, max_attempts, dead_queue, reference))
+
+    async def list_queues(self, *, pivot: str | None = None, limit: int | None = None) -> answers.QueuePage:
+        """As `Client.list_queues`."""
+        return await self._run(protocol.list_queues(pivot, limit))
+
+    async def queue_info(self, queue_name: str) -> answers.QueueInfo:
+        """As `Client.queue_info`."""
+        return await self._run(protocol.queue_info(queue_name))
+
+    async def delete_queue(self, queue_name: str, *, force: bool = False) -> None:
+        """As `Client.delete_queue`."""
+        await self._run(protocol.delete_queue(queue_name, force))
+
+    # -- items --------------------------------------------------------------------------------------------------------
+
+    async def produce(
+        self,
+        queue_name: str,
+        items: Iterable[Item | bytes | str],
+        *,
+        request_timeout: Duration | None = None,
+        idempotency_key: str | None = None,
+        idempotency_group: str | None = None,
+        idempotency_sequence: int | None = None,
+    ) -> answers.Produced:
+        """As `Client.produce`."""
+        key = self._key(idempotency_key)
+        return await self._run(protocol.produce(queue_name, items, request_timeout, key, idempotency_group, idempotency_sequence))
+
+    async def produce_arrow(
+        self,
+        queue_name: str,
+        rows: pa.RecordBatch | pa.Table,
+        *,
+        request_timeout: Duration | None = None,
+        idempotency_key: str | None = None,
+        idempotency_group: str | None = None,
+        idempotency_sequence: int | None = None,
+    ) -> answers.Produced:
+        """As `Client.produce_arrow`."""
+        from sluiceway.client.arrow import write_stream
+
+        key, stream = self._key(idempotency_key), write_stream(rows)
+        return await self._run(protocol.produce_stream(queue_name, stream, request_timeout, key, idempotency_group, idempotency_sequence))
+
+    async def lease(
+        self,
+        queue_name: str,
+        *,
+        batch_size: int = 1,
+        request_timeout: Duration = "0s",
+        lease_timeout: Duration | None = None,
+        max_partitions: int | None = None,
+        lease_key: str | None = None,
+    ) -> answers.Leased:
+        """As `Client.lease`."""
+        return await self._run(
+            protocol.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+        )
+
+    async def lease_arrow(
+        self,
+        queue_name: str,
+        *,
+        batch_size: int = 1_000,
+        request_timeout: Duration = "0s",
+        lease_timeout: Duration | None = None,
+        max_partitions: int | None = None,
+        lease_key: str | None = None,
+    ) -> LeasedTable:
+        """As `Client.lease_arrow`."""
+        from sluiceway.client.arrow import read_leased
+
+        call = protocol.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+        return await self._run(call.as_arrow(read_leased))
+
+    async def complete(
+        self,
+        queue_name: str,
+        ids: Iterable[str] = (),
+        *,
+        lease_ids: Iterable[str] = (),
+        request_timeout: Duration | None = None,
+    ) -> answers.Completed:
+        """As `Client.complete`."""
+        return await self._run(protocol.complete(queue_name, ids, lease_ids, request_timeout))
+
+    async def retry(self, queue_name: str, items: Iterable[Retry | str], *, request_timeout: Duration | None = None) -> answers.Retried:
+        """As `Client.retry`."""
+        return await self._run(protocol.retry(queue_name, items, request_timeout))
+
+    async def extend(
+        self,
+        queue_name: str,
+        lease_ids: Iterable[str],
+        *,
+        lease_timeout: Duration | None = None,
+        request_timeout: Duration | None = None,
+    ) -> answers.Extended:
+        """As `Client.extend`."""
+        return await self._run(protocol.extend(queue_name, lease_ids, lease_timeout, request_timeout))
+
+    async def settle(self, queue_name: str, verdicts: Iterable[Verdict], *, request_timeout: Duration | None = None) -> answers.Staged:
+        """As `Client.settle`."""
+        return await self._run(protocol.settle(queue_name, verdicts, request_timeout))
+
+    async def peek(
+        self,
+        queue_name: str,
+        *,
+        limit: int = 10,
+        partition: int | None = None,
+        lease_id: str | None = None,
+        start: int | None = None,
+    ) -> list[answers.LeasedItem]:
+        """As `Client.peek`."""
+        return (await self._run(protocol.peek(queue_name, limit, partition, lease_id, start))).items
+
+    async def stats(self, queue_name: str) -> answers.QueueStats:
+        """As `Client.stats`."""
+        return await self._run(protocol.stats(queue_name))

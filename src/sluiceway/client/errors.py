@@ -1,0 +1,39 @@
+"""What a call that did not end *done* raises."""
+
+from __future__ import annotations
+
+from sluiceway.kernel.errors import KINDS, ErrorKind, SluicewayError
+
+
+class CallError(SluicewayError):
+    """A call that was *refused* or whose outcome is *unknown*.
+
+    `code` is one of the server's stable codes (`docs/errors.md`); a server newer than this client may send others. `retryable` is
+    what the server said, `field` the field of the request at fault, `request_id` finds the call in the server's log.
+    `unavailable` is also raised when the server could not be reached (nothing was sent), and `outcome_unknown` when the
+    connection broke or timed out after sending.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        detail: str,
+        field: str | None = None,
+        request_id: str | None = None,
+        kind: ErrorKind | None = None,
+    ) -> None:
+        super().__init__(code, detail, field)
+        self.request_id = request_id
+        self._kind = kind or KINDS[code]
+
+    @property
+    def kind(self) -> ErrorKind:
+        return self._kind
+
+    @property
+    def outcome_unknown(self) -> bool:
+        """The call may have taken effect. When false, it surely did nothing."""
+        return self.code in ("outcome_unknown", "internal")
+
+    def __reduce__(self) -> tuple[type[CallError], tuple[str, str, str | None, str | None, ErrorKind]]:  # type: ignore[override]
+        return (type(self), (self.code, self.detail, self.field, self.request_id, self._kind))

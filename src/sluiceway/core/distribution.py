@@ -1,0 +1,44 @@
+"""Which partition takes a request, and how ready items are dealt among those who wait."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sluiceway.model.requests import ProduceKey
+
+
+class Candidate(NamedTuple):
+    """A partition that could take a produce. Compared as a tuple: the least is chosen."""
+
+    waiting: int
+    """Ready items, and those of requests that it has accepted and not committed yet."""
+    claimed: int
+    """Leased and scheduled items: break ties."""
+    last_chosen: int
+    partition: int
+
+
+def emptiest(candidates: Sequence[Candidate]) -> int:
+    """The partition with the fewest waiting items; ties by fewest leased + scheduled, then least recently chosen, then number."""
+    return min(candidates).partition
+
+
+def home(key: ProduceKey, partitions: int) -> int:
+    """The one partition that a keyed produce goes to, so that a repetition need ask nobody else. The same in every process."""
+    return zlib.crc32((key.group if key.group is not None else key.key).encode()) % partitions
+
+
+def deal(available: int, wants: Sequence[int]) -> list[int]:
+    """Deal items round-robin to those who want them: 23 among wants of 20, 6 and 1 give 16, 6 and 1.
+
+    Where the items do not come out even, those who came first have one more.
+    """
+    shares = [0] * len(wants)
+    left = len(wants)
+    for index in sorted(range(len(wants)), key=lambda i: (wants[i], -i)):
+        shares[index] = min(wants[index], available // left)
+        available -= shares[index]
+        left -= 1
+    return shares

@@ -1,0 +1,213 @@
+"""What a partition consists of, in memory and as the small records that a store keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from pyroaring import BitMap
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.requests import Fate, Offsets
+
+
+@dataclass(slots=True)
+class Blob:
+    """An immutable batch of rows, numbered by the offset that its first row was first given. `open` rows are not settled yet."""
+
+    number: int
+    rows: int
+    columns: int
+    written_at: Millis
+    nbytes: int
+    open: int = 0
+
+
+@dataclass(slots=True)
+class Extent:
+    """`count` dense offsets from `first` on, and the blob rows they stand for: from `row` on, or those of `rows`.
+
+    `attempts` is the number of attempts that these items had before they got these offsets.
+    """
+
+    first: int
+    count: int
+    blob: Blob
+    row: int
+    rows: BitMap | None
+    attempts: int
+    open: int
+
+    def rows_at(self, at: int, count: int) -> Offsets:
+        """The blob rows of `count` offsets from the `at`-th on."""
+        if self.rows is None:
+            return np.arange(self.row + at, self.row + at + count, dtype=np.int64)
+        return to_array(self.rows)[at : at + count]
+
+
+@dataclass(slots=True)
+class Part:
+    """A run of offsets of one extent in a lease: `count` from the extent's `at`-th on. `base` is its first position in the lease."""
+
+    extent: Extent
+    at: int
+    count: int
+    base: int
+
+    @property
+    def first(self) -> int:
+        return self.extent.first + self.at
+
+    @property
+    def end(self) -> int:
+        return self.extent.first + self.at + self.count
+
+
+@dataclass(slots=True)
+class LeaseState:
+    """A claim on `parts`. Positions count through the parts from 0; `settled` are those that are closed.
+
+    `staged` fates take effect when the lease is closed. A lease with a `transfer` reason belongs to the system: it has no
+    deadline, and its items are on their way to the dead queue.
+    """
+
+    number: int
+    parts: list[Part]
+    count: int
+    client_id: str
+    deadline: Millis | None
+    lease_key: str | None = None
+    transfer: str | None = None
+    settled: BitMap = field(default_factory=BitMap)
+    staged: dict[Fate, BitMap] = field(default_factory=dict)
+
+    @property
+    def open(self) -> int:
+        return self.count - len(self.settled)
+
+    def open_positions(self) -> BitMap:
+        return BitMap(range(self.count)) - self.settled
+
+
+@dataclass(slots=True)
+class Due:
+    """Rows of a blob that wait beside the line until `due_at`."""
+
+    number: int
+    due_at: Millis
+    blob: Blob
+    rows: BitMap
+    attempts: int
+
+
+class Header(msgspec.Struct, array_like=True):
+    """The partition's own numbers. `head` is the next offset to serve, `next` the next to give, `now` the time of the last turn."""
+
+    next: int = 0
+    head: int = 0
+    lease_number: int = 0
+    due_number: int = 0
+    now: Millis = 0
+    produced: int = 0
+    deduplicated: int = 0
+    leased: int = 0
+    completed: int = 0
+    retried: int = 0
+    expired: int = 0
+    dead: int = 0
+
+
+class BlobRecord(msgspec.Struct, array_like=True):
+    rows: int
+    columns: int
+    written_at: Millis
+    nbytes: int
+
+
+class ExtentRecord(msgspec.Struct, array_like=True):
+    count: int
+    blob: int
+    row: int
+    rows: bytes | None
+    attempts: int
+
+
+class LeaseRecord(msgspec.Struct, array_like=True):
+    ranges: list[tuple[int, int]]
+    client_id: str
+    deadline: Millis | None
+    lease_key: str | None
+    transfer: str | None
+    settled: bytes
+    staged: list[tuple[Fate, bytes]]
+
+
+class DueRecord(msgspec.Struct, array_like=True):
+    due_at: Millis
+    blob: int
+    rows: bytes
+    attempts: int
+
+
+pack = msgspec.msgpack.Encoder().encode
+unpack_header = msgspec.msgpack.Decoder(Header).decode
+unpack_blob = msgspec.msgpack.Decoder(BlobRecord).decode
+unpack_extent = msgspec.msgpack.Decoder(ExtentRecord).decode
+unpack_lease = msgspec.msgpack.Decoder(LeaseRecord).decode
+unpack_due = msgspec.msgpack.Decoder(DueRecord).decode
+
+
+def to_array(bits: BitMap) -> Offsets:
+    """The members of a bit map, sorted."""
+    return np.frombuffer(bits.to_array(), np.uint32).astype(np.int64)
+
+
+def from_array(values: Offsets) -> BitMap:
+    return BitMap(values.astype(np.uint32))
+
+
+def blob_bytes(blob: Blob) -> bytes:
+    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes))
+
+
+def extent_bytes(extent: Extent) -> bytes:
+    rows = None if extent.rows is None else extent.rows.serialize()
+    return pack(ExtentRecord(extent.count, extent.blob.number, extent.row, rows, extent.attempts))
+
+
+def lease_bytes(lease: LeaseState) -> bytes:
+    return pack(
+        LeaseRecord(
+            [(part.first, part.count) for part in lease.parts],
+            lease.client_id,
+            lease.deadline,
+            lease.lease_key,
+            lease.transfer,
+            lease.settled.serialize() if lease.settled else b"",
+            [(fate, bits.serialize()) for fate, bits in lease.staged.items()],
+        )
+    )
+
+
+def due_bytes(due: Due) -> bytes:
+    return pack(DueRecord(due.due_at, due.blob.number, due.rows.serialize(), due.attempts))
+
+
+def by_part(lease: LeaseState, positions: BitMap) -> Iterator[tuple[Part, BitMap]]:
+    """The positions by the part they lie in."""
+    whole = len(positions) == lease.count
+    for part in lease.parts:
+        span = BitMap(range(part.base, part.base + part.count))
+        chosen = span if whole else span & positions
+        if chosen:
+            yield part, chosen
+
+
+def rows_of_part(part: Part, positions: BitMap) -> BitMap:
+    """The blob rows of those positions of a part."""
+    extent = part.extent
+    if extent.rows is None:
+        return positions.shift(extent.row + part.at - part.base)
+    return from_array(extent.rows_at(part.at, part.count)[to_array(positions) - part.base])

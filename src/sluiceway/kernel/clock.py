@@ -1,0 +1,64 @@
+"""Time as the core knows it: whole milliseconds since the Unix epoch, and durations in text.
+
+The core never reads a clock; it is told `now`. Only `adapters/system.py` looks at the real one.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from sluiceway.kernel.errors import invalid
+
+Millis = int
+"""A point in time (`…_at`, `…_deadline`) or a duration (`…_timeout`), in milliseconds."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_UNIT = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+
+
+def parse_duration(text: object, field: str) -> Millis:
+    """`500ms`, `30s`, `1m`, `1h30m`, `7d` → milliseconds. Anything else is an error that names `field`."""
+    expected = "expected a duration such as 500ms, 30s, 1m or 1h30m"
+    if not isinstance(text, str):
+        raise invalid(field, expected)
+    total, at = 0.0, 0
+    for part in _PART.finditer(text):
+        if part.start() != at:
+            break
+        total += float(part[1]) * _UNIT[part[2]]
+        at = part.end()
+    if at != len(text) or not text or len(text) > 32:
+        raise invalid(field, f"{text[:40]!r} is not a duration; {expected}")
+    return round(total)
+
+
+def format_duration(millis: Millis) -> str:
+    """A text that `parse_duration` reads back as the same number of milliseconds."""
+    if millis <= 0:
+        return "0s"
+    parts, rest = [], millis
+    for unit in ("d", "h", "m", "s", "ms"):
+        count, rest = divmod(rest, _UNIT[unit])
+        if count:
+            parts.append(f"{count}{unit}")
+    return "".join(parts)
+
+
+def parse_time(text: object, field: str) -> Millis:
+    """An RFC 3339 time → milliseconds since the epoch. A time without a zone is an error: it has no one meaning."""
+    if not isinstance(text, str):
+        raise invalid(field, "expected a time such as 2026-01-31T08:00:00Z")
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise invalid(field, f"{text[:40]!r} is not a time such as 2026-01-31T08:00:00Z") from None
+    if moment.tzinfo is None:
+        raise invalid(field, f"{text[:40]!r} has no time zone; write 2026-01-31T08:00:00Z")
+    return round((moment - _EPOCH) / timedelta(milliseconds=1))
+
+
+def format_time(at: Millis) -> str:
+    """RFC 3339 in UTC, with milliseconds."""
+    return (_EPOCH + timedelta(milliseconds=at)).isoformat(timespec="milliseconds").replace("+00:00", "Z")

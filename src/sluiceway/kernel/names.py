@@ -1,0 +1,28 @@
+"""Names that users choose. An ASCII whitelist, so that a name is the same in a URL, a log, a metric and a shell."""
+
+from __future__ import annotations
+
+import re
+
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_TEXT_BYTES
+
+_QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+
+
+def check_queue_name(name: object, field: str = "queue_name") -> str:
+    """A queue's name: 1 to 128 of `A-Z a-z 0-9 _ . -`, not beginning with a dot or a dash."""
+    if not isinstance(name, str) or not name:
+        raise invalid(field, "a queue name is required")
+    if not _QUEUE.fullmatch(name):
+        raise invalid(field, f"{name[:64]!r} is not a queue name: 1 to 128 of A-Z a-z 0-9 _ . -, not beginning with . or -")
+    return name
+
+
+def check_text(text: object, field: str) -> str:
+    """A short text of the user's: a client id, a key, a reason."""
+    if not isinstance(text, str):
+        raise invalid(field, "expected a string")
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:
+        raise invalid(field, f"longer than {MAX_TEXT_BYTES} bytes")
+    return text

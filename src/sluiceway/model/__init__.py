@@ -1,0 +1,1 @@
+"""Floor 1: the words as data. Items, queues, leases, requests, outcomes."""

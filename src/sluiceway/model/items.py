@@ -1,0 +1,136 @@
+"""Items in columns: the schema in which they arrive, are stored and leave.
+
+A blob is one Arrow record batch of `payload` and those optional columns in which any row has a value; which ones is the
+bit mask `columns`. Its bytes are one IPC message without the schema, so reading it copies nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+
+HEADERS = pa.map_(pa.utf8(), pa.utf8())
+TIME = pa.timestamp("ms", tz="UTC")
+
+PAYLOAD = pa.field("payload", pa.binary(), nullable=False)
+OPTIONAL = (
+    pa.field("kind", pa.utf8()),
+    pa.field("encoding", pa.utf8()),
+    pa.field("reference", pa.utf8()),
+    pa.field("headers", HEADERS),
+    pa.field("origin", pa.utf8()),
+)
+"""Stored columns beside `payload`. `origin` is set on items that came from another partition. The order is on disk: append only."""
+
+ENQUEUE_AT = pa.field("enqueue_at", TIME)
+PRODUCED = ("kind", "encoding", "reference", "headers")
+"""Optional columns that a producer may send (and `enqueue_at`, which is not stored but decides when)."""
+
+
+def stored_schema(columns: int) -> pa.Schema:
+    return pa.schema([PAYLOAD] + [field for bit, field in enumerate(OPTIONAL) if columns >> bit & 1])
+
+
+def narrow(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
+    """Drop the optional columns that are all null; return the batch in stored order and its column mask."""
+    columns, mask = [batch.column("payload")], 0
+    names = batch.schema.names
+    for bit, field in enumerate(OPTIONAL):
+        if field.name in names:
+            column = batch.column(field.name)
+            if column.null_count < len(column):
+                mask |= 1 << bit
+                columns.append(column)
+    return pa.RecordBatch.from_arrays(columns, schema=stored_schema(mask)), mask
+
+
+def encode_blob(batch: pa.RecordBatch) -> bytes:
+    data: bytes = batch.serialize().to_pybytes()
+    return data
+
+
+def decode_blob(data: bytes, columns: int) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(pa.py_buffer(data), stored_schema(columns))
+
+
+def widen(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
+    """Add all-null columns up to the mask, so that batches can be put together."""
+    schema = stored_schema(columns)
+    if batch.schema.equals(schema):
+        return batch
+    present = set(batch.schema.names)
+    arrays = [batch.column(field.name) if field.name in present else pa.nulls(batch.num_rows, field.type) for field in schema]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def batch_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
+    """Rows of a JSON request (`payload` as bytes, the optional fields as text, `headers` as a list of pairs) → a batch."""
+    names = {name for row in rows for name in row}
+    fields = [PAYLOAD] + [field for field in (*OPTIONAL, ENQUEUE_AT) if field.name in names]
+    return pa.RecordBatch.from_arrays(
+        [pa.array([row.get(field.name) for row in rows], field.type) for field in fields], schema=pa.schema(fields)
+    )
+
+
+def digest(batch: pa.RecordBatch) -> bytes:
+    """A digest of what the rows say, however their buffers are laid out: the same rows give the same digest."""
+    state = hashlib.blake2b(batch.num_rows.to_bytes(8), digest_size=16)
+    for field in (PAYLOAD, *OPTIONAL, ENQUEUE_AT):
+        if field.name not in batch.schema.names:
+            continue
+        column = batch.column(field.name)
+        if column.null_count == len(column):
+            continue
+        # A round trip through take() rebases offsets and clears what lies under nulls.
+        plain = column.take(pa.array(np.arange(len(column)))).fill_null("") if field.type == pa.utf8() else column
+        state.update(field.name.encode())
+        state.update(column.null_count.to_bytes(8))
+        if field.type == PAYLOAD.type or field.type == pa.utf8():
+            _digest_binary(state, plain)
+            if column.null_count:
+                state.update(np.packbits(column.is_null().to_numpy(zero_copy_only=False)).tobytes())
+        else:
+            state.update(repr(column.to_pylist()).encode())
+    return state.digest()
+
+
+def _digest_binary(state: hashlib.blake2b, column: pa.Array) -> None:
+    ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    data = column.buffers()[2]
+    state.update(np.diff(ends).tobytes())
+    if data is not None:
+        state.update(memoryview(data)[int(ends[0]) : int(ends[-1])])
+
+
+def check_sizes(batch: pa.RecordBatch) -> None:
+    """Refuse rows over the limits, naming the column and the first row at fault."""
+    for name, limit in (
+        ("payload", MAX_PAYLOAD_BYTES),
+        ("kind", MAX_TEXT_BYTES),
+        ("encoding", MAX_TEXT_BYTES),
+        ("reference", MAX_TEXT_BYTES),
+    ):
+        if name in batch.schema.names:
+            _check_lengths(batch.column(name), name, limit)
+    if "headers" in batch.schema.names:
+        headers = batch.column("headers")
+        if headers.null_count < len(headers) and headers.get_total_buffer_size() > MAX_HEADER_BYTES:
+            for row, pairs in enumerate(headers.to_pylist()):
+                if pairs and sum(len(k.encode()) + len((v or "").encode()) for k, v in pairs) > MAX_HEADER_BYTES:
+                    raise SluicewayError("invalid_request", f"items[{row}].headers: larger than {MAX_HEADER_BYTES} bytes", "items")
+
+
+def _check_lengths(column: pa.Array, name: str, limit: int) -> None:
+    if len(column) == 0:
+        return
+    ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    lengths = np.diff(ends)
+    over = int(np.argmax(lengths > limit)) if lengths.size and int(lengths.max()) > limit else -1
+    if over >= 0:
+        raise SluicewayError("invalid_request", f"items[{over}].{name}: larger than {limit} bytes", "items")

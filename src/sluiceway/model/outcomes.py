@@ -1,0 +1,14 @@
+"""How an operation ends. There is no fourth way, and a time-out is UNKNOWN."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Outcome(Enum):
+    DONE = "done"
+    """It happened, durably."""
+    REFUSED = "refused"
+    """It surely did not happen."""
+    UNKNOWN = "unknown"
+    """It may have happened, or may happen yet."""

@@ -1,0 +1,40 @@
+"""Rows of blobs in memory: those just written, since they are mostly leased soon, and those just read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pyarrow as pa
+
+from sluiceway.ports.partition_store import PartitionRef
+
+Key = tuple[PartitionRef, int]
+
+
+class BlobCache:
+    """Least recently used blobs, up to `capacity` bytes together."""
+
+    def __init__(self, capacity: int = 128 << 20) -> None:
+        self.capacity = capacity
+        self.size = 0
+        self._batches: OrderedDict[Key, tuple[pa.RecordBatch, int]] = OrderedDict()
+
+    def put(self, key: Key, batch: pa.RecordBatch) -> None:
+        self.drop(key)
+        nbytes = batch.nbytes
+        self._batches[key] = (batch, nbytes)
+        self.size += nbytes
+        while self.size > self.capacity:
+            self.size -= self._batches.popitem(last=False)[1][1]
+
+    def get(self, key: Key) -> pa.RecordBatch | None:
+        found = self._batches.get(key)
+        if found is None:
+            return None
+        self._batches.move_to_end(key)
+        return found[0]
+
+    def drop(self, key: Key) -> None:
+        found = self._batches.pop(key, None)
+        if found is not None:
+            self.size -= found[1]

@@ -1,0 +1,53 @@
+"""What an item looks like when it arrives in a dead queue: its payload, its origin, and headers that say how it died."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluiceway.model.items import HEADERS
+from sluiceway.model.leased import common_schema, fit
+from sluiceway.model.queue import QueueRecord
+
+
+def dead_rows(source: QueueRecord, reason: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of a transfer as a batch to produce. Headers are kept, and `sluiceway-…` ones added; `origin` is the first id.
+
+    The same transfer always gives the same rows (so there is no time of death among them: that is when the dead queue took the item).
+    """
+    schema = common_schema(batches)
+    rows = pa.concat_batches([fit(batch, schema) for batch in batches])
+    names = [name for name in ("payload", "kind", "encoding", "reference") if name in schema.names]
+    headers = _headers(source, reason, rows)
+    arrays = [rows.column(name) for name in names] + [headers, _origins(source, rows)]
+    return pa.RecordBatch.from_arrays(arrays, names=[*names, "headers", "origin"])
+
+
+def _origins(source: QueueRecord, rows: pa.RecordBatch) -> pa.Array:
+    prefix = pc.binary_join_element_wise(source.incarnation, rows.column("partition").cast(pa.utf8()), ".")
+    first = pc.binary_join_element_wise(prefix, rows.column("origin_offset").cast(pa.utf8()), ".")
+    return pc.coalesce(rows.column("origin"), first) if "origin" in rows.schema.names else first
+
+
+def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch) -> pa.Array:
+    """Each row's own headers, followed by those that say how it died."""
+    same = {"sluiceway-reason": reason, "sluiceway-queue": source.queue_name}
+    count = rows.num_rows
+    each = {
+        "sluiceway-attempts": rows.column("attempts").cast(pa.utf8()),
+        "sluiceway-enqueued-at": pc.strftime(rows.column("enqueued_at"), format="%Y-%m-%dT%H:%M:%SZ"),
+    }
+    values = [pa.array([value] * count, pa.utf8()) for value in same.values()] + list(each.values())
+    width = len(values)
+    # Row by row: the values are laid out column after column, and taken in the order of rows.
+    order = (np.arange(width)[None, :] * count + np.arange(count)[:, None]).ravel()
+    added_values = pa.concat_arrays(values).take(pa.array(order))
+    added_keys = pa.array([*same, *each] * count, pa.utf8())
+    if "headers" not in rows.schema.names:
+        offsets = pa.array(np.arange(count + 1, dtype=np.int32) * width)
+        return pa.MapArray.from_arrays(offsets, added_keys, added_values)
+    own = rows.column("headers").to_pylist()
+    keys, texts = added_keys.to_pylist(), added_values.to_pylist()
+    added = [list(zip(keys[i * width : (i + 1) * width], texts[i * width : (i + 1) * width], strict=True)) for i in range(count)]
+    return pa.array([[*(pairs or []), *more] for pairs, more in zip(own, added, strict=True)], HEADERS)

@@ -1,0 +1,284 @@
+"""Drives one logical queue: tells it the time and what happened, and carries out what it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sluiceway.adapters import system
+from sluiceway.core.lane import LaneState
+from sluiceway.core.logical_queue import LogicalQueue
+from sluiceway.core.looking import load, open_slices, ready_slices
+from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, Ticket, Transfer
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.ids import LeaseId
+from sluiceway.model.items import decode_blob
+from sluiceway.model.leased import Slice, served
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import Extended, Leased, Peek, Produced, QueueStats, Settled
+from sluiceway.node.blobs import BlobCache
+from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, PartitionStore, StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[None]]
+"""Produces a transfer's rows (of that partition of that queue) into the dead queue; returns when they are durable there."""
+
+
+class _Waiter(NamedTuple):
+    future: asyncio.Future[Any]
+    payload: bool
+
+
+class QueueDriver:
+    """One queue's logical queue at work. `era` and `grant` are the fence under which this instance owns the partitions."""
+
+    def __init__(self, record: QueueRecord, store: PartitionStore, cache: BlobCache, grant: int, bury: Bury) -> None:
+        self.record = record
+        self._store = store
+        self._cache = cache
+        self._grant = grant
+        self._bury = bury
+        self._queue = LogicalQueue(record.incarnation, [p.partition for p in record.partitions], record.lease_timeout)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._turn_due = False
+        self._stopped = False
+        self._moved = asyncio.Event()
+
+    # ---- from the service -------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Open every partition; returns when each is open, or has failed once (it is then tried again in the background)."""
+        self._turn()
+        while any(lane.state is LaneState.OPENING for lane in self._queue.lanes.values()):
+            await self._progress()
+
+    async def stop(self) -> None:
+        """Answer waiting leases empty, let commits in flight finish, and do no more."""
+        self._stopped = True
+        if self._timer:
+            self._timer.cancel()
+        for ticket in [*self._queue.waiters.values(), *self._queue.produces.values()]:
+            ticket.deadline = 0
+        self._turn()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+            self._turn()
+
+    async def ask(self, request: Request, payload: bool = True) -> Produced | Leased | Settled | Extended:
+        """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, what has not begun is not begun."""
+        if self._stopped:
+            raise SluicewayError("unavailable", "the server is stopping")
+        now = system.now()
+        ticket = Ticket(request, now + request.request_timeout)
+        ticket.waiter = _Waiter(asyncio.get_running_loop().create_future(), payload)
+        self._queue.submit(ticket)
+        self._turn_soon()
+        try:
+            answer: Produced | Leased | Settled | Extended = await ticket.waiter.future
+        except asyncio.CancelledError:
+            self._queue.cancel(ticket)
+            raise
+        return answer
+
+    async def peek(self, request: Peek) -> list[pa.RecordBatch]:
+        """Items of a lease, or those that come next. Raises lease_not_found, unavailable."""
+        if request.lease is not None:
+            lane = self._queue.lanes.get(-1 if request.partition is None else request.partition)
+            lease = lane.partition.leases.get(request.lease) if lane is not None and lane.takes_work else None
+            if lane is not None and not lane.takes_work:
+                raise SluicewayError("unavailable", f"partition {lane.number} is not available: {lane.problem}")
+            if lane is None or lease is None:
+                name = LeaseId(self.record.incarnation, request.partition or 0, request.lease)
+                raise SluicewayError("lease_not_found", f"lease {name} is closed, has expired, or never existed", "lease_id")
+            return await self._rows(lane.number, lease.number, open_slices(lease, request.start, request.limit))
+        batches: list[pa.RecordBatch] = []
+        wanted = request.limit
+        for lane in self._queue.lanes.values():
+            if wanted > 0 and request.partition in (None, lane.number) and lane.takes_work:
+                pieces = ready_slices(lane.partition, wanted)
+                wanted -= sum(len(piece.rows) for piece in pieces)
+                batches += await self._rows(lane.number, 0, pieces)
+        return batches
+
+    def stats(self) -> QueueStats:
+        return self._queue.stats()
+
+    def problems(self) -> list[str]:
+        """What keeps partitions from serving, in words."""
+        return [
+            f"queue {self.record.queue_name}, partition {lane.number}: {lane.state.value}: {lane.problem or 'not open yet'}"
+            for lane in self._queue.lanes.values()
+            if not lane.takes_work
+        ]
+
+    # ---- turns ------------------------------------------------------------------------------------------------
+
+    def _turn_soon(self) -> None:
+        """Requests that arrive in the same round of the event loop share a turn."""
+        if not self._turn_due:
+            self._turn_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._turn_due = False
+        for effect in self._queue.turn(system.now()):
+            self._carry_out(effect)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        at = None if self._stopped else self._queue.wake_at()
+        if at is not None:
+            # A turn a little early would find nothing to do and come at once again.
+            delay = max(1, at - system.now() + 1) / 1000
+            self._timer = asyncio.get_running_loop().call_later(delay, self._turn)
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Reply):
+            self._reply(effect)
+        elif isinstance(effect, Commit):
+            self._spawn(self._commit(effect))
+        elif isinstance(effect, Open):
+            if not self._stopped:
+                self._spawn(self._open(effect))
+        elif isinstance(effect, Transfer):
+            if not self._stopped:
+                self._spawn(self._transfer(effect))
+        elif isinstance(effect, Fault):
+            log.error("queue %s, partition %d: a turn failed", self.record.queue_name, effect.partition, exc_info=effect.error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _progress(self) -> None:
+        """Wait until a partition was opened, or failed to."""
+        self._moved.clear()
+        await self._moved.wait()
+
+    # ---- effects ----------------------------------------------------------------------------------------------
+
+    def _ref(self, partition: int) -> PartitionRef:
+        return PartitionRef(self.record.incarnation, partition)
+
+    def _fence(self, opening: int) -> Fence:
+        return Fence(1, self._grant, opening)
+
+    async def _commit(self, effect: Commit) -> None:
+        ref = self._ref(effect.partition)
+        for number, batch in effect.fresh.items():
+            self._cache.put((ref, number), batch)
+        outcome = await self._store.apply(ref, effect.changes, self._fence(effect.opening))
+        for number in effect.changes.dropped_blobs:
+            self._cache.drop((ref, number))
+        self._queue.committed(effect.partition, effect.opening, outcome, system.now())
+        self._turn()
+
+    async def _open(self, effect: Open) -> None:
+        ref = self._ref(effect.partition)
+        final = False
+        try:
+            snapshot = await self._store.open(ref, self._fence(effect.opening))
+            keeps_dead = self.record.dead_queue is not None
+            loaded: Any = load(snapshot, max_attempts=self.record.max_attempts, keeps_dead=keeps_dead)
+        except StoreUnavailableError as error:
+            loaded = error
+        except (DamagedError, FencedError) as error:
+            loaded, final = error, True
+        except Exception as error:
+            log.exception("queue %s, partition %d: loading failed", self.record.queue_name, effect.partition)
+            loaded, final = DamagedError(f"loading failed: {error!r}"), True
+        if isinstance(loaded, Exception):
+            log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
+        self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
+        self._turn()
+        self._moved.set()
+
+    async def _transfer(self, effect: Transfer) -> None:
+        done = False
+        try:
+            rows = await self._rows(effect.partition, effect.number, effect.slices)
+            await self._bury(self.record, effect.partition, effect, rows)
+            done = True
+        except SluicewayError as error:
+            log.warning("queue %s, partition %d: transfer %d: %s", self.record.queue_name, effect.partition, effect.number, error)
+        except Exception:
+            log.exception("queue %s, partition %d: transfer %d failed", self.record.queue_name, effect.partition, effect.number)
+        self._queue.transferred(effect.partition, effect.number, done, system.now())
+        self._turn()
+
+    # ---- replies ----------------------------------------------------------------------------------------------
+
+    def _reply(self, effect: Reply) -> None:
+        waiter: _Waiter = effect.ticket.waiter
+        if waiter.future.done():
+            return
+        if isinstance(effect.result, SluicewayError):
+            waiter.future.set_exception(effect.result)
+        elif isinstance(effect.result, list):
+            self._reply_lease(waiter, effect.result)
+        else:
+            waiter.future.set_result(effect.result)
+
+    def _reply_lease(self, waiter: _Waiter, grants: list[Grant]) -> None:
+        leased = Leased([grant.info for grant in grants])
+        if grants and waiter.payload:
+            self._spawn(self._deliver(waiter.future, leased, grants))
+        else:
+            waiter.future.set_result(leased)
+
+    async def _deliver(self, future: asyncio.Future[Any], leased: Leased, grants: list[Grant]) -> None:
+        try:
+            batches: list[pa.RecordBatch] = []
+            for grant in grants:
+                batches += await self._rows(grant.info.partition, grant.info.number, grant.slices)
+            leased.batches = batches
+        except SluicewayError as error:
+            if not future.done():
+                future.set_exception(error)
+            return
+        if not future.done():
+            future.set_result(leased)
+
+    async def _rows(self, partition: int, lease: int, slices: list[Slice]) -> list[pa.RecordBatch]:
+        """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
+        blobs = await self._blobs(partition, {piece.blob for piece in slices})
+        return [served(partition, lease, piece, blobs[piece.blob]) for piece in slices if piece.blob in blobs]
+
+    async def _blobs(self, partition: int, numbers: Iterable[int]) -> dict[int, pa.RecordBatch]:
+        ref = self._ref(partition)
+        blobs, missing = {}, []
+        known = self._queue.lanes[partition].partition.blobs
+        for number in numbers:
+            batch = self._cache.get((ref, number))
+            if batch is not None:
+                blobs[number] = batch
+            elif number in known:
+                missing.append((number, known[number].columns))
+        if missing:
+            try:
+                read = await self._store.read(ref, [number for number, _ in missing])
+            except DamagedError as error:
+                self._stop_partition(partition, error)
+                raise SluicewayError("partition_damaged", str(error)) from error
+            except StoreUnavailableError as error:
+                raise SluicewayError("unavailable", f"partition {partition} cannot be read: {error}") from error
+            for number, columns in missing:
+                if number in read:
+                    blobs[number] = decode_blob(read[number], columns)
+                    self._cache.put((ref, number), blobs[number])
+        return blobs
+
+    def _stop_partition(self, partition: int, error: Exception) -> None:
+        log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)
+        self._queue.stop_lane(partition, str(error), system.now())
+        self._turn_soon()

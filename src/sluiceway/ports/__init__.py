@@ -1,0 +1,1 @@
+"""Floor 2: what the core asks of the world, as Protocols whose docstrings state the guarantee."""

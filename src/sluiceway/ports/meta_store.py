@@ -1,0 +1,68 @@
+"""MetaStore: small, transactional, versionstamped. Queues, partitions, grants: everything that is not an item."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+MAX_COMMIT_KEYS = 1_000
+MAX_COMMIT_BYTES = 1 << 20
+
+Stamp = int
+"""The store's version. It grows with every commit and becomes visible in commit order."""
+
+
+class Entry(NamedTuple):
+    value: bytes
+    stamp: Stamp
+    """The stamp of the commit that wrote the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What the store held at one moment: `stamp` is that of the last commit it shows."""
+
+    stamp: Stamp
+    entries: Mapping[str, Entry]
+
+    def prefix(self, prefix: str) -> dict[str, Entry]:
+        """The entries whose key begins with `prefix`, by key."""
+        return {key: self.entries[key] for key in sorted(self.entries) if key.startswith(prefix)}
+
+
+class ConflictError(Exception):
+    """A check of the commit failed: nothing was written. Read again and decide anew."""
+
+
+class MetaUnknownError(Exception):
+    """The commit may or may not have happened."""
+
+
+class MetaStore(Protocol):
+    """Optimistic transactions over sorted string keys. Several processes may share one store."""
+
+    async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+        """Those keys, and all keys under those prefixes, as of one moment. Sees every commit that returned before the call."""
+        ...
+
+    async def commit(
+        self,
+        checks: Mapping[str, Stamp | None] | None = None,
+        unchanged: Mapping[str, Stamp] | None = None,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> Stamp:
+        """Write all or nothing, durably, and return the commit's stamp.
+
+        `checks`: the key's entry must have exactly this stamp (None: the key must be absent). `unchanged`: no key under the prefix
+        may have been put or deleted by a commit later than the stamp (so a reader that saw a set of keys is not surprised by a new one).
+        Raises ConflictError (nothing written), MetaUnknownError, ValueError over MAX_COMMIT_KEYS or MAX_COMMIT_BYTES.
+        """
+        ...
+
+    def watch(self, prefix: str) -> AsyncIterator[Stamp]:
+        """Yields a stamp after something under the prefix may have changed. A hint: it may be late, doubled or merged: also poll."""
+        ...
+
+    async def close(self) -> None: ...

@@ -1,0 +1,1 @@
+"""Floor 5: the HTTP face of a service."""

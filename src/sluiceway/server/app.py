@@ -1,0 +1,228 @@
+"""The API as an ASGI application: a path names a handler, a handler turns bytes into a model request and an answer into bytes."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+import msgspec
+
+from sluiceway.adapters.system import new_incarnation, now
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.names import check_queue_name
+from sluiceway.model.requests import Lease, Leased
+from sluiceway.server.http import ARROW, JSON, PROBLEM, Body, DisconnectedError, Receive, Request, Scope, Send, respond
+from sluiceway.server.service import QueueService
+from sluiceway.wire import answers, arrow_codec, json_codec
+from sluiceway.wire.decoding import from_query
+
+log = logging.getLogger("sluiceway.server")
+
+Handler = Callable[[Request], Awaitable[Body]]
+
+
+class App:
+    """An ASGI application over one service. Serves on one event loop; raises nothing at its caller but cancellation."""
+
+    def __init__(self, service: QueueService) -> None:
+        self._service = service
+        self._request_ids = count(1)
+        self._process = new_incarnation()
+        self._waiting: set[asyncio.Task[Leased]] = set()
+        self._stopping = False
+        self._calls: dict[str, Handler] = {
+            "/v1/queue.produce": self._produce,
+            "/v1/queue.lease": self._lease,
+            "/v1/queue.complete": self._complete,
+            "/v1/queue.retry": self._retry,
+            "/v1/queue.settle": self._settle,
+            "/v1/queue.extend": self._extend,
+            "/v1/queue.peek": self._peek,
+            "/v1/queue.stats": self._stats,
+            "/v1/queues.create": self._create,
+            "/v1/queues.list": self._list,
+            "/v1/queues.info": self._info,
+            "/v1/queues.delete": self._delete,
+        }
+        self._takes_arrow = {"/v1/queue.produce", "/v1/queue.settle"}
+        self._gives_arrow = {"/v1/queue.lease", "/v1/queue.peek"}
+
+    def stop_waiting(self) -> None:
+        """End every long poll with `unavailable`, now and from now on. Calls that do not wait go on."""
+        self._stopping = True
+        for task in self._waiting:
+            task.cancel()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        request_id = request.request_id or f"{self._process}-{next(self._request_ids)}".encode()
+        path: str = scope["path"]
+        handler = self._calls.get(path)
+        try:
+            if handler is None:
+                await self._other(path, scope["method"], send, request_id)
+                return
+            if scope["method"] != "POST":
+                raise _wrong_method("POST")
+            request.check_type(path in self._takes_arrow)
+            await request.read_body()
+            body = await handler(request)
+        except DisconnectedError:
+            return
+        except SluicewayError as error:
+            await _refuse(send, error, request_id)
+            return
+        except Exception:
+            log.exception("%s failed, request_id %s", path, request_id.decode())
+            await _refuse(
+                send, SluicewayError("internal", "an unexpected error; the server's log has it under this request_id"), request_id
+            )
+            return
+        arrow = request.wants_arrow and path in self._gives_arrow
+        await respond(send, 200, ARROW if arrow else JSON, body, request_id)
+
+    async def _other(self, path: str, method: str, send: Send, request_id: bytes) -> None:
+        if path not in ("/livez", "/readyz"):
+            raise SluicewayError("not_found", f"there is no endpoint {path[:80]!r}")
+        if method not in ("GET", "HEAD"):
+            raise _wrong_method("GET, HEAD")
+        if path == "/livez":
+            await respond(send, 200, JSON, b'{"alive":true}', request_id)
+            return
+        problems = self._service.problems() + (["the server is stopping"] if self._stopping else [])
+        body = msgspec.json.encode({"ready": not problems, "problems": problems})
+        await respond(send, 503 if problems else 200, JSON, body, request_id)
+
+    # -- items ------------------------------------------------------------------------------------
+
+    async def _produce(self, request: Request) -> Body:
+        if request.arrow:
+            fields = from_query(request.query(), json_codec.ProduceFields)
+            wanted = arrow_codec.produce_request(fields, request.body, now())
+        else:
+            call = json_codec.decode_produce(request.body)
+            fields, wanted = call, call.request(now())
+        record = self._service.queue(fields.queue_name)
+        return answers.produced(record, await self._service.produce(fields.queue_name, wanted))
+
+    async def _lease(self, request: Request) -> Body:
+        call = json_codec.decode_lease(request.body)
+        wanted = call.request()
+        record = self._service.queue(call.queue_name)
+        if wanted.request_timeout:
+            leased = await self._wait(request, call.queue_name, wanted, call.payload)
+        else:
+            leased = await self._service.lease(call.queue_name, wanted, call.payload)
+        return answers.leased(record, leased, arrow=request.wants_arrow)
+
+    async def _wait(self, request: Request, queue_name: str, wanted: Lease, payload: bool) -> Leased:
+        """A lease that may wait: given up when the client goes away or the server stops."""
+        if self._stopping:
+            raise _stopping()
+        work = asyncio.ensure_future(self._service.lease(queue_name, wanted, payload))
+        gone = asyncio.ensure_future(request.disconnected())
+        self._waiting.add(work)
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                await asyncio.wait((work,))
+        finally:
+            self._waiting.discard(work)
+            work.cancel()
+            gone.cancel()
+        if work.cancelled():
+            raise self._given_up()
+        return work.result()
+
+    def _given_up(self) -> Exception:
+        return _stopping() if self._stopping else DisconnectedError()
+
+    async def _complete(self, request: Request) -> Body:
+        call = json_codec.decode_complete(request.body)
+        wanted = call.request(self._service.queue(check_queue_name(call.queue_name)))
+        return answers.completed(await self._service.settle(call.queue_name, wanted))
+
+    async def _retry(self, request: Request) -> Body:
+        call = json_codec.decode_retry(request.body)
+        wanted = call.request(self._service.queue(check_queue_name(call.queue_name)), now())
+        return answers.retried(await self._service.settle(call.queue_name, wanted))
+
+    async def _settle(self, request: Request) -> Body:
+        if request.arrow:
+            query = from_query(request.query(), json_codec.SettleQuery)
+            queue_name = check_queue_name(query.queue_name)
+            wanted = arrow_codec.settle_request(query, request.body, self._service.queue(queue_name))
+        else:
+            call = json_codec.decode_settle(request.body)
+            queue_name = check_queue_name(call.queue_name)
+            wanted = call.request(self._service.queue(queue_name))
+        return answers.staged(await self._service.settle(queue_name, wanted))
+
+    async def _extend(self, request: Request) -> Body:
+        call = json_codec.decode_extend(request.body)
+        record = self._service.queue(check_queue_name(call.queue_name))
+        return answers.extended(record, await self._service.extend(call.queue_name, call.request(record)))
+
+    async def _peek(self, request: Request) -> Body:
+        call = json_codec.decode_peek(request.body)
+        record = self._service.queue(check_queue_name(call.queue_name))
+        batches = await self._service.peek(call.queue_name, call.request(record))
+        return answers.peeked(record, batches, arrow=request.wants_arrow)
+
+    async def _stats(self, request: Request) -> Body:
+        queue_name = check_queue_name(json_codec.decode_queue_call(request.body).queue_name)
+        return answers.stats(queue_name, self._service.stats(queue_name))
+
+    # -- queues -----------------------------------------------------------------------------------
+
+    async def _create(self, request: Request) -> Body:
+        record = await self._service.create_queue(json_codec.decode_create(request.body).spec())
+        return answers.encode(answers.queue_info(record))
+
+    async def _list(self, request: Request) -> Body:
+        call = json_codec.decode_list(request.body)
+        pivot = check_queue_name(call.pivot, "pivot") if call.pivot else ""
+        page = [record for record in self._service.queues() if record.queue_name > pivot]
+        names = page[call.limit - 1].queue_name if len(page) > call.limit else None
+        return answers.encode({"items": [answers.queue_info(record) for record in page[: call.limit]], "next": names})
+
+    async def _info(self, request: Request) -> Body:
+        queue_name = check_queue_name(json_codec.decode_queue_call(request.body).queue_name)
+        return answers.encode(answers.queue_info(self._service.queue(queue_name)))
+
+    async def _delete(self, request: Request) -> Body:
+        call = json_codec.decode_delete(request.body)
+        await self._service.delete_queue(check_queue_name(call.queue_name), call.force)
+        return b"{}"
+
+
+def create_app(service: QueueService) -> App:
+    """The API over that service, which the caller starts and stops."""
+    return App(service)
+
+
+class _MethodError(SluicewayError):
+    def __init__(self, allow: str) -> None:
+        super().__init__("method_not_allowed", f"this endpoint takes {allow}")
+        self.allow = allow
+
+
+def _wrong_method(allow: str) -> SluicewayError:
+    return _MethodError(allow)
+
+
+def _stopping() -> SluicewayError:
+    return SluicewayError("unavailable", "the server is stopping")
+
+
+async def _refuse(send: Send, error: SluicewayError, request_id: bytes) -> None:
+    more: list[tuple[bytes, bytes]] = []
+    if isinstance(error, _MethodError):
+        more.append((b"allow", error.allow.encode()))
+    if error.code == "body_too_large":
+        # What is left of the body is not read, so the connection cannot serve another request.
+        more.append((b"connection", b"close"))
+    await respond(send, error.kind.status, PROBLEM, answers.problem(error, request_id.decode()), request_id, *more)

@@ -1,0 +1,132 @@
+"""One HTTP exchange over ASGI: the headers that matter, the body within its limits, the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+from urllib.parse import parse_qsl
+
+from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODY_BYTES
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Body = bytes | memoryview
+
+JSON: Final = b"application/json"
+ARROW: Final = b"application/vnd.apache.arrow.stream"
+PROBLEM: Final = b"application/problem+json"
+
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,64}")
+_SHOWN: Final = 80
+
+
+class DisconnectedError(Exception):
+    """The client went away: there is nobody to answer."""
+
+
+class Request:
+    """A request whose headers were read once. `arrow` and `wants_arrow` say in which form the body is and the answer is wanted."""
+
+    __slots__ = ("_encoding", "_length", "_scope", "_type", "arrow", "body", "receive", "request_id", "wants_arrow")
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self._scope = scope
+        self.receive = receive
+        self._type = self._encoding = b""
+        self._length: bytes | None = None
+        self.request_id: bytes | None = None
+        self.wants_arrow = False
+        self.body = b""
+        for name, value in scope["headers"]:
+            if name == b"content-type":
+                self._type = value.partition(b";")[0].strip().lower()
+            elif name == b"content-length":
+                self._length = value
+            elif name == b"accept":
+                self.wants_arrow = ARROW in value.lower()
+            elif name == b"content-encoding":
+                self._encoding = value.strip().lower()
+            elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+                self.request_id = value
+        self.arrow = self._type == ARROW
+
+    def check_type(self, takes_arrow: bool) -> None:
+        """Raises `unsupported_media_type`.
+
+        The type must be said: a web page can send other types, and none, to a server on this machine without asking it first.
+        """
+        if self._encoding not in (b"", b"identity"):
+            raise SluicewayError("unsupported_media_type", "the body must not be compressed: leave out content-encoding")
+        if self._type != JSON and not (self.arrow and takes_arrow):
+            wanted = f"{JSON.decode()} or {ARROW.decode()}" if takes_arrow else JSON.decode()
+            shown = self._type.decode("latin-1")[:_SHOWN] or "none"
+            raise SluicewayError("unsupported_media_type", f"this call takes {wanted}; the request's content-type is {shown}")
+        if not self.arrow and self._scope["query_string"]:
+            raise SluicewayError("invalid_request", "the fields of a JSON call belong into its body, not into the query string")
+
+    def query(self) -> dict[str, str]:
+        """The parameters of the query string. Raises `invalid_request` for one that is there twice or cannot be read."""
+        try:
+            pairs = parse_qsl(self._scope["query_string"].decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict")
+        except ValueError:
+            raise SluicewayError("invalid_request", "the query string cannot be read; queue_name is required in it") from None
+        found: dict[str, str] = {}
+        for name, value in pairs:
+            if name in found:
+                raise invalid(name[:_SHOWN], "is in the query string twice")
+            found[name] = value
+        return found
+
+    async def read_body(self, body_timeout: Millis = BODY_TIMEOUT) -> None:
+        """Read the body whole. Raises `body_too_large`, `invalid_body` if it does not arrive in time, DisconnectedError."""
+        if self._length is not None and int(self._length) > MAX_BODY_BYTES:
+            raise _too_large()
+        try:
+            async with asyncio.timeout(body_timeout / 1000):
+                message = await self._message()
+                self.body = message.get("body", b"")
+                if not message.get("more_body", False):
+                    return
+                await self._read_rest()
+        except TimeoutError:
+            raise SluicewayError("invalid_body", f"the body did not arrive within {format_duration(body_timeout)}") from None
+
+    async def _read_rest(self) -> None:
+        parts, size = [self.body], len(self.body)
+        more = True
+        while more:
+            message = await self._message()
+            part = message.get("body", b"")
+            parts.append(part)
+            size += len(part)
+            if size > MAX_BODY_BYTES:
+                raise _too_large()
+            more = message.get("more_body", False)
+        self.body = b"".join(parts)
+
+    async def _message(self) -> Message:
+        message = await self.receive()
+        if message["type"] == "http.disconnect":
+            raise DisconnectedError
+        return message
+
+    async def disconnected(self) -> None:
+        """Returns when the client has gone away."""
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+
+def _too_large() -> SluicewayError:
+    return SluicewayError("body_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+
+
+async def respond(send: Send, status: int, content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> None:
+    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id), *more]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,8 @@
+"""Floor 5: the data pipeline on Spark. A stream source, a batch and stream sink, outcomes by column, and a local session."""
+
+from __future__ import annotations
+
+from sluiceway.spark.session import session
+from sluiceway.spark.settle import settle
+
+__all__ = ["session", "settle"]

@@ -1,0 +1,54 @@
+"""`format("sluiceway")`: what Spark asks for a reader or a writer."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import NoReturn
+
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.types import StructType
+
+from sluiceway.kernel.errors import invalid
+from sluiceway.spark.options import server_options, sink_options, source_options
+from sluiceway.spark.rows import SCHEMA
+from sluiceway.spark.settle import BatchSettle, StreamSettle
+from sluiceway.spark.sink import BatchSink, StreamSink
+from sluiceway.spark.source import LeaseStreamReader
+
+
+class SluicewaySource(DataSource):
+    """A queue as a stream source and as a batch and stream sink. The options are described in `docs/spark.md`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        server_options(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "sluiceway"
+
+    def schema(self) -> StructType:
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> NoReturn:
+        raise invalid("format", "a queue is read as a stream: spark.readStream, with trigger(availableNow=True) to stop when it is empty")
+
+    def streamReader(self, schema: StructType) -> LeaseStreamReader:
+        if schema.simpleString() != SCHEMA.simpleString():
+            raise invalid("schema", "the columns of an item are fixed; leave out .schema(...)")
+        return LeaseStreamReader(source_options(self.options))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        _append_only(overwrite)
+        options = sink_options(self.options)
+        return BatchSettle(schema, options) if options.mode == "settle" else BatchSink(schema, options)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        _append_only(overwrite)
+        options = sink_options(self.options)
+        return StreamSettle(schema, options) if options.mode == "settle" else StreamSink(schema, options)
+
+
+def _append_only(overwrite: bool) -> None:
+    if overwrite:
+        raise invalid("mode", 'a queue cannot be overwritten; use .mode("append")')

@@ -1,0 +1,75 @@
+"""The stream source's offset: which leases a micro-batch reads, and how it is divided among tasks.
+
+Spark logs an offset before it runs the batch and compares offsets as JSON text, so equal offsets must be equal text.
+Everything that decides what a replay reads stands in the offset, nothing in options that may change between runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+
+
+@dataclass(frozen=True, slots=True)
+class HeldLease:
+    lease_id: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """`count` items of a lease, from position `start` in it."""
+
+    lease_id: str
+    start: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """One micro-batch. `nonce` tells two checkpoints of one consumer apart; `sequence` counts a checkpoint's batches from 1."""
+
+    nonce: str
+    sequence: int = 0
+    leases: tuple[HeldLease, ...] = ()
+    rows_per_task: int = MAX_ITEMS_ARROW
+
+    @classmethod
+    def parse(cls, offset: dict[str, object]) -> Offset:
+        leases = tuple(HeldLease(lease_id, count) for lease_id, count in json.loads(str(offset["leases"])))
+        return cls(str(offset["nonce"]), int(str(offset["sequence"])), leases, int(str(offset["rows_per_task"])))
+
+    def to_dict(self) -> dict[str, object]:
+        """Keys in alphabetical order; the leases as one string, since Spark takes no lists."""
+        leases = json.dumps([[lease.lease_id, lease.count] for lease in self.leases], separators=(",", ":"))
+        return {"leases": leases, "nonce": self.nonce, "rows_per_task": self.rows_per_task, "sequence": self.sequence}
+
+    def following(self, leases: Sequence[HeldLease], min_partitions: int) -> Offset:
+        """The offset of the next batch, cut so that it has at least `min_partitions` tasks if it has as many items."""
+        items = sum(lease.count for lease in leases)
+        rows_per_task = max(1, min(MAX_ITEMS_ARROW, items // min_partitions))
+        return Offset(self.nonce, self.sequence + 1, tuple(leases), rows_per_task)
+
+    @property
+    def lease_ids(self) -> list[str]:
+        return [lease.lease_id for lease in self.leases]
+
+    def tasks(self) -> Iterator[tuple[Slice, ...]]:
+        """Each task's slices: `rows_per_task` items but for the last. Small leases share a task, large ones are split."""
+        task: list[Slice] = []
+        room = self.rows_per_task
+        for lease in self.leases:
+            start = 0
+            while start < lease.count:
+                count = min(room, lease.count - start)
+                task.append(Slice(lease.lease_id, start, count))
+                start += count
+                room -= count
+                if not room:
+                    yield tuple(task)
+                    task, room = [], self.rows_per_task
+        if task:
+            yield tuple(task)

@@ -1,0 +1,130 @@
+"""What a user says in `.option(...)`: parsed once, checked once, and wrong ones named.
+
+Spark hands all options over in lower case, and puts a few of its own among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from urllib.parse import urlsplit
+
+from sluiceway.kernel.clock import Millis, parse_duration
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
+from sluiceway.kernel.names import check_queue_name, check_text
+
+COMMON = ("url", "queue", "requestTimeout")
+SOURCE = (*COMMON, "consumer", "maxItemsPerTrigger", "minPartitions", "holdFor")
+SINK = (*COMMON, "mode", "chunkItems", "writeId")
+
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Which queue of which server, and for how long (ms) a call that is safe to repeat is repeated."""
+
+    url: str
+    queue: str
+    request_timeout: Millis
+
+
+@dataclass(frozen=True, slots=True)
+class SourceOptions:
+    """Options of `readStream`. `consumer` owns the leases; `hold_for` (ms) is how long they outlive a stopped query."""
+
+    server: Server
+    consumer: str
+    max_items_per_trigger: int
+    min_partitions: int
+    hold_for: Millis
+
+
+@dataclass(frozen=True, slots=True)
+class SinkOptions:
+    """Options of `write` and `writeStream`. `mode` is `produce` or `settle`; `write_id` makes a batch write repeatable."""
+
+    server: Server
+    mode: str
+    chunk_items: int
+    write_id: str | None
+
+
+def source_options(options: Mapping[str, str]) -> SourceOptions:
+    """Raises `invalid_request` that names the option at fault."""
+    _check_names(options, SOURCE, "reading")
+    return SourceOptions(
+        server=server_options(options),
+        consumer=check_text(_required(options, "consumer", "the name that owns this query's leases"), "consumer"),
+        max_items_per_trigger=_count(options, "maxItemsPerTrigger", 50_000, _LARGEST),
+        min_partitions=_count(options, "minPartitions", 1, 100_000),
+        hold_for=_duration(options, "holdFor", "1d", 1_000, MAX_LEASE_TIMEOUT),
+    )
+
+
+def sink_options(options: Mapping[str, str]) -> SinkOptions:
+    """Raises `invalid_request` that names the option at fault."""
+    _check_names(options, SINK, "writing")
+    mode = _get(options, "mode") or "produce"
+    if mode not in ("produce", "settle"):
+        raise invalid("mode", f"{mode[:40]!r} is not a mode; it is produce (the default) or settle")
+    write_id = _get(options, "writeId")
+    # The rest of the key needs some of its 1,024 bytes.
+    if write_id is not None and not 1 <= len(check_text(write_id, "writeId").encode()) <= 900:
+        raise invalid("writeId", "expected 1 to 900 bytes")
+    return SinkOptions(server_options(options), mode, _count(options, "chunkItems", 1_000, MAX_ITEMS_ARROW), write_id)
+
+
+def server_options(options: Mapping[str, str]) -> Server:
+    """The options that reading and writing share. Raises `invalid_request` that names the option at fault."""
+    url = _required(options, "url", "the server, such as http://127.0.0.1:2319").rstrip("/")
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+        raise invalid("url", f"{url[:100]!r} is not the address of a server, such as http://127.0.0.1:2319")
+    queue = check_queue_name(_required(options, "queue", "the name of a queue"), "queue")
+    return Server(url, queue, _duration(options, "requestTimeout", "2m", 1, 86_400_000))
+
+
+def _get(options: Mapping[str, str], name: str) -> str | None:
+    lower = name.lower()
+    return next((value for key, value in options.items() if key.lower() == lower), None)
+
+
+def _required(options: Mapping[str, str], name: str, meaning: str) -> str:
+    value = _get(options, name)
+    if not value:
+        raise invalid(name, f"this option is required: {meaning}")
+    return value
+
+
+def _count(options: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = _get(options, name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
+        raise invalid(name, f"{text[:40]!r} is not a whole number from 1 to {most:,}")
+    return int(text)
+
+
+def _duration(options: Mapping[str, str], name: str, default: str, least: Millis, most: Millis) -> Millis:
+    text = _get(options, name) or default
+    millis = parse_duration(text, name)
+    if not least <= millis <= most:
+        raise invalid(name, f"{text} is out of range: from {least} ms to {most // 1_000} s")
+    return millis
+
+
+def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
+    """Spark's own options pass; a name that is nearly ours, or ours for the other direction, is a mistake."""
+    ours = {name.lower(): name for name in known}
+    every = {name.lower(): name for name in (*SOURCE, *SINK)}
+    for key in options:
+        name = key.lower()
+        if name in ours:
+            continue
+        if name in every:
+            raise invalid(every[name], f"this is no option of {doing} a queue; those are {', '.join(known)}")
+        if near := get_close_matches(name, list(ours), n=1, cutoff=0.75):
+            raise invalid(key, f"there is no such option; did you mean {ours[near[0]]}?")

@@ -1,0 +1,174 @@
+"""Outcomes of leased items, row by row: `settle(df)`, and the sink's `mode=settle`.
+
+Outcomes are staged in the items' leases and take effect when the stream source closes the batch. Until then a replay of the
+batch reads every row, and stating the same outcome again changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import IntegralType, StringType, StructType
+
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.spark.chunks import recut
+from sluiceway.spark.http import Client
+from sluiceway.spark.options import SinkOptions
+from sluiceway.spark.rows import SCHEMA
+
+log = logging.getLogger("sluiceway.spark")
+
+OUTCOMES = ("done", "retry", "dead")
+
+_POSITION = ("partition", "offset")
+_USED = ("id", *_POSITION, "outcome", "retry_after_ms", "reason")
+_WIRE = {"partition": pa.int32(), "offset": pa.int64(), "outcome": pa.utf8(), "retry_after_ms": pa.int64(), "reason": pa.utf8()}
+_ID = r"^[^.]+\.[0-9]{1,9}\.[0-9]{1,18}$"
+
+
+@dataclass(frozen=True)
+class Settled(WriterCommitMessage):
+    """What one task staged; `ignored` items were no longer leased, so they are served again."""
+
+    staged: int
+    ignored: int
+
+
+def settle(df: DataFrame, *, url: str, queue: str, request_timeout: str = "2m") -> None:
+    """State the outcome of leased items; returns when all are staged.
+
+    Columns: `id`, or `partition` and `offset`; `outcome` (`done`, `retry` or `dead`); optionally `retry_after_ms` (milliseconds,
+    with `retry`) and `reason` (text). The stream source's other columns may stay; any other column is an error. An outcome that is
+    null or unknown fails the write and is named in the error. Items not named are done when the batch is closed. Safe to repeat,
+    so it belongs into `foreachBatch`.
+    """
+    check_columns(df.schema)
+    unused = _POSITION if "id" in df.columns else ()
+    wanted = [name for name in _USED if name in df.columns and name not in unused]
+    options = {"url": url, "queue": queue, "requestTimeout": request_timeout, "mode": "settle"}
+    df.select(*wanted).write.format("sluiceway").mode("append").options(**options).save()
+
+
+def check_columns(schema: StructType) -> None:
+    """Raises `invalid_request` that names the column at fault."""
+    known = {*_USED, *SCHEMA.names}
+    for name in schema.names:
+        if name not in known:
+            raise invalid(name, f"there is no such column of an outcome; there are {', '.join(_USED)}")
+    if "outcome" not in schema.names:
+        raise invalid("outcome", f"this column is required; the columns are {', '.join(schema.names)}")
+    if "id" not in schema.names and not all(name in schema.names for name in _POSITION):
+        raise invalid("id", "the column id is required, or partition and offset")
+    for field in schema.fields:
+        text = field.name in ("id", "outcome", "reason")
+        if text and not isinstance(field.dataType, StringType):
+            raise invalid(field.name, f"the column must be string, not {field.dataType.simpleString()}")
+        if field.name in (*_POSITION, "retry_after_ms") and not isinstance(field.dataType, IntegralType):
+            raise invalid(field.name, f"the column must be a whole number, not {field.dataType.simpleString()}")
+
+
+class _Settle:
+    """The part that batch and stream sink share; runs in a task."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        check_columns(schema)
+        self._server = options.server
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Settled:
+        client = Client(self._server.url, self._server.request_timeout)
+        staged, ignored = 0, 0
+        try:
+            incarnation: str | None = None
+            for chunk in recut((_checked(batch) for batch in batches if batch.num_rows), MAX_ITEMS_ARROW):
+                if "id" not in chunk.schema.names and incarnation is None:
+                    info = client.call("/v1/queues.info", {"queue_name": self._server.queue})
+                    incarnation = str(info["incarnation"])
+                for name, outcomes in _located(chunk, incarnation):
+                    answer = client.send_arrow("/v1/queue.settle", self._query(name, client), outcomes)
+                    staged += int(answer["staged"])
+                    ignored += len(answer["ignored"])
+        finally:
+            client.close()
+        if ignored:
+            log.warning("%d items were no longer leased when their outcome was stated; they are served again", ignored)
+        return Settled(staged, ignored)
+
+    def _query(self, incarnation: str, client: Client) -> dict[str, object]:
+        return {"queue_name": self._server.queue, "incarnation": incarnation, "request_timeout": client.server_wait}
+
+
+class BatchSettle(DataSourceArrowWriter):
+    """`df.write` with `mode=settle`."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        self._settle = _Settle(schema, options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Settled:
+        return self._settle.run(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _report(messages)
+
+
+class StreamSettle(DataSourceStreamArrowWriter):
+    """`df.writeStream` with `mode=settle`."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        self._settle = _Settle(schema, options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Settled:
+        return self._settle.run(iterator)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _report(messages)
+
+
+def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns that matter, with every value fit to be sent."""
+    names = [name for name in batch.schema.names if name in _USED]
+    batch = batch.select(names)
+    outcome = batch.column("outcome")
+    wrong = outcome.filter(pc.invert(pc.is_in(outcome, pa.array(OUTCOMES))))
+    if len(wrong):
+        value = wrong[0].as_py()
+        raise invalid("outcome", f"{'null' if value is None else repr(value[:40])} is not an outcome; it is done, retry or dead")
+    if "id" in names:
+        good = pc.fill_null(pc.match_substring_regex(batch.column("id"), _ID), False)
+        bad = batch.column("id").filter(pc.invert(good))
+        if len(bad):
+            raise invalid("id", f"{str(bad[0].as_py())[:64]!r} is not an item id such as k7f3q2ma.0.1042")
+    for name in _POSITION:
+        if "id" not in names and batch.column(name).null_count:
+            raise invalid(name, "null is not the position of an item")
+    return batch
+
+
+def _located(chunk: pa.RecordBatch, incarnation: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """Outcomes by position, with the incarnation they belong to: one, unless ids of a deleted queue are among them."""
+    columns = {name: chunk.column(name) for name in chunk.schema.names if name != "id"}
+    if incarnation is not None:
+        yield incarnation, _wire(columns)
+        return
+    parts = pc.split_pattern(chunk.column("id"), ".")
+    columns["partition"], columns["offset"] = pc.list_element(parts, 1), pc.list_element(parts, 2)
+    incarnations = pc.list_element(parts, 0)
+    for name in pc.unique(incarnations).to_pylist():
+        mine = pc.equal(incarnations, name)
+        yield name, _wire({key: column.filter(mine) for key, column in columns.items()})
+
+
+def _wire(columns: dict[str, pa.Array]) -> pa.RecordBatch:
+    fields = [(name, kind) for name, kind in _WIRE.items() if name in columns]
+    return pa.RecordBatch.from_arrays([columns[name].cast(kind) for name, kind in fields], schema=pa.schema(fields))
+
+
+def _report(messages: Sequence[WriterCommitMessage | None]) -> None:
+    settled = [message for message in messages if isinstance(message, Settled)]
+    log.info("%d outcomes staged, %d ignored", sum(each.staged for each in settled), sum(each.ignored for each in settled))

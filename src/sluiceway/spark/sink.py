@@ -1,0 +1,168 @@
+"""The sink: rows become items, in keyed chunks, so that a task or a batch that runs again adds nothing."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
+
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD, PRODUCED
+from sluiceway.spark.chunks import recut
+from sluiceway.spark.http import Client
+from sluiceway.spark.options import SinkOptions
+
+log = logging.getLogger("sluiceway.spark")
+
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+"""Spark's names for the local properties that a streaming query gives its tasks."""
+
+_BODIES = ("payload", "value")
+_TEXT = StringType()
+_COLUMNS: dict[str, DataType] = {
+    "kind": _TEXT,
+    "encoding": _TEXT,
+    "reference": _TEXT,
+    "headers": MapType(_TEXT, _TEXT),
+    "enqueue_at": TimestampType(),
+}
+_FIELDS = {field.name: field for field in (*OPTIONAL, ENQUEUE_AT) if field.name in (*PRODUCED, "enqueue_at")}
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What one task wrote; `deduplicated` counts chunks that an earlier attempt had written already."""
+
+    items: int
+    chunks: int
+    deduplicated: int
+
+
+def check_columns(schema: StructType) -> str:
+    """Return the name of the column that holds the payload. Raises `invalid_request` that names the column at fault."""
+    bodies = [name for name in schema.names if name in _BODIES]
+    if len(bodies) != 1:
+        have = ", ".join(schema.names) or "none"
+        raise invalid("payload", f"expected exactly one column named payload or value (binary or string); the columns are {have}")
+    for field in schema.fields:
+        if field.name in _BODIES:
+            if not isinstance(field.dataType, BinaryType | StringType):
+                raise invalid(field.name, f"the column must be binary or string, not {field.dataType.simpleString()}")
+        elif field.name not in _COLUMNS:
+            raise invalid(field.name, f"there is no such column of an item; beside payload or value there are {', '.join(_COLUMNS)}")
+        elif field.dataType.simpleString() != _COLUMNS[field.name].simpleString():
+            expected = _COLUMNS[field.name].simpleString()
+            raise invalid(field.name, f"the column must be {expected}, not {field.dataType.simpleString()}")
+    return bodies[0]
+
+
+def to_items(batch: pa.RecordBatch, body: str) -> pa.RecordBatch:
+    """Spark's rows → the columns that the server takes. A null payload raises `invalid_request`."""
+    payload = batch.column(body)
+    if payload.null_count:
+        raise invalid(body, f"{payload.null_count} of {batch.num_rows} rows have no value here; every item needs a payload")
+    arrays, fields = [payload.cast(PAYLOAD.type)], [PAYLOAD]
+    for name, field in _FIELDS.items():
+        if name in batch.schema.names:
+            column = batch.column(name)
+            if name == "enqueue_at":
+                column = pc.floor_temporal(column, unit="millisecond")
+            arrays.append(column.cast(field.type))
+            fields.append(field)
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class _Produce:
+    """The part that batch and stream sink share; runs in a task."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        self._body = check_columns(schema)
+        self._options = options
+
+    def run(self, batches: Iterator[pa.RecordBatch], prefix: str, extra: dict[str, object]) -> Written:
+        server = self._options.server
+        client = Client(server.url, server.request_timeout)
+        items = chunks = deduplicated = 0
+        try:
+            for chunk in recut((to_items(batch, self._body) for batch in batches if batch.num_rows), self._options.chunk_items):
+                query = {
+                    "queue_name": server.queue,
+                    "request_timeout": client.server_wait,
+                    "idempotency_key": f"{prefix}/{chunks}",
+                    **extra,
+                }
+                answer = _send(client, query, chunk)
+                items += chunk.num_rows
+                chunks += 1
+                deduplicated += bool(answer["deduplicated"])
+        finally:
+            client.close()
+        return Written(items, chunks, deduplicated)
+
+
+def _send(client: Client, query: dict[str, object], chunk: pa.RecordBatch) -> dict[str, Any]:
+    try:
+        return client.send_arrow("/v1/queue.produce", query, chunk)
+    except SluicewayError as error:
+        if error.code != "key_conflict":
+            raise
+        raise SluicewayError(
+            "key_conflict",
+            f"chunk {query['idempotency_key']} was written before with other rows: the repeated write does not see the rows, the "
+            "partitioning or the chunkItems that the first one saw",
+        ) from None
+
+
+class BatchSink(DataSourceArrowWriter):
+    """`df.write`. Every task attempt of one write uses the same keys; with `writeId`, so does every repetition of the write."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        self._produce = _Produce(schema, options)
+        self._write_id = options.write_id or uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        return self._produce.run(iterator, f"{self._write_id}/{_task().partitionId()}", {})
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        _report(messages, self._write_id)
+
+
+class StreamSink(DataSourceStreamArrowWriter):
+    """`df.writeStream`. A batch that runs again adds nothing, however late: keys of a query's last batch do not age."""
+
+    def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        if options.write_id is not None:
+            raise invalid("writeId", "this option is for batch writes; a streaming write is keyed by its query and batch")
+        self._produce = _Produce(schema, options)
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        task = _task()
+        query_id, batch_id = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
+        if query_id is None or batch_id is None:
+            raise SluicewayError("internal", f"Spark did not tell this task the local properties {QUERY_ID} and {BATCH_ID}")
+        group = f"{query_id}/{task.partitionId()}"
+        return self._produce.run(iterator, f"{group}/{batch_id}", {"idempotency_group": group, "idempotency_sequence": int(batch_id)})
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
+        _report(messages, f"batch {batchId}")
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None
+    return task
+
+
+def _report(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
+    written = [message for message in messages if isinstance(message, Written)]
+    items, chunks = sum(each.items for each in written), sum(each.chunks for each in written)
+    log.info("%s: %d items in %d chunks, %d of them written before", what, items, chunks, sum(each.deduplicated for each in written))

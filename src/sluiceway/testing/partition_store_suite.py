@@ -1,0 +1,330 @@
+"""What every PartitionStore must do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+
+from sluiceway.model.outcomes import Outcome
+from sluiceway.ports.partition_store import Changes, Fence, FencedError, PartitionRef, PartitionStore, RecordKind, Snapshot
+from sluiceway.testing.drive import Opened, OpenStore, driven, with_store
+
+REF = PartitionRef("k7f3q2ma", 0)
+OTHER = PartitionRef("k7f3q2ma", 1)
+FENCE = Fence(1, 1, 1)
+EMPTY = Snapshot(0, None, {})
+
+LOWER = [Fence(1, 2, 1), Fence(1, 1, 9), Fence(0, 9, 9)]
+"""Each below Fence(1, 2, 2), by another place of the tuple."""
+
+ODD_KEYS = [
+    "",
+    " ",
+    "ä€𝄞",
+    "a\u0301",
+    "á",
+    "'; DROP TABLE record; --",
+    '"',
+    "%",
+    "_",
+    "\\",
+    "a/b/../c",
+    "line\nbreak",
+    "\x01",
+    "K",
+    "k",
+    "x" * 4_000,
+]
+
+
+def turn(txn: int, name: str = "a") -> Changes:
+    """A turn that leaves its number in the header, a record and a blob, and takes the turn before last away again."""
+    changes = Changes(
+        txn, b"header %d" % txn, puts={(RecordKind.EXTENT, f"{name}{txn}"): b"extent %d" % txn}, blobs={txn: b"blob %d" % txn}
+    )
+    if txn > 2:
+        changes.deletes = {(RecordKind.EXTENT, f"{name}{txn - 2}")}
+        changes.dropped_blobs = {txn - 2}
+    return changes
+
+
+def after(txn: int, name: str = "a") -> Snapshot:
+    """What is there after the turns 1 to `txn`."""
+    left = range(max(1, txn - 1), txn + 1)
+    return Snapshot(txn, b"header %d" % txn, {(RecordKind.EXTENT, f"{name}{number}"): b"extent %d" % number for number in left})
+
+
+class PartitionStoreSuite:
+    """Override `open_store` with a fixture that returns an async function without arguments: it opens a store on the data of this test.
+    The data must outlive the store, for the tests that open it again.
+    """
+
+    @pytest.fixture
+    def open_store(self) -> OpenStore[PartitionStore]:
+        raise NotImplementedError("override this fixture")
+
+    # Opening and looking
+
+    @with_store
+    async def test_a_new_partition_is_empty(self, store: PartitionStore) -> None:
+        assert await store.open(REF, FENCE) == EMPTY
+        assert await store.browse(REF) == EMPTY
+
+    @with_store
+    async def test_a_partition_that_does_not_exist_looks_empty(self, store: PartitionStore) -> None:
+        assert await store.browse(REF) == EMPTY
+        assert await store.read(REF, [1, 2]) == {}
+
+    @with_store
+    async def test_what_was_applied_is_there(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        puts = {(kind, f"key of {kind.value}"): os.urandom(50) for kind in RecordKind}
+        blobs = {0: b"", 1: b"one", 9_007_199_254_740_993: os.urandom(100_000)}
+        assert await store.apply(REF, Changes(1, b"\x00header\xff", puts=dict(puts), blobs=dict(blobs)), FENCE) is Outcome.DONE
+        expected = Snapshot(1, b"\x00header\xff", puts)
+        assert await store.browse(REF) == expected
+        assert await store.open(REF, Fence(1, 1, 2)) == expected
+        assert await store.read(REF, list(blobs)) == blobs
+
+    @with_store
+    async def test_the_same_key_may_be_of_several_kinds(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        puts = {(kind, "7"): kind.value.encode() for kind in RecordKind}
+        await store.apply(REF, Changes(1, b"", puts=dict(puts)), FENCE)
+        await store.apply(REF, Changes(2, b"", deletes={(RecordKind.LEASE, "7")}), FENCE)
+        del puts[RecordKind.LEASE, "7"]
+        assert (await store.browse(REF)).records == puts
+
+    @with_store
+    async def test_records_are_replaced_and_deleted(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        a, b, c = ((RecordKind.LEASE, key) for key in "abc")
+        await store.apply(REF, Changes(1, b"1", puts={a: b"1", b: b"1"}), FENCE)
+        assert (
+            await store.apply(REF, Changes(2, b"2", puts={a: b"", c: b"2"}, deletes={b, (RecordKind.KEY, "never")}), FENCE) is Outcome.DONE
+        )
+        assert await store.browse(REF) == Snapshot(2, b"2", {a: b"", c: b"2"})
+
+    @with_store
+    async def test_an_empty_header_is_a_header(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        await store.apply(REF, Changes(1, b""), FENCE)
+        assert await store.open(REF, Fence(1, 1, 2)) == Snapshot(1, b"", {})
+
+    @with_store
+    async def test_a_snapshot_is_not_touched_by_what_comes_after(self, store: PartitionStore) -> None:
+        opened = await store.open(REF, FENCE)
+        await store.apply(REF, turn(1), FENCE)
+        browsed = await store.browse(REF)
+        await store.apply(REF, turn(2), FENCE)
+        assert opened == EMPTY
+        assert browsed == after(1)
+
+    @with_store
+    async def test_the_caller_may_reuse_its_changes(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        changes = turn(1)
+        await store.apply(REF, changes, FENCE)
+        changes.puts.clear()
+        changes.blobs.clear()
+        assert await store.browse(REF) == after(1)
+        assert await store.read(REF, [1]) == {1: b"blob 1"}
+
+    @with_store
+    async def test_odd_keys(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        puts = {(RecordKind.KEY, key): key.encode() for key in ODD_KEYS}
+        await store.apply(REF, Changes(1, b"", puts=dict(puts)), FENCE)
+        assert (await store.browse(REF)).records == puts
+        await store.apply(REF, Changes(2, b"", deletes={(RecordKind.KEY, "%"), (RecordKind.KEY, "K"), (RecordKind.KEY, "á")}), FENCE)
+        for key in ("%", "K", "á"):
+            del puts[RecordKind.KEY, key]
+        assert (await store.open(REF, Fence(1, 1, 2))).records == puts
+
+    # Blobs
+
+    @with_store
+    async def test_a_missing_blob_is_missing_from_the_answer(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        for txn in (1, 2, 3):
+            await store.apply(REF, turn(txn), FENCE)
+        assert await store.read(REF, [3, 1, 2, 4]) == {2: b"blob 2", 3: b"blob 3"}
+        assert await store.read(REF, []) == {}
+
+    @with_store
+    async def test_large_blobs(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        blobs = {number: os.urandom(8 << 20) for number in (1, 2)}
+        assert await store.apply(REF, Changes(1, b"", blobs=dict(blobs)), FENCE) is Outcome.DONE
+        assert await store.read(REF, [2, 1]) == blobs
+        assert await store.apply(REF, Changes(2, b"", dropped_blobs={1}), FENCE) is Outcome.DONE
+        assert await store.read(REF, [1, 2]) == {2: blobs[2]}
+
+    # Turns
+
+    @with_store
+    async def test_a_turn_that_was_applied_is_done_and_changes_nothing(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        for txn in (1, 2, 3):
+            await store.apply(REF, turn(txn), FENCE)
+        for txn in (3, 2, 1):
+            assert await store.apply(REF, turn(txn), FENCE) is Outcome.DONE
+        assert await store.browse(REF) == after(3)
+        assert await store.read(REF, [1, 2, 3]) == {2: b"blob 2", 3: b"blob 3"}
+        assert await store.apply(REF, turn(4), FENCE) is Outcome.DONE
+
+    @with_store
+    async def test_a_turn_that_leaves_a_gap_is_refused(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        assert await store.apply(REF, turn(2), FENCE) is Outcome.REFUSED
+        assert await store.browse(REF) == EMPTY
+        await store.apply(REF, turn(1), FENCE)
+        assert await store.apply(REF, turn(3), FENCE) is Outcome.REFUSED
+        assert await store.browse(REF) == after(1)
+        assert await store.read(REF, [1, 2, 3]) == {1: b"blob 1"}
+
+    @with_store
+    async def test_a_snapshot_never_shows_half_a_turn(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        seen: list[Snapshot] = []
+
+        async def look() -> None:
+            while not seen or seen[-1].txn < 60:
+                seen.append(await store.browse(REF))
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(look())
+            for txn in range(1, 61):
+                assert await store.apply(REF, turn(txn), FENCE) is Outcome.DONE
+                await asyncio.sleep(0)
+        assert all(snapshot == (after(snapshot.txn) if snapshot.txn else EMPTY) for snapshot in seen)
+
+    # Fences
+
+    @with_store
+    async def test_nothing_is_applied_before_open(self, store: PartitionStore) -> None:
+        assert await store.apply(REF, turn(1), FENCE) is Outcome.REFUSED
+        assert await store.open(REF, FENCE) == EMPTY
+
+    @pytest.mark.parametrize("fence", LOWER, ids=str)
+    @with_store
+    async def test_a_lower_fence_cannot_open(self, store: PartitionStore, fence: Fence) -> None:
+        current = Fence(1, 2, 2)
+        await store.open(REF, current)
+        await store.apply(REF, turn(1), current)
+        with pytest.raises(FencedError):
+            await store.open(REF, fence)
+        assert await store.apply(REF, turn(2), current) is Outcome.DONE
+        assert await store.browse(REF) == after(2)
+
+    @pytest.mark.parametrize("fence", LOWER, ids=str)
+    @with_store
+    async def test_a_former_owner_changes_nothing(self, store: PartitionStore, fence: Fence) -> None:
+        await store.open(REF, fence)
+        await store.apply(REF, turn(1), fence)
+        assert await store.open(REF, Fence(1, 2, 2)) == after(1)
+        assert await store.apply(REF, turn(2), fence) is Outcome.REFUSED
+        assert await store.browse(REF) == after(1)
+        assert await store.read(REF, [1, 2]) == {1: b"blob 1"}
+        assert await store.apply(REF, turn(2, "b"), Fence(1, 2, 2)) is Outcome.DONE
+
+    @with_store
+    async def test_a_fence_that_has_not_opened_is_refused(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        assert await store.apply(REF, turn(1), Fence(1, 1, 2)) is Outcome.REFUSED
+        assert await store.browse(REF) == EMPTY
+        assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+
+    @with_store
+    async def test_looking_leaves_the_fence_alone(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        await store.browse(REF)
+        await store.read(REF, [1])
+        assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+
+    # Lives of a store
+
+    @driven
+    async def test_a_store_opened_again_has_everything(self, open_store: OpenStore[PartitionStore]) -> None:
+        blob = os.urandom(2 << 20)
+        async with Opened(open_store) as store:
+            await store.open(REF, FENCE)
+            for txn in (1, 2, 3):
+                await store.apply(REF, turn(txn), FENCE)
+            await store.apply(REF, Changes(4, b"four", blobs={4: blob}), FENCE)
+        async with Opened(open_store) as store:
+            expected = Snapshot(4, b"four", after(3).records)
+            assert await store.browse(REF) == expected
+            assert await store.read(REF, [1, 2, 3, 4]) == {2: b"blob 2", 3: b"blob 3", 4: blob}
+            assert await store.open(REF, Fence(1, 2, 1)) == expected
+            assert await store.apply(REF, Changes(5, b"five"), Fence(1, 2, 1)) is Outcome.DONE
+
+    @driven
+    async def test_a_store_opened_again_remembers_the_fence_and_the_turn(self, open_store: OpenStore[PartitionStore]) -> None:
+        async with Opened(open_store) as store:
+            await store.open(REF, Fence(1, 2, 2))
+            await store.apply(REF, turn(1), Fence(1, 2, 2))
+        async with Opened(open_store) as store:
+            assert await store.apply(REF, turn(1), Fence(1, 2, 2)) is Outcome.DONE
+            with pytest.raises(FencedError):
+                await store.open(REF, Fence(1, 2, 1))
+            assert await store.apply(REF, turn(2), Fence(1, 2, 1)) is Outcome.REFUSED
+            assert await store.browse(REF) == after(1)
+
+    @with_store
+    async def test_a_dropped_partition_is_gone(self, store: PartitionStore) -> None:
+        for ref in (REF, OTHER):
+            await store.open(ref, FENCE)
+            await store.apply(ref, turn(1), FENCE)
+        await store.drop(REF)
+        assert await store.browse(REF) == EMPTY
+        assert await store.read(REF, [1]) == {}
+        assert await store.apply(REF, turn(2), FENCE) is Outcome.REFUSED
+        await store.drop(REF)
+        await store.drop(PartitionRef("k7f3q2ma", 99))
+        assert await store.browse(OTHER) == after(1)
+
+    @driven
+    async def test_a_dropped_partition_stays_gone(self, open_store: OpenStore[PartitionStore]) -> None:
+        async with Opened(open_store) as store:
+            await store.open(REF, FENCE)
+            await store.apply(REF, turn(1), FENCE)
+            await store.drop(REF)
+        async with Opened(open_store) as store:
+            assert await store.browse(REF) == EMPTY
+
+    @with_store
+    async def test_many_partitions_at_once(self, store: PartitionStore) -> None:
+        refs = [PartitionRef(incarnation, number) for incarnation in ("aaaaaaaa", "bbbbbbbb") for number in range(20)]
+
+        async def work(ref: PartitionRef) -> None:
+            name = f"{ref.incarnation}{ref.partition}"
+            assert await store.open(ref, FENCE) == EMPTY
+            for txn in range(1, 6):
+                assert await store.apply(ref, turn(txn, name), FENCE) is Outcome.DONE
+                assert await store.read(ref, [txn]) == {txn: b"blob %d" % txn}
+            assert await store.browse(ref) == after(5, name)
+
+        async with asyncio.TaskGroup() as group:
+            for ref in refs:
+                group.create_task(work(ref))
+
+    @with_store
+    async def test_a_cancelled_caller_leaves_no_half_turn(self, store: PartitionStore) -> None:
+        fence, txn = FENCE, 0
+        await store.open(REF, fence)
+        for opening in range(2, 22):
+            task = asyncio.create_task(store.apply(REF, turn(txn + 1), fence))
+            for _ in range(opening % 4):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            fence = Fence(1, 1, opening)
+            snapshot = await store.open(REF, fence)
+            assert snapshot.txn in (txn, txn + 1)
+            txn = snapshot.txn + 1
+            assert snapshot == (after(snapshot.txn) if snapshot.txn else EMPTY)
+            assert await store.apply(REF, turn(txn), fence) is Outcome.DONE

@@ -1,0 +1,214 @@
+"""Arrow streams in and out. What comes in is checked against the call's columns, sized, and fully validated before it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast, get_args
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_SCHEDULE
+from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, PRODUCED, TIME
+from sluiceway.model.leased import common_schema, fit
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import Fate, Offsets, Produce, Settle, Verdict
+from sluiceway.wire.checks import check_batch, too_many
+from sluiceway.wire.decoding import request_timeout
+from sluiceway.wire.ipc_header import batch_header
+from sluiceway.wire.json_codec import ProduceFields, SettleQuery
+from sluiceway.wire.settling import group_rows
+
+METADATA_KEY = b"sluiceway"
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+_VERDICTS = get_args(Verdict)
+
+
+class Column(NamedTuple):
+    """A column that a call takes: its type here, and what a sender may write instead."""
+
+    type: pa.DataType
+    required: bool = False
+    nullable: bool = False
+    also: tuple[pa.DataType, ...] = ()
+
+
+_TEXT = Column(pa.utf8(), nullable=True, also=(pa.large_utf8(),))
+_PRODUCE = {
+    "payload": Column(PAYLOAD.type, required=True, also=(pa.large_binary(), pa.utf8(), pa.large_utf8())),
+    **{field.name: _TEXT if field.type == pa.utf8() else Column(field.type, nullable=True) for field in OPTIONAL if field.name in PRODUCED},
+    "enqueue_at": Column(TIME, nullable=True),
+}
+_SETTLE = {
+    "partition": Column(pa.int32(), required=True),
+    "offset": Column(pa.int64(), required=True),
+    "outcome": Column(pa.utf8(), required=True, also=(pa.large_utf8(),)),
+    "retry_after_ms": Column(pa.int64(), nullable=True),
+    "reason": _TEXT,
+}
+
+
+def produce_request(query: ProduceFields, body: bytes, now: Millis) -> Produce:
+    """The rows of the stream as one produce. A single batch is used where it lies in the body."""
+    check_queue_name(query.queue_name)
+    rows = read_stream(body, _PRODUCE, MAX_ITEMS_ARROW)
+    names = set(rows.schema.names)
+    fields = [PAYLOAD, *(field for field in (*OPTIONAL, ENQUEUE_AT) if field.name in names)]
+    batch = pa.RecordBatch.from_arrays([rows.column(field.name) for field in fields], schema=pa.schema(fields))
+    check_batch(batch, now)
+    return Produce(batch, request_timeout(query.request_timeout), query.key())
+
+
+def settle_request(query: SettleQuery, body: bytes, record: QueueRecord) -> Settle:
+    """The rows of the stream as one staging settle, grouped without a loop over rows."""
+    rows = read_stream(body, _SETTLE, MAX_ITEMS_ARROW)
+    partitions, offsets = (_natural(rows, name) for name in ("partition", "offset"))
+    fates, fate_of = _fates(rows)
+    grouped = group_rows(partitions, offsets, fates, fate_of, check_text(query.incarnation, "incarnation"), record)
+    return Settle(grouped.selections, request_timeout(query.request_timeout), stage=True, foreign=grouped.foreign)
+
+
+def _natural(rows: pa.RecordBatch, name: str) -> Offsets:
+    values: Offsets = rows.column(name).to_numpy()
+    if (values < 0).any():
+        raise invalid(f"items[{int(np.argmax(values < 0))}].{name}", "must not be negative")
+    return values
+
+
+def _fates(rows: pa.RecordBatch) -> tuple[list[Fate], Offsets]:
+    """The distinct fates of the rows, and each row's index into them."""
+    outcomes, outcome_of = _distinct(rows, "outcome")
+    delays, delay_of = _distinct(rows, "retry_after_ms")
+    reasons, reason_of = _distinct(rows, "reason")
+    codes = (outcome_of * len(delays) + delay_of) * len(reasons) + reason_of
+    keys, first, fate_of = np.unique(codes, return_index=True, return_inverse=True)
+    fates = []
+    for key, row in zip(keys.tolist(), first.tolist(), strict=True):
+        rest, reason = divmod(key, len(reasons))
+        outcome, delay = divmod(rest, len(delays))
+        fates.append(_fate(outcomes[outcome], delays[delay], reasons[reason], row))
+    return fates, fate_of.astype(np.int64)
+
+
+def _distinct(rows: pa.RecordBatch, name: str) -> tuple[list[Any], Offsets]:
+    if name not in rows.schema.names:
+        return [None], np.zeros(rows.num_rows, np.int64)
+    encoded = rows.column(name).dictionary_encode(null_encoding="encode")
+    return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
+
+
+def _fate(outcome: str, delay: int | None, reason: str | None, row: int) -> Fate:
+    if outcome not in _VERDICTS:
+        raise invalid(f"items[{row}].outcome", f"{outcome[:40]!r} is not one of {', '.join(_VERDICTS)}")
+    if delay is not None:
+        if outcome != "retry":
+            raise invalid(f"items[{row}].retry_after_ms", "is only meant with the outcome retry")
+        if not 0 <= delay <= MAX_SCHEDULE:
+            raise invalid(f"items[{row}].retry_after_ms", f"{delay} is not between 0 and {MAX_SCHEDULE}")
+    text = "" if reason is None else check_text(reason, f"items[{row}].reason")
+    return Fate(cast(Verdict, outcome), retry_after=delay or None, reason=text)
+
+
+def read_stream(body: bytes, columns: dict[str, Column], most: int) -> pa.RecordBatch:
+    """The stream's rows as one batch of the columns in the types asked for.
+
+    Raises `invalid_request` for a wrong column (naming it, what was expected and what came), `too_many_items`, and
+    `invalid_body` for a stream that is cut off, compressed, dictionary-encoded or damaged.
+    """
+    try:
+        batches = _batches(body, columns, most)
+        for batch in batches:
+            batch.validate(full=True)
+    except (pa.ArrowException, OSError, EOFError, ValueError, OverflowError) as error:
+        raise _unreadable(str(error).partition("\n")[0][:200]) from None
+    rows = batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    return _cast(rows, columns)
+
+
+def _unreadable(what: str) -> SluicewayError:
+    return SluicewayError("invalid_body", f"the body is not a sound Arrow stream: {what}")
+
+
+def _batches(body: bytes, columns: dict[str, Column], most: int) -> list[pa.RecordBatch]:
+    source = pa.BufferReader(pa.py_buffer(body))
+    reader = pa.ipc.MessageReader.open_stream(source)
+    schema: pa.Schema = None
+    rows = 0
+    batches: list[pa.RecordBatch] = []
+    for message in reader:
+        if schema is None:
+            schema = pa.ipc.read_schema(message)
+            _check_schema(schema, columns)
+            continue
+        if message.type != "record batch":
+            raise _unreadable(f"a {message.type} where a record batch was expected")
+        header = batch_header(message.metadata)
+        if header.compressed:
+            raise _unreadable("its buffers are compressed; send them uncompressed")
+        rows += max(0, header.rows)
+        if rows > most or len(batches) > most:
+            raise too_many("items", rows, most)
+        batches.append(pa.ipc.read_record_batch(message, schema))
+    # A stream that is cut off between two batches looks whole but for its end mark.
+    if schema is None or body[source.tell() - len(_END) : source.tell()] != _END:
+        raise _unreadable("it is cut off")
+    if not rows:
+        raise invalid("items", "must not be empty")
+    return [batch for batch in batches if batch.num_rows]
+
+
+def _check_schema(schema: pa.Schema, columns: dict[str, Column]) -> None:
+    for name in schema.names:
+        column = columns.get(name)
+        if column is None:
+            raise invalid(name[:80], f"unknown column; this call takes {', '.join(columns)}")
+        if schema.names.count(name) > 1:
+            raise invalid(name, "the column is there twice")
+        actual = schema.field(name).type
+        if not _accepted(actual, column):
+            raise invalid(name, f"expected a column of type {column.type}, got {actual}")
+    for name, column in columns.items():
+        if column.required and name not in schema.names:
+            raise invalid(name, f"the column is missing; expected type {column.type}")
+
+
+def _accepted(actual: pa.DataType, column: Column) -> bool:
+    if column.type == HEADERS:
+        # Writers name the two fields of a map's entries as they like; only the types matter.
+        return bool(pa.types.is_map(actual)) and actual.key_type == pa.utf8() and actual.item_type == pa.utf8()
+    return actual == column.type or actual in column.also
+
+
+def _cast(rows: pa.RecordBatch, columns: dict[str, Column]) -> pa.RecordBatch:
+    arrays = []
+    for name in rows.schema.names:
+        array, column = rows.column(name), columns[name]
+        if array.null_count and not column.nullable:
+            first = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
+            raise invalid(f"items[{first}].{name}", "must not be null")
+        _check_buffers(array, name)
+        if column.type == HEADERS and array.items.null_count:
+            raise invalid(name, "a header's value must not be null")
+        arrays.append(array if array.type == column.type else array.cast(column.type))
+    return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
+
+
+def _check_buffers(array: pa.Array, name: str) -> None:
+    # Validation allows an offsets buffer with a ragged end, which nobody who reads it as numbers expects.
+    for buffer in array.buffers()[1:2]:
+        if buffer is not None and (pa.types.is_binary(array.type) or pa.types.is_string(array.type)) and buffer.size % 4:
+            raise _unreadable(f"the offsets of column {name!r} end within a number")
+
+
+def encode_leased(batches: Sequence[pa.RecordBatch], about: dict[str, Any]) -> memoryview:
+    """One IPC stream of the batches, with `about` as JSON under `sluiceway` in the schema's metadata. Payloads are copied once."""
+    schema = common_schema(list(batches)).with_metadata({METADATA_KEY: msgspec.json.encode(about)})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        for batch in batches:
+            stream.write_batch(fit(batch, schema))
+    return memoryview(sink.getvalue()).cast("B")

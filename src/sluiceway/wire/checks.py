@@ -1,0 +1,38 @@
+"""The limits on items, the same for JSON and Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+import numpy as np
+import pyarrow as pa
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_SCHEDULE
+from sluiceway.model.items import check_sizes
+
+
+def check_count(items: Sized, field: str, most: int, least: int = 1) -> None:
+    """Raises `too_many_items` above `most` and `invalid_request` below `least`."""
+    count = len(items)
+    if count > most:
+        raise too_many(field, count, most)
+    if count < least:
+        raise invalid(field, "must not be empty")
+
+
+def too_many(field: str, count: int, most: int) -> SluicewayError:
+    return SluicewayError("too_many_items", f"{field}: {count:,} of them; one call carries at most {most:,}", field)
+
+
+def check_batch(batch: pa.RecordBatch, now: Millis) -> None:
+    """Refuse items that are too large or due too far ahead, naming the first such as `items[3].kind`."""
+    try:
+        check_sizes(batch)
+    except SluicewayError as error:
+        raise SluicewayError(error.code, error.detail, error.detail.partition(":")[0]) from None
+    if "enqueue_at" in batch.schema.names:
+        late = batch.column("enqueue_at").cast(pa.int64()).fill_null(0).to_numpy() > now + MAX_SCHEDULE
+        if late.any():
+            raise invalid(f"items[{int(np.argmax(late))}].enqueue_at", f"more than {MAX_SCHEDULE // 86_400_000} days ahead")

@@ -1,0 +1,127 @@
+"""Ids into selections: which offsets of which partition meet which fate. Nothing here costs Python work per item that can be avoided."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.ids import ItemId, parse_item_id, parse_lease_id
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import DONE, Fate, Offsets, Selection
+
+_OFFSET_DIGITS = 18
+
+
+class Grouped(NamedTuple):
+    """Selections by partition, and the ids that cannot be this queue's."""
+
+    selections: dict[int, list[Selection]]
+    foreign: list[str]
+
+    def add(self, partition: int, selection: Selection) -> None:
+        self.selections.setdefault(partition, []).append(selection)
+
+
+def has_partition(record: QueueRecord, partition: int) -> bool:
+    return any(known.partition == partition for known in record.partitions)
+
+
+def group_items(
+    ids: Sequence[str], fates: Iterable[Fate], record: QueueRecord, path: Callable[[int], str], only_partition: int | None = None
+) -> Grouped:
+    """Group item ids by partition and fate. `path` names the field of the n-th id in an error.
+
+    Raises `invalid_request` for a text that is no item id, for an id outside `only_partition`, and for an id with two fates.
+    """
+    groups: dict[tuple[str, Fate], list[str]] = {}
+    for text, fate in zip(ids, fates, strict=False):
+        place, _, offset = text.rpartition(".")
+        group = groups.get((place, fate))
+        if group is None:
+            groups[place, fate] = [offset]
+        else:
+            group.append(offset)
+    grouped = Grouped({}, [])
+    for (place, fate), texts in groups.items():
+        incarnation, partition = _place(place, texts, ids, path)
+        if only_partition is not None and partition != only_partition:
+            at = next(n for n, text in enumerate(ids) if text.startswith(f"{place}."))
+            raise invalid(path(at), f"{ids[at]!r} is not of partition {only_partition}")
+        if incarnation != record.incarnation or not has_partition(record, partition):
+            grouped.foreign.extend(f"{place}.{text}" for text in texts)
+        else:
+            grouped.add(partition, Selection(fate, offsets=np.unique(np.array(list(map(int, texts)), np.int64))))
+    check_one_fate(grouped.selections, "items")
+    return grouped
+
+
+def _place(place: str, texts: list[str], ids: Sequence[str], path: Callable[[int], str]) -> tuple[str, int]:
+    digits = "".join(texts)
+    if digits.isascii() and digits.isdigit() and "" not in texts and max(map(len, texts)) <= _OFFSET_DIGITS:
+        try:
+            return parse_item_id(f"{place}.0")[:2]
+        except SluicewayError:
+            pass
+    for at, text in enumerate(ids):
+        parse_item_id(text, path(at))
+    raise AssertionError(f"a group of item ids was refused, but each of them is sound: {place!r}")
+
+
+def group_rows(
+    partitions: Offsets, offsets: Offsets, fates: Sequence[Fate], fate_of: Offsets, incarnation: str, record: QueueRecord
+) -> Grouped:
+    """Group rows, given in columns, by partition and fate; `fate_of` is each row's index into `fates`.
+
+    Raises `invalid_request` for an item with two fates.
+    """
+    grouped = Grouped({}, [])
+    keys, index = np.unique(partitions.astype(np.int64) * len(fates) + fate_of, return_inverse=True)
+    by_key = np.argsort(index, kind="stable")
+    ends = np.cumsum(np.bincount(index, minlength=len(keys)))
+    for key, rows in zip(keys.tolist(), np.split(by_key, ends[:-1]), strict=True):
+        partition, fate = divmod(key, len(fates))
+        chosen = offsets[rows]
+        if incarnation != record.incarnation or not has_partition(record, partition):
+            grouped.foreign.extend(str(ItemId(incarnation, partition, offset)) for offset in chosen.tolist())
+        else:
+            grouped.add(partition, Selection(fates[fate], offsets=np.unique(chosen)))
+    check_one_fate(grouped.selections, "items")
+    return grouped
+
+
+def check_one_fate(selections: dict[int, list[Selection]], field: str) -> None:
+    """An item that is given two fates in one call is the caller's mistake; which of them would win is not for us to choose."""
+    for partition, chosen in selections.items():
+        parts = [selection.offsets for selection in chosen if selection.offsets is not None]
+        if len(parts) < 2:
+            continue
+        found, counts = np.unique(np.concatenate(parts), return_counts=True)
+        if len(found) < sum(map(len, parts)):
+            offset = int(found[np.argmax(counts > 1)])
+            raise invalid(field, f"the item of partition {partition} at offset {offset} is given two different outcomes")
+
+
+def group_leases(
+    lease_ids: Sequence[str], record: QueueRecord, only_partition: int | None = None
+) -> tuple[list[tuple[int, int]], list[str]]:
+    """Lease ids as (partition, number), each once, and those that cannot be this queue's."""
+    leases: dict[tuple[int, int], None] = {}
+    foreign: dict[str, None] = {}
+    for at, text in enumerate(lease_ids):
+        lease = parse_lease_id(text, f"lease_ids[{at}]")
+        if only_partition is not None and lease.partition != only_partition:
+            raise invalid(f"lease_ids[{at}]", f"{text!r} is not of partition {only_partition}")
+        if lease.incarnation != record.incarnation or not has_partition(record, lease.partition):
+            foreign[text] = None
+        else:
+            leases[lease.partition, lease.number] = None
+    return list(leases), list(foreign)
+
+
+def complete_leases(grouped: Grouped, leases: Iterable[tuple[int, int]]) -> None:
+    """Add the completion of whole leases."""
+    for partition, number in leases:
+        grouped.add(partition, Selection(DONE, lease=number))

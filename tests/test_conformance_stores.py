@@ -1,0 +1,68 @@
+"""Every store here passes the suite of its port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
+from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.ports.meta_store import MetaStore
+from sluiceway.ports.partition_store import PartitionStore
+from sluiceway.testing.drive import OpenStore
+from sluiceway.testing.meta_store_suite import MetaStoreSuite
+from sluiceway.testing.partition_store_suite import PartitionStoreSuite
+
+
+class TestMemoryPartitionStore(PartitionStoreSuite):
+    @pytest.fixture
+    def open_store(self) -> OpenStore[PartitionStore]:
+        disk = MemoryDisk()
+
+        async def open_store() -> PartitionStore:
+            return MemoryPartitionStore(disk)
+
+        return open_store
+
+
+class TestSqlitePartitionStore(PartitionStoreSuite):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore[PartitionStore]:
+        async def open_store() -> PartitionStore:
+            return SqlitePartitionStore(tmp_path / "partitions")
+
+        return open_store
+
+
+class TestSqlitePartitionStoreWithFewHandles(PartitionStoreSuite):
+    """So few that files are closed and opened again all the time."""
+
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore[PartitionStore]:
+        async def open_store() -> PartitionStore:
+            return SqlitePartitionStore(tmp_path / "partitions", max_open=1, threads=3)
+
+        return open_store
+
+
+class TestMemoryMetaStore(MetaStoreSuite):
+    @pytest.fixture
+    def open_store(self) -> OpenStore[MetaStore]:
+        store = MemoryMetaStore()
+
+        async def open_store() -> MetaStore:
+            return store
+
+        return open_store
+
+
+class TestSqliteMetaStore(MetaStoreSuite):
+    @pytest.fixture
+    def open_store(self, tmp_path: Path) -> OpenStore[MetaStore]:
+        async def open_store() -> MetaStore:
+            return SqliteMetaStore(tmp_path / "meta.sqlite", poll_interval=20)
+
+        return open_store
