@@ -14,10 +14,10 @@ from sluiceway.core.partition import Partition
 from sluiceway.core.records import Header, LeaseState, to_array, unpack_blob, unpack_due, unpack_extent
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import KEY_WINDOW
+from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
 from sluiceway.model.items import batch_from_rows, decode_blob
 from sluiceway.model.leased import Slice
 from sluiceway.model.requests import DONE, Fate, IgnoredReason, Offsets, ProduceKey, Settled
-from sluiceway.ports.partition_store import Changes, RecordKey, RecordKind, Snapshot
 
 START: Millis = 1_000_000_000_000
 EVERYTHING = 10**9
@@ -44,7 +44,7 @@ def array_of(offsets: Iterable[int]) -> Offsets:
 
 
 class Disk:
-    """A store in dicts that refuses what a store could not survive: a reference to a blob that is not there, an orphan, a blob put twice."""
+    """A store in dicts that refuses what no store survives: a reference to a blob that is not there, an orphan, a blob put twice."""
 
     def __init__(self) -> None:
         self.txn = 0
@@ -194,7 +194,6 @@ class Item:
     due_at: Millis | None = None
     reason: str = ""
     staged: Fate | None = None
-    first_time: bool = True
 
 
 @dataclass
@@ -213,6 +212,8 @@ class Model:
     items: dict[int, Item] = field(default_factory=dict)
     leases: dict[int, ModelLease] = field(default_factory=dict)
     header: Header = field(default_factory=Header)
+    offered: set[int] = field(default_factory=set)
+    """Offsets that were ever leased."""
     floor: int = 0
     """Offsets that are adopted must be at least this: the machine's `next` before the step."""
     lone: dict[str, tuple[list[Row], int, Millis]] = field(default_factory=dict)
@@ -284,15 +285,17 @@ class Model:
         self.moment(now)
         taken = self.ready()[:want]
         for item in taken:
-            item.place, item.number, item.staged, item.first_time = "leased", number, None, False
+            item.place, item.number = "leased", number
+            self.offered.add(item.offset or 0)
         self.leases[number] = lease
         self.header.leased += len(taken)
         return taken
 
-    def settle(self, offsets: Iterable[int], fate: Fate, now: Millis, stage: bool) -> tuple[Settled, list[tuple[int, IgnoredReason]]]:
+    def settle(self, offsets: Iterable[int], fate: Fate, now: Millis, stage: bool) -> tuple[Settled, list[int]]:
+        """What must be counted, and which offsets must be ignored."""
         by_offset = {item.offset: item for item in self.leased()}
         found = [by_offset[offset] for offset in offsets if offset in by_offset]
-        ignored = [(offset, self.why(offset)) for offset in offsets if offset not in by_offset]
+        ignored = [offset for offset in offsets if offset not in by_offset]
         result = Settled()
         if stage:
             for item in found:
@@ -308,11 +311,13 @@ class Model:
             self._befall([item], item.staged or DONE, now, result)
         return result
 
-    def why(self, offset: int) -> IgnoredReason:
+    def may_be_ignored(self, offset: int, reason: IgnoredReason) -> bool:
+        """An offset that was only ever scheduled may be called either, since its item is not leased, and may have another id by now."""
         if not 0 <= offset < self.header.next:
-            return "unknown"
-        waits = any(item.offset == offset for item in self.at("ready", "due"))
-        return "not_leased" if waits else "settled"
+            return reason == "unknown"
+        if offset in self.offered:
+            return reason == "settled"
+        return reason == "not_leased" or (reason == "settled" and all(item.offset != offset for item in self.at("ready")))
 
     def _befall(self, items: list[Item], fate: Fate, now: Millis, result: Settled) -> None:
         for item in items:

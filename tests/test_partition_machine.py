@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from core_model import START, Disk, Model, ModelLease, Rig, Row, Served, array_of, batch_of
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
+from core_model import START, Model, ModelLease, Rig, Row, Served, array_of
 from sluiceway.core.looking import open_slices
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -23,16 +21,15 @@ BODIES = (
 )
 DELAYS = st.none() | st.integers(-5, 120)
 ROWS = st.lists(st.tuples(DELAYS, st.none() | st.just("kind")), min_size=1, max_size=7)
-KEYS = st.one_of(
-    st.builds(ProduceKey, st.sampled_from("ab")),
-    st.builds(ProduceKey, st.sampled_from("ab"), st.just("a"), st.integers(0, 3)),
+KEYS = st.sampled_from("ab").map(ProduceKey) | st.tuples(st.sampled_from("ab"), st.just("a"), st.integers(0, 3)).map(
+    lambda key: ProduceKey(*key)
 )
 FATES = st.one_of(
     st.just(DONE),
-    st.builds(Fate, st.just("dead"), reason=st.sampled_from(["", "bad"])),
-    st.builds(Fate, st.just("retry"), reason=st.sampled_from(["", "again"])),
-    st.builds(Fate, st.just("retry"), retry_after=st.integers(0, 80)),
-    st.builds(Fate, st.just("retry"), retry_at=st.integers(START - 10, START + 300)),
+    st.sampled_from(["", "bad"]).map(lambda reason: Fate("dead", reason=reason)),
+    st.sampled_from(["", "again"]).map(lambda reason: Fate("retry", reason=reason)),
+    st.integers(0, 80).map(lambda after: Fate("retry", retry_after=after)),
+    st.integers(START - 10, START + 300).map(lambda at: Fate("retry", retry_at=at)),
 )
 PICKS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
@@ -49,8 +46,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def produce(self, rows: list[tuple[int | None, str | None]]) -> None:
         first = self.rig.machine.header.next
         body = [
-            Row(f"{origin}".encode(), None if delay is None else self.now + delay, kind)
-            for origin, (delay, kind) in enumerate(rows, first)
+            Row(f"{origin}".encode(), None if delay is None else self.now + delay, kind) for origin, (delay, kind) in enumerate(rows, first)
         ]
         assert self.rig.produce(body, self.now) == self.model.produce(body, self.now, None)
 
@@ -86,9 +82,8 @@ class PartitionMachine(RuleBasedStateMachine):
         offsets = array_of([*wild, *(leased[pick % len(leased)] for pick in picks if leased)])
         result = Settled()
         ignored = self.rig.machine.settle_offsets(offsets, fate, self.now, stage, result)
-        expected, model_ignored = self.model.settle(offsets.tolist(), fate, self.now, stage)
-        assert result == expected
-        assert ignored == model_ignored
+        assert all(self.model.may_be_ignored(*each) for each in ignored)
+        assert (result, [offset for offset, _ in ignored]) == self.model.settle(offsets.tolist(), fate, self.now, stage)
 
     @precondition(lambda self: self.model.leases)
     @rule(pick=st.integers(0, 20))
@@ -175,7 +170,7 @@ class PartitionMachine(RuleBasedStateMachine):
 
 def run(examples: int, steps: int) -> None:
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
-        PartitionMachine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None)
+        PartitionMachine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, report_multiple_bugs=False)
     )
 
 

@@ -100,9 +100,9 @@ class Session:
         else:
             print_table(text)
 
-    def fail(self, error: SluicewayError, done: str) -> NoReturn:
-        """End the command with that error; `done` says what was done before it."""
-        raise Failure(error, self.url, self.as_json, done) from error
+    def fail(self, error: SluicewayError, count: int, done: str) -> NoReturn:
+        """End the command with that error, and tell what `count` items have behind them."""
+        raise Failure(error, self.url, self.as_json, f"{count:,} {done}" if count else "") from error
 
 
 def connected(command: Callable[..., T]) -> Callable[..., T]:
@@ -133,13 +133,13 @@ def print_json(answer: msgspec.Struct | dict[str, Any]) -> None:
     click.echo(msgspec.json.encode(answer))
 
 
-def table(columns: Iterable[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Table:
-    """A plain table; the columns named in `right` hold numbers."""
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Table:
+    """A plain table; the columns named in `right` hold numbers. Columns without names make no heading."""
     from rich.table import Table
     from rich.text import Text
 
     numbers = set(right)
-    result = Table(box=None, pad_edge=False, header_style="bold")
+    result = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for name in columns:
         result.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
     for row in rows:
@@ -172,9 +172,9 @@ def arguments_or_stdin(values: Sequence[str], what: str) -> Iterator[str]:
         return
     if sys.stdin.isatty():
         click.echo(f"reading {what} from the terminal, one a line; end with Ctrl-D", err=True)
-    for line in sys.stdin:
-        if line.strip():
-            yield line.strip()
+    for line in sys.stdin.buffer:
+        if value := line.decode("utf-8", "replace").strip():
+            yield value
 
 
 def chunks(values: Iterable[T], size: int) -> Iterator[list[T]]:

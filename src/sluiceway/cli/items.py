@@ -97,7 +97,7 @@ def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tupl
                 completed += answer.completed
                 ignored += answer.ignored
     except SluicewayError as error:
-        session.fail(error, f"{completed:,} items were completed before this; repeating the command is safe")
+        session.fail(error, completed, "items were completed before this; repeating the command is safe")
     session.print({"completed": completed, "ignored": ignored}, _settled(f"completed {completed:,}", ignored))
 
 
@@ -125,7 +125,7 @@ def retry(session: Session, queue: str, ids: tuple[str, ...], after: str | None,
             died += answer.dead
             ignored += answer.ignored
     except SluicewayError as error:
-        session.fail(error, f"{retried + died:,} items were put back before this; repeating the command is safe")
+        session.fail(error, retried + died, "items were put back before this; repeating the command is safe")
     text = f"put back {retried:,}" + (f", dead {died:,}" if died or dead else "")
     session.print({"retried": retried, "dead": died, "ignored": ignored}, _settled(text, ignored))
 

@@ -41,30 +41,32 @@ def produce_lines(session: Session, queue: str, items: tuple[str, ...], file: st
 
 
 def _produce(session: Session, queue: str, lots: Iterable[list[bytes]], key: str | None) -> None:
-    stored = calls = 0
+    stored = repeated = calls = 0
     progress = sys.stderr.isatty() and not session.as_json
     try:
         for lot in lots:
             answer = session.client.produce(queue, lot, idempotency_key=f"{key}/{calls}" if key else None)
             stored, calls = stored + answer.count, calls + 1
+            repeated += answer.count if answer.deduplicated else 0
             if session.as_json:
                 session.print(answer, "")
             elif progress and calls > 1:
                 click.echo(f"\r{stored:,} items", err=True, nl=False)
     except SluicewayError as error:
         repeat = "repeat the same command, and nothing is stored twice" if key else "with --key such a command can be repeated as a whole"
-        session.fail(error, f"{stored:,} items were stored before this; {repeat}")
+        session.fail(error, stored, f"items were stored before this; {repeat}")
     if progress and calls > 1:
         click.echo("\r\x1b[K", err=True, nl=False)
     if session.as_json:
         return
+    before = f" ({repeated:,} were there already)" if repeated else ""
     if calls == 0:
         click.echo("there was nothing to store", err=True)
     elif calls == 1:
         ids = answer.first_id if stored == 1 else f"{answer.first_id} to {answer.ids[-1]}"
-        click.echo(f"stored {stored:,} in partition {answer.partition}: {ids}" + (" (already stored)" if answer.deduplicated else ""))
+        click.echo(f"stored {stored:,} in partition {answer.partition}: {ids}{before}")
     else:
-        click.echo(f"stored {stored:,} in {calls:,} calls")
+        click.echo(f"stored {stored:,} in {calls:,} calls{before}")
 
 
 def _lines(stream: _Readable) -> Iterator[bytes | None]:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-import socket
+import contextlib
+import errno
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from sluiceway.cli.common import DEFAULT_PORT, Failure
+from sluiceway.cli.common import DEFAULT_PORT, DEFAULT_URL, Failure
 from sluiceway.kernel.errors import SluicewayError
 
 LOOPBACK = "127.0.0.1"
+_TRY = (
+    "sluiceway queue create tasks --partitions 4",
+    "sluiceway produce tasks hello world",
+    "sluiceway lease tasks -n 2",
+    "sluiceway stats tasks --watch",
+)
 DATA = click.Path(file_okay=False, path_type=Path)
 
 
@@ -37,7 +45,10 @@ def _host_and_port(ctx: click.Context, param: click.Parameter, value: str) -> tu
 @click.option("--url-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the server's URL there once it listens.")
 def serve(data: Path, listen: tuple[str, int], insecure: bool, url_file: Path | None) -> None:
     """Run a server until it is told to stop (Ctrl-C or SIGTERM)."""
-    _serve(data, *listen, insecure=insecure, url_file=url_file)
+    from sluiceway.server.run import serve as run
+
+    with _failing():
+        run(data, *listen, insecure=insecure, url_file=url_file)
 
 
 @click.command()
@@ -47,36 +58,34 @@ def dev(data: Path) -> None:
 
     It listens on port 2319 of this machine, or on a free one if that is taken. The data stays for the next time.
     """
-    port = _free_port(DEFAULT_PORT)
-    option = "" if port == DEFAULT_PORT else f" --url http://{LOOPBACK}:{port}"
-    click.echo(f"data in {data.absolute()}; Ctrl-C stops the server. In another terminal, try:\n")
-    for line in (
-        "sluiceway queue create tasks --partitions 4",
-        "sluiceway produce tasks hello world",
-        "sluiceway lease tasks -n 2",
-        "sluiceway stats tasks --watch",
-    ):
-        click.echo(f"    {line}{option}")
-    click.echo()
-    _serve(data, LOOPBACK, port)
 
+    def ready(url: str) -> None:
+        option = "" if url == DEFAULT_URL else f" --url {url}"
+        click.echo(f"sluiceway listening on {url}")
+        click.echo(f"data in {data.absolute()}; Ctrl-C stops the server. In another terminal, try:\n")
+        for line in _TRY:
+            click.echo(f"    {line}{option}")
+        click.echo()
 
-def _free_port(wanted: int) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((LOOPBACK, wanted))
-        except OSError:
-            probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def _serve(data: Path, host: str, port: int, *, insecure: bool = False, url_file: Path | None = None) -> None:
     from sluiceway.server.run import serve as run
 
+    with _failing():
+        try:
+            run(data, LOOPBACK, DEFAULT_PORT, ready)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            run(data, LOOPBACK, 0, ready)
+
+
+@contextlib.contextmanager
+def _failing() -> Iterator[None]:
+    """What keeps a server from starting, in one line."""
+    from sluiceway.adapters.lock import DirectoryInUseError
+
     try:
-        run(data, host, port, insecure=insecure, url_file=url_file)
+        yield
     except SluicewayError as error:
-        raise Failure(error, f"http://{host}:{port}", False) from error
-    except OSError as error:
+        raise Failure(error, "", False) from error
+    except (OSError, DirectoryInUseError) as error:
         raise click.ClickException(str(error)) from error

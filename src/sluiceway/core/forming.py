@@ -17,7 +17,7 @@ class Forming:
         self._batches: list[pa.RecordBatch] = []
 
     def has_room(self, batch: pa.RecordBatch) -> bool:
-        return self.blob.nbytes + batch.nbytes <= BLOB_BYTES
+        return self.blob.nbytes + int(batch.nbytes) <= BLOB_BYTES
 
     def add(self, batch: pa.RecordBatch) -> int:
         """Add the rows; returns the row number of the first."""

@@ -33,11 +33,14 @@ unpack = msgspec.msgpack.Decoder(KeyRecord).decode
 
 
 class KeyMemory:
-    """Pure; says which records changed by `touched`. A group's name and a lone key never meet: their record keys differ in the first letter."""
+    """Pure; says which records changed by `touched`.
+
+    A group's name and a lone key never meet: their record keys differ in the first letter.
+    """
 
     def __init__(self) -> None:
         self.records: dict[str, KeyRecord] = {}
-        self.touched: set[str] = set()
+        self.touched: dict[str, None] = {}
         self._by_age: dict[str, Millis] = {}
 
     def load(self, name: str, data: bytes) -> None:
@@ -65,9 +68,7 @@ class KeyMemory:
             return None
         seen = record.seen.get(key.key)
         if seen is not None and seen.digest != digest:
-            raise SluicewayError(
-                "key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key"
-            )
+            raise SluicewayError("key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key")
         return seen
 
     def remember(self, key: ProduceKey, seen: Seen, now: Millis) -> None:
@@ -78,7 +79,7 @@ class KeyMemory:
             if key.group is None:
                 self._by_age[name] = now
         record.seen[key.key] = seen
-        self.touched.add(name)
+        self.touched[name] = None
 
     def forget_old(self, now: Millis, most: int = 1_000) -> None:
         """Drop lone keys whose window is over, a bounded number a call."""
@@ -86,7 +87,7 @@ class KeyMemory:
             if self._by_age[name] + KEY_WINDOW > now:
                 break
             del self._by_age[name], self.records[name]
-            self.touched.add(name)
+            self.touched[name] = None
 
 
 def _name(key: ProduceKey) -> str:

@@ -1,4 +1,4 @@
-"""Reading a partition's state without changing it: which rows a lease holds, what comes next, the counts, and loading it from a snapshot."""
+"""Reading a partition's state without changing it: a lease's rows, what comes next, the counts; and loading it from a snapshot."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from sluiceway.core.records import (
     unpack_header,
     unpack_lease,
 )
+from sluiceway.model.changes import RecordKind, Snapshot
 from sluiceway.model.leased import Slice
 from sluiceway.model.requests import PartitionStats
-from sluiceway.model.changes import RecordKind, Snapshot
 
 
 def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:

@@ -4,7 +4,8 @@ A pure machine. Each call is one transition, told `now`; it changes the state in
 `take_changes` then gives everything since the last call as one change set for the store. If that commit does not succeed,
 the state is thrown away and loaded anew: nothing here is ever undone.
 
-An item is in one of four places: *ready* (at or behind `head`), in a *lease*, *due* (scheduled beside the line), or in a transfer lease (dying).
+An item is in one of four places: *ready* (at or behind `head`), in a *lease*, *due* (scheduled beside the line), or in a transfer
+lease (dying).
 Whatever puts items back appends an extent that points at the same blob, so no payload is ever copied.
 """
 
@@ -16,6 +17,7 @@ from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
@@ -40,9 +42,9 @@ from sluiceway.core.records import (
 )
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, TIMER_BATCH
+from sluiceway.model.changes import Changes, RecordKey, RecordKind
 from sluiceway.model.items import digest as digest_of
 from sluiceway.model.requests import DONE, Fate, IgnoredReason, Offsets, ProduceKey, Settled
-from sluiceway.model.changes import Changes, RecordKey, RecordKind
 
 
 class Partition:
@@ -69,7 +71,8 @@ class Partition:
         self.starts: list[int] = []
         self.part_at: dict[int, tuple[LeaseState, Part]] = {}
         self.by_key: dict[tuple[str, str], dict[int, None]] = {}
-        self._touched: set[RecordKey] = set()
+        # A dict for its order: the same history must give the same bytes in every process.
+        self._touched: dict[RecordKey, None] = {}
         self._dropped: set[int] = set()
         self._forming: list[Forming] = []
         self._changed = False
@@ -81,6 +84,7 @@ class Partition:
         digest = b""
         if key is not None:
             digest = digest_of(batch)
+            self.keys.forget_old(now)
             seen = self.keys.find(key, digest)
             if seen is not None:
                 self.header.deduplicated += seen.count
@@ -99,7 +103,8 @@ class Partition:
     def _forming_for(self, batch: pa.RecordBatch, now: Millis) -> tuple[Forming, int]:
         """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
         last = self._forming[-1] if self._forming else None
-        if last is None or last.blob.number + last.blob.rows != self.header.next or not last.has_room(batch):
+        # A blob may be settled whole in the turn that made it; it must not grow again.
+        if last is None or not last.blob.open or last.blob.number + last.blob.rows != self.header.next or not last.has_room(batch):
             last = Forming(Blob(self.header.next, 0, 0, now, 0))
             self._forming.append(last)
             self.blobs[last.blob.number] = last.blob
@@ -115,8 +120,9 @@ class Partition:
         for start, end in _runs(~waits):
             self._append(Extent(first + start, end - start, blob, row + start, None, 0, end - start))
         rows = np.flatnonzero(waits)
-        for due_at in np.unique(due[rows]):
-            self._schedule(blob, from_array(rows[due[rows] == due_at] + row), 0, int(due_at))
+        rows = rows[np.argsort(due[rows], kind="stable")]
+        for together in np.split(rows, np.flatnonzero(np.diff(due[rows])) + 1):
+            self._schedule(blob, from_array(together + row), 0, int(due[together[0]]))
 
     def _append(self, extent: Extent) -> None:
         """Put an extent at the tail. One that continues the last (same blob, next row) makes it longer."""
@@ -145,18 +151,18 @@ class Partition:
 
     # ---- lease ------------------------------------------------------------------------------------------------
 
-    def lease(
-        self, want: int, client_id: str, deadline: Millis, now: Millis, lease_key: str | None = None
-    ) -> LeaseState | None:
+    def lease(self, want: int, client_id: str, deadline: Millis, now: Millis, lease_key: str | None = None) -> LeaseState | None:
         """Lease up to `want` ready items, oldest first, as one lease; fewer if they are large. None if nothing is ready."""
         parts: list[Part] = []
         count, nbytes = 0, 0.0
-        while self.ready and count < want and (nbytes < MAX_LEASE_BYTES or not count):
+        while self.ready and count < want:
             extent = self.ready[0]
             at = max(0, self.header.head - extent.first)
             each = extent.blob.nbytes / extent.blob.rows
-            room = max(1, int((MAX_LEASE_BYTES - nbytes) / each)) if each else want
-            take = min(want - count, extent.count - at, room)
+            room = int((MAX_LEASE_BYTES - nbytes) / each) if each else want
+            if room < 1 and count:
+                break
+            take = min(want - count, extent.count - at, max(1, room))
             parts.append(Part(extent, at, take, count))
             count += take
             nbytes += take * each
@@ -246,9 +252,7 @@ class Partition:
         self._close_if_empty(lease)
         return True
 
-    def _in_leases(
-        self, offsets: Offsets, ignored: list[tuple[int, IgnoredReason]]
-    ) -> Iterator[tuple[LeaseState, BitMap]]:
+    def _in_leases(self, offsets: Offsets, ignored: list[tuple[int, IgnoredReason]]) -> Iterator[tuple[LeaseState, BitMap]]:
         """The offsets by lease, as positions that are open there. Work is per part touched, not per offset."""
         found: dict[int, tuple[LeaseState, BitMap]] = {}
         at = 0
@@ -261,24 +265,21 @@ class Partition:
                     positions = from_array(offsets[at:end] - part.first + part.base)
                     gone = positions & lease.settled
                     ignored.extend((position - part.base + part.first, "settled") for position in gone)
-                    found.setdefault(lease.number, (lease, BitMap()))[1].update(positions - gone)
+                    if len(gone) < len(positions):
+                        found.setdefault(lease.number, (lease, BitMap()))[1].update(positions - gone)
                     at = end
                     continue
             limit = self.starts[index + 1] if index + 1 < len(self.starts) else None
             end = len(offsets) if limit is None else at + int(np.searchsorted(offsets[at:], limit))
-            ignored.extend(self._why_ignored(offsets[at:end]))
+            ignored.extend((offset, self._why_ignored(offset)) for offset in offsets[at:end].tolist())
             at = end
         yield from found.values()
 
-    def _why_ignored(self, offsets: Offsets) -> Iterator[tuple[int, IgnoredReason]]:
-        firsts = [extent.first for extent in self.ready]
-        for offset in offsets.tolist():
-            if offset >= self.header.next or offset < 0:
-                yield offset, "unknown"
-                continue
-            index = bisect_right(firsts, offset) - 1
-            waits = index >= 0 and offset >= self.header.head and offset < firsts[index] + self.ready[index].count
-            yield offset, "not_leased" if waits else "settled"
+    def _why_ignored(self, offset: int) -> IgnoredReason:
+        """Why an offset is not in a live lease. Told by `head` alone: the line may be long, and a repeated call is normal traffic."""
+        if not 0 <= offset < self.header.next:
+            return "unknown"
+        return "not_leased" if offset >= self.header.head else "settled"
 
     def _stage(self, lease: LeaseState, positions: BitMap, fate: Fate) -> None:
         for other in [staged for staged in lease.staged if staged != fate]:
@@ -339,7 +340,8 @@ class Partition:
         if blob.open == 0:
             del self.blobs[blob.number]
             self._touch(RecordKind.BLOB, blob.number)
-            self._dropped.add(blob.number)
+            if all(forming.blob is not blob for forming in self._forming):
+                self._dropped.add(blob.number)
 
     def _close_if_empty(self, lease: LeaseState) -> None:
         if lease.open == 0:
@@ -456,7 +458,7 @@ class Partition:
         return self.header.now
 
     def _touch(self, kind: RecordKind, key: int) -> None:
-        self._touched.add((kind, str(key)))
+        self._touched[kind, str(key)] = None
 
     def take_changes(self) -> tuple[Changes, dict[int, pa.RecordBatch]] | None:
         """Everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
@@ -467,7 +469,10 @@ class Partition:
         fresh: dict[int, pa.RecordBatch] = {}
         blobs: dict[int, bytes] = {}
         for forming in self._forming:
-            fresh[forming.blob.number], blobs[forming.blob.number] = forming.seal()
+            number = forming.blob.number
+            fresh[number], sealed = forming.seal()
+            if number in self.blobs:
+                blobs[number] = sealed
         changes = Changes(self.txn, pack(self.header), blobs=blobs, dropped_blobs=self._dropped)
         for record_key in self._touched:
             data = self._record(record_key)
@@ -481,8 +486,8 @@ class Partition:
                 changes.deletes.add((RecordKind.KEY, name))
             else:
                 changes.puts[(RecordKind.KEY, name)] = pack_keys(seen)
-        self._forming, self._touched, self._dropped, self._changed = [], set(), set(), False
-        self.keys.touched = set()
+        self._forming, self._touched, self._dropped, self._changed = [], {}, set(), False
+        self.keys.touched = {}
         return changes, fresh
 
     def _record(self, key: RecordKey) -> bytes | None:
@@ -510,7 +515,7 @@ def _due_times(batch: pa.RecordBatch, now: Millis) -> Offsets | None:
     return times if bool((times > now).any()) else None
 
 
-def _runs(mask: np.ndarray) -> Iterator[tuple[int, int]]:  # type: ignore[type-arg]
+def _runs(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
     """The runs of True as (start, end)."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.view(np.int8), [0]))))
     yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

@@ -76,9 +76,8 @@ class App:
             return
         except Exception:
             log.exception("%s failed, request_id %s", path, request_id.decode())
-            await _refuse(
-                send, SluicewayError("internal", "an unexpected error; the server's log has it under this request_id"), request_id
-            )
+            unexpected = SluicewayError("internal", "an unexpected error; the server's log has it under this request_id")
+            await _refuse(send, unexpected, request_id)
             return
         arrow = request.wants_arrow and path in self._gives_arrow
         await respond(send, 200, ARROW if arrow else JSON, body, request_id)

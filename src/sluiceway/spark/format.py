@@ -28,6 +28,8 @@ class SluicewaySource(DataSource):
         return "sluiceway"
 
     def schema(self) -> StructType:
+        # Spark asks this of readers only, as soon as they are loaded: the first place where a missing option can be told.
+        source_options(self.options)
         return SCHEMA
 
     def reader(self, schema: StructType) -> NoReturn:

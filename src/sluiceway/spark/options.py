@@ -79,6 +79,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 def server_options(options: Mapping[str, str]) -> Server:
     """The options that reading and writing share. Raises `invalid_request` that names the option at fault."""
+    _check_names(options, (*SOURCE, *SINK), "using")
     url = _required(options, "url", "the server, such as http://127.0.0.1:2319").rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -118,13 +119,11 @@ def _duration(options: Mapping[str, str], name: str, default: str, least: Millis
 
 def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
     """Spark's own options pass; a name that is nearly ours, or ours for the other direction, is a mistake."""
-    ours = {name.lower(): name for name in known}
     every = {name.lower(): name for name in (*SOURCE, *SINK)}
     for key in options:
-        name = key.lower()
-        if name in ours:
-            continue
-        if name in every:
-            raise invalid(every[name], f"this is no option of {doing} a queue; those are {', '.join(known)}")
-        if near := get_close_matches(name, list(ours), n=1, cutoff=0.75):
-            raise invalid(key, f"there is no such option; did you mean {ours[near[0]]}?")
+        name = every.get(key.lower())
+        if name is None:
+            if near := get_close_matches(key.lower(), list(every), n=1, cutoff=0.75):
+                raise invalid(key, f"there is no such option; did you mean {every[near[0]]}?")
+        elif name not in known:
+            raise invalid(name, f"this is no option of {doing} a queue; those are {', '.join(known)}")

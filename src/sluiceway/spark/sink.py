@@ -26,6 +26,9 @@ QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
 """Spark's names for the local properties that a streaming query gives its tasks."""
 
+GROUPS = 16
+"""Idempotency groups of one task of a streaming query. All keys of a group live in one partition, so one group would fill only that."""
+
 _BODIES = ("payload", "value")
 _TEXT = StringType()
 _COLUMNS: dict[str, DataType] = {
@@ -88,18 +91,20 @@ class _Produce:
         self._body = check_columns(schema)
         self._options = options
 
-    def run(self, batches: Iterator[pa.RecordBatch], prefix: str, extra: dict[str, object]) -> Written:
+    def run(self, batches: Iterator[pa.RecordBatch], prefix: str, sequence: int | None = None) -> Written:
+        """Write the rows in chunks keyed `prefix/number`; with a `sequence`, in groups that remember it."""
         server = self._options.server
         client = Client(server.url, server.request_timeout)
         items = chunks = deduplicated = 0
         try:
             for chunk in recut((to_items(batch, self._body) for batch in batches if batch.num_rows), self._options.chunk_items):
-                query = {
-                    "queue_name": server.queue,
-                    "request_timeout": client.server_wait,
-                    "idempotency_key": f"{prefix}/{chunks}",
-                    **extra,
-                }
+                query: dict[str, object] = {"queue_name": server.queue, "request_timeout": client.server_wait}
+                if sequence is None:
+                    query["idempotency_key"] = f"{prefix}/{chunks}"
+                else:
+                    query["idempotency_key"] = f"{prefix}/{sequence}/{chunks}"
+                    query["idempotency_group"] = f"{prefix}/{chunks % GROUPS}"
+                    query["idempotency_sequence"] = sequence
                 answer = _send(client, query, chunk)
                 items += chunk.num_rows
                 chunks += 1
@@ -130,7 +135,7 @@ class BatchSink(DataSourceArrowWriter):
         self._write_id = options.write_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return self._produce.run(iterator, f"{self._write_id}/{_task().partitionId()}", {})
+        return self._produce.run(iterator, f"{self._write_id}/{_task().partitionId()}")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _report(messages, self._write_id)
@@ -149,8 +154,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         query_id, batch_id = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if query_id is None or batch_id is None:
             raise SluicewayError("internal", f"Spark did not tell this task the local properties {QUERY_ID} and {BATCH_ID}")
-        group = f"{query_id}/{task.partitionId()}"
-        return self._produce.run(iterator, f"{group}/{batch_id}", {"idempotency_group": group, "idempotency_sequence": int(batch_id)})
+        return self._produce.run(iterator, f"{query_id}/{task.partitionId()}", int(batch_id))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _report(messages, f"batch {batchId}")

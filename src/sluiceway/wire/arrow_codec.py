@@ -140,12 +140,14 @@ def _batches(body: bytes, columns: dict[str, Column], most: int) -> list[pa.Reco
     rows = 0
     batches: list[pa.RecordBatch] = []
     for message in reader:
+        # Reading a message as what it is not would end the process, so its type is asked first.
+        expected = "schema" if schema is None else "record batch"
+        if message.type != expected:
+            raise _unreadable(f"a {message.type} message where a {expected} was expected")
         if schema is None:
             schema = pa.ipc.read_schema(message)
             _check_schema(schema, columns)
             continue
-        if message.type != "record batch":
-            raise _unreadable(f"a {message.type} where a record batch was expected")
         header = batch_header(message.metadata)
         if header.compressed:
             raise _unreadable("its buffers are compressed; send them uncompressed")
@@ -199,9 +201,8 @@ def _cast(rows: pa.RecordBatch, columns: dict[str, Column]) -> pa.RecordBatch:
 
 def _check_buffers(array: pa.Array, name: str) -> None:
     # Validation allows an offsets buffer with a ragged end, which nobody who reads it as numbers expects.
-    for buffer in array.buffers()[1:2]:
-        if buffer is not None and (pa.types.is_binary(array.type) or pa.types.is_string(array.type)) and buffer.size % 4:
-            raise _unreadable(f"the offsets of column {name!r} end within a number")
+    if (pa.types.is_binary(array.type) or pa.types.is_string(array.type)) and array.buffers()[1].size % 4:
+        raise _unreadable(f"the offsets of column {name!r} end within a number")
 
 
 def encode_leased(batches: Sequence[pa.RecordBatch], about: dict[str, Any]) -> memoryview:

@@ -110,9 +110,11 @@ class SqlitePartitionStore:
     async def close(self) -> None:
         with self._mutex:
             closings = [self._submit(ref, strand, strand.close) for ref, strand in self._strands.items()]
-        await asyncio.gather(*map(asyncio.wrap_future, closings))
-        self._pool.shutdown()
-        self._lock.release()
+        try:
+            await asyncio.gather(*map(asyncio.wrap_future, closings))
+        finally:
+            self._pool.shutdown()
+            self._lock.release()
 
     async def _run(self, ref: PartitionRef, job: Callable[[_Strand], T]) -> T:
         if not (ref.incarnation.isascii() and ref.incarnation.isalnum()):

@@ -1,0 +1,56 @@
+"""The real clock never goes backwards, whatever happens to the wall clock."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from sluiceway.adapters import system
+from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH, parse_item_id
+
+HOUR = 3_600_000_000_000
+MINUTE = 60_000_000_000
+
+
+class FakeTime:
+    """Nanoseconds, as the standard library tells them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.wall, self.monotonic = 1_000 * HOUR, HOUR
+        monkeypatch.setattr(time, "time_ns", lambda: self.wall)
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self.monotonic)
+        monkeypatch.setattr(system, "_clock", system._Clock())
+
+    def step(self, wall: int, monotonic: int) -> int:
+        """The milliseconds that now() moved on."""
+        before = system.now()
+        self.wall += wall
+        self.monotonic += monotonic
+        return system.now() - before
+
+
+def test_now_is_the_wall_clock() -> None:
+    assert abs(system.now() - time.time() * 1_000) < 5_000
+
+
+def test_now_follows_the_wall_clock_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime(monkeypatch)
+    assert system.now() == 1_000 * 3_600_000
+    assert fake.step(MINUTE, MINUTE) == 60_000
+    assert fake.step(HOUR, MINUTE) == 3_600_000
+
+
+def test_now_runs_on_when_the_wall_clock_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeTime(monkeypatch)
+    assert fake.step(-HOUR, MINUTE) == 60_000
+    assert fake.step(MINUTE, MINUTE) == 60_000
+    assert fake.step(0, 0) == 0
+    assert fake.step(2 * HOUR, 0) == 3_600_000 - 60_000
+
+
+def test_incarnations_differ_and_fit_an_id() -> None:
+    incarnations = {system.new_incarnation() for _ in range(1_000)}
+    assert len(incarnations) == 1_000
+    assert all(len(text) == INCARNATION_LENGTH and set(text) <= set(INCARNATION_ALPHABET) for text in incarnations)
+    assert parse_item_id(f"{incarnations.pop()}.0.1").offset == 1

@@ -1,0 +1,130 @@
+"""The client that Spark's processes use: what it repeats, for how long, and what it says in the end."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pyarrow as pa
+import pytest
+
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.spark.http import Client
+
+
+def problem(status: int, code: str) -> tuple[int, bytes]:
+    return status, json.dumps({"code": code, "detail": f"about {code}"}).encode()
+
+
+class Script:
+    """A server that gives the answers of a script, one a request, and keeps what it was sent. An empty answer drops the connection."""
+
+    def __init__(self, answers: list[tuple[int, bytes]]) -> None:
+        self.seen: list[tuple[str, bytes]] = []
+        script, seen = iter(answers), self.seen
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                seen.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+                status, body = next(script)
+                if not status:
+                    self.close_connection = True
+                    self.connection.shutdown(socket.SHUT_RDWR)
+                    return
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+
+@contextmanager
+def scripted(*answers: tuple[int, bytes]) -> Iterator[Script]:
+    script = Script(list(answers))
+    thread = threading.Thread(target=script.server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield script
+    finally:
+        script.server.shutdown()
+        script.server.server_close()
+        thread.join()
+
+
+OK = (200, b'{"fine": true}')
+DROPPED = (0, b"")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [problem(503, "unavailable"), problem(504, "outcome_unknown"), problem(429, "too_many_requests"), (503, b"<html>"), DROPPED],
+)
+def test_a_passing_fault_is_repeated_with_the_same_body(fault: tuple[int, bytes]) -> None:
+    with scripted(fault, fault, OK) as script:
+        client = Client(script.url, 10_000)
+        assert client.call("/v1/queue.stats", {"queue_name": "q"}) == {"fine": True}
+        client.close()
+        assert script.seen == [("/v1/queue.stats", b'{"queue_name": "q"}')] * 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "code"),
+    [
+        (problem(404, "queue_not_found"), "queue_not_found"),
+        (problem(503, "partition_damaged"), "partition_damaged"),
+        (problem(500, "internal"), "internal"),
+        ((400, b"what"), "internal"),
+    ],
+)
+def test_a_lasting_refusal_is_raised_at_once(answer: tuple[int, bytes], code: str) -> None:
+    with scripted(answer) as script:
+        client = Client(script.url, 10_000)
+        with pytest.raises(SluicewayError) as caught:
+            client.call("/v1/queue.stats", {})
+        client.close()
+        assert caught.value.code == code
+        assert len(script.seen) == 1
+
+
+def test_the_last_error_is_raised_when_the_time_is_up() -> None:
+    with scripted(*[problem(503, "unavailable")] * 1_000) as script:
+        client = Client(script.url, 200)
+        with pytest.raises(SluicewayError, match=r"about unavailable .*tried for 200ms; option requestTimeout"):
+            client.call("/v1/queue.stats", {})
+        client.close()
+        assert len(script.seen) > 1
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+    with pytest.raises(SluicewayError, match=url) as caught:
+        Client(url, 100).call("/v1/queue.stats", {})
+    assert caught.value.retryable
+
+
+def test_arrow_is_sent_and_fetched() -> None:
+    batch = pa.record_batch({"payload": pa.array([b"x", b"y"], pa.binary())})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    with scripted(OK, (200, sink.getvalue().to_pybytes())) as script:
+        client = Client(script.url, 1_000)
+        client.send_arrow("/v1/queue.produce", {"idempotency_key": "a/b c"}, batch)
+        assert client.fetch_arrow("/v1/queue.peek", {}).read_all().to_batches() == [batch]
+        client.close()
+        path, body = script.seen[0]
+        assert path == "/v1/queue.produce?idempotency_key=a%2Fb+c"
+        assert pa.ipc.open_stream(body).read_all().to_batches() == [batch]

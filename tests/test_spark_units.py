@@ -1,0 +1,200 @@
+"""The parts of the Spark side that need neither Spark nor a server: options, offsets, chunks, rows."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
+
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.items import HEADERS
+from sluiceway.spark import sink
+from sluiceway.spark.chunks import recut, row_bytes
+from sluiceway.spark.offsets import HeldLease, Offset
+from sluiceway.spark.options import sink_options, source_options
+from sluiceway.spark.rows import SCHEMA, to_rows
+from sluiceway.spark.settle import check_columns as check_outcome_columns
+
+SOURCE = {"url": "http://127.0.0.1:1", "queue": "q", "consumer": "c"}
+SINK = {"url": "http://127.0.0.1:1", "queue": "q"}
+
+
+def refusal(call: object, *arguments: object) -> SluicewayError:
+    with pytest.raises(SluicewayError) as caught:
+        call(*arguments)  # type: ignore[operator]
+    return caught.value
+
+
+# ---- options ----------------------------------------------------------------------------------------------------
+
+
+def test_options_have_defaults_and_arrive_in_lower_case() -> None:
+    options = source_options({**SOURCE, "maxitemspertrigger": "7", "holdfor": "2h"})
+    assert (options.max_items_per_trigger, options.min_partitions, options.hold_for) == (7, 1, 7_200_000)
+    assert options.server.request_timeout == 120_000
+    assert sink_options(SINK).chunk_items == 1_000
+
+
+@pytest.mark.parametrize("name", ["url", "queue", "consumer"])
+def test_a_missing_option_is_named(name: str) -> None:
+    error = refusal(source_options, {key: value for key, value in SOURCE.items() if key != name})
+    assert error.field == name
+    assert "required" in error.detail
+
+
+@pytest.mark.parametrize(
+    ("options", "field", "says"),
+    [
+        ({"maxitemspertriger": "5"}, "maxitemspertriger", "did you mean maxItemsPerTrigger?"),
+        ({"chunkitems": "5"}, "chunkItems", "no option of reading"),
+        ({"maxitemspertrigger": "0"}, "maxItemsPerTrigger", "whole number"),
+        ({"holdfor": "a while"}, "holdFor", "duration"),
+        ({"holdfor": "31d"}, "holdFor", "out of range"),
+        ({"url": "localhost:80"}, "url", "address of a server"),
+        ({"queue": "../q"}, "queue", "queue name"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, str], field: str, says: str) -> None:
+    error = refusal(source_options, {**SOURCE, **options})
+    assert error.field == field
+    assert says in error.detail
+
+
+@pytest.mark.parametrize(
+    ("options", "field"), [({"mode": "send"}, "mode"), ({"chunkitems": "10001"}, "chunkItems"), ({"consumer": "c"}, "consumer")]
+)
+def test_a_wrong_option_of_the_sink_is_named(options: dict[str, str], field: str) -> None:
+    assert refusal(sink_options, {**SINK, **options}).field == field
+
+
+def test_sparks_own_options_pass() -> None:
+    sink_options({**SINK, "checkpointLocation": "/tmp/x", "queryName": "n", "path": "/p"})
+
+
+# ---- offsets ----------------------------------------------------------------------------------------------------
+
+
+def test_an_offset_survives_sparks_log_as_the_same_text() -> None:
+    offset = Offset("n", 3).following([HeldLease("q.0.L1", 5), HeldLease("q.1.L2", 2)], 1)
+    text = json.dumps(offset.to_dict())
+    assert json.dumps(json.loads(text)) == text
+    assert Offset.parse(json.loads(text)) == offset
+    assert list(offset.to_dict()) == sorted(offset.to_dict())
+
+
+@given(st.lists(st.integers(1, 25_000), min_size=1, max_size=8), st.integers(1, 40))
+def test_tasks_cover_every_item_once_in_order(counts: list[int], min_partitions: int) -> None:
+    offset = Offset("n").following([HeldLease(f"q.0.L{n}", count) for n, count in enumerate(counts)], min_partitions)
+    tasks = list(offset.tasks())
+    read = [(part.lease_id, part.start + n) for task in tasks for part in task for n in (0, part.count - 1)]
+    assert read == sorted(read, key=lambda place: (int(place[0].rpartition("L")[2]), place[1]))
+    for n, count in enumerate(counts):
+        parts = [part for task in tasks for part in task if part.lease_id == f"q.0.L{n}"]
+        assert parts[0].start == 0
+        assert [part.start + part.count for part in parts] == [*[part.start for part in parts[1:]], count]
+    assert max(sum(part.count for part in task) for task in tasks) <= 10_000
+    assert len(tasks) >= min(min_partitions, sum(counts))
+
+
+# ---- chunks -----------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.binary(max_size=30), min_size=1, max_size=60),
+    st.lists(st.integers(0, 60), max_size=6),
+    st.integers(1, 10),
+    st.integers(1, 80),
+)
+def test_chunks_do_not_depend_on_how_rows_arrive(payloads: list[bytes], cuts: list[int], chunk_items: int, chunk_bytes: int) -> None:
+    whole = pa.record_batch({"payload": pa.array(payloads, pa.binary())})
+    edges = [0, *sorted(min(cut, len(payloads)) for cut in cuts), len(payloads)]
+    pieces = [whole.slice(start, end - start) for start, end in zip(edges, edges[1:], strict=False)]
+    expected = [chunk.column("payload").to_pylist() for chunk in recut([whole], chunk_items, chunk_bytes)]
+    assert [chunk.column("payload").to_pylist() for chunk in recut(pieces, chunk_items, chunk_bytes)] == expected
+    assert [payload for chunk in expected for payload in chunk] == payloads
+    for chunk in expected:
+        assert len(chunk) <= chunk_items
+        assert len(chunk) == 1 or sum(map(len, chunk)) <= chunk_bytes
+
+
+def test_row_bytes_count_texts_and_headers_of_a_slice() -> None:
+    batch = pa.record_batch(
+        {
+            "payload": pa.array([b"abc", b"", b"0123456789"], pa.binary()),
+            "kind": pa.array(["a", None, "bb"]),
+            "headers": pa.array([[("k", "v")], None, [("aa", "bbb"), ("c", "")]], HEADERS),
+        }
+    )
+    assert row_bytes(batch).tolist() == [6, 0, 18]
+    assert row_bytes(batch.slice(1)).tolist() == [0, 18]
+    assert row_bytes(batch.slice(3)).tolist() == []
+
+
+# ---- rows -------------------------------------------------------------------------------------------------------
+
+
+def test_leased_items_become_rows() -> None:
+    batch = pa.record_batch(
+        {
+            "partition": pa.array([3, 3], pa.int32()),
+            "lease": pa.array([9, 9], pa.int64()),
+            "offset": pa.array([40, 41], pa.int64()),
+            "origin_offset": pa.array([4, 41], pa.int64()),
+            "attempts": pa.array([2, 1], pa.int32()),
+            "enqueued_at": pa.array([1_000, 2_000], pa.timestamp("ms", "UTC")),
+            "payload": pa.array([b"x", b"y"], pa.binary()),
+            "origin": pa.array([None, "other.0.7"]),
+        }
+    ).replace_schema_metadata({"sluiceway": json.dumps({"incarnation": "k7f3q2ma"})})
+    rows = to_rows(batch, "q", "k7f3q2ma.3.L9", to_arrow_schema(SCHEMA, timezone="UTC")).to_pylist()
+    assert [row["id"] for row in rows] == ["k7f3q2ma.3.40", "k7f3q2ma.3.41"]
+    assert [row["origin"] for row in rows] == ["k7f3q2ma.3.4", "other.0.7"]
+    assert [(row["queue"], row["lease_id"], row["kind"], row["headers"]) for row in rows] == [("q", "k7f3q2ma.3.L9", None, None)] * 2
+    assert [row["enqueued_at"].timestamp() for row in rows] == [1, 2]
+
+
+# ---- columns of the sinks ---------------------------------------------------------------------------------------
+
+
+def schema(**columns: object) -> StructType:
+    return StructType([StructField(name, kind) for name, kind in columns.items()])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("columns", "field"),
+    [
+        (schema(id=LongType()), "payload"),
+        (schema(value=StringType(), payload=BinaryType()), "payload"),
+        (schema(value=LongType()), "value"),
+        (schema(value=StringType(), key=StringType()), "key"),
+        (schema(value=StringType(), headers=StringType()), "headers"),
+        (schema(value=StringType(), enqueue_at=StringType()), "enqueue_at"),
+    ],
+)
+def test_a_wrong_column_of_items_is_named(columns: StructType, field: str) -> None:
+    assert refusal(sink.check_columns, columns).field == field
+
+
+@pytest.mark.parametrize(
+    ("columns", "field"),
+    [
+        (schema(id=StringType()), "outcome"),
+        (schema(outcome=StringType()), "id"),
+        (schema(outcome=StringType(), offset=LongType()), "id"),
+        (schema(id=StringType(), outcome=LongType()), "outcome"),
+        (schema(id=StringType(), outcome=StringType(), retry_after=LongType()), "retry_after"),
+    ],
+)
+def test_a_wrong_column_of_outcomes_is_named(columns: StructType, field: str) -> None:
+    assert refusal(check_outcome_columns, columns).field == field
+
+
+def test_writers_can_be_sent_to_tasks() -> None:
+    writer = sink.BatchSink(schema(value=StringType()), sink_options({**SINK, "writeid": "w"}))
+    assert isinstance(pickle.loads(pickle.dumps(writer)), sink.BatchSink)
