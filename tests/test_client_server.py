@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -197,20 +198,21 @@ def test_a_produce_outlives_a_killed_server(tmp_path: Path) -> None:
     def acknowledge(count: int) -> None:
         wait_until(lambda: len(acknowledged) >= count, f"acknowledgement {count}")
 
-    server = ServerProcess(tmp_path / "data")
-    with Client(server.url) as client, ThreadPoolExecutor() as threads:
+    with ExitStack() as stack:
+        server = stack.enter_context(ServerProcess(tmp_path / "data"))
+        client = stack.enter_context(Client(server.url))
+        threads = stack.enter_context(ThreadPoolExecutor())
         client.create_queue("q", requested_partitions=2)
         producers = [threads.submit(produce, server.url) for _ in range(2)]
         for enough in (1_000, 4_000):
             acknowledge(enough)
             server.kill()
-            server = ServerProcess(tmp_path / "data", server.address)
-        with server:
-            for producer in producers:
-                producer.result(timeout=60)
-            stored: list[LeasedItem] = []
-            while leased := client.lease("q", batch_size=1_000).items:
-                stored += leased
+            server = stack.enter_context(ServerProcess(tmp_path / "data", server.address))
+        for producer in producers:
+            producer.result(timeout=60)
+        stored: list[LeasedItem] = []
+        while leased := client.lease("q", batch_size=1_000).items:
+            stored += leased
     assert len(acknowledged) == len(set(acknowledged)) == 2 * 10 * calls
     assert {item.id for item in stored} == set(acknowledged)
     payloads = [f"{n}/{part}".encode() for n in range(calls) for part in range(10)]

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
-from spark_world import Server, server, until
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark.offsets import Offset
 from sluiceway.spark.options import source_options
 from sluiceway.spark.source import LeaseStreamReader, Task
+from spark_world import Server, server, until
 
 ALL = ReadAllAvailable()
 
@@ -156,7 +155,7 @@ def test_an_empty_range_has_no_tasks_and_a_skipped_batch_is_refused(world: Serve
     driver = reader(world, "unused")
     offset = Offset("n", 3).to_dict()
     assert driver.partitions(offset, offset) == []
-    with pytest.raises(SluicewayError, match="batches 2 to 3 at once.*asynchronous progress"):
+    with pytest.raises(SluicewayError, match=r"batches 2 to 3 at once.*asynchronous progress"):
         driver.partitions(Offset("n", 1).to_dict(), offset)
 
 

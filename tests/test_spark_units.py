@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -114,7 +115,7 @@ def test_tasks_cover_every_item_once_in_order(counts: list[int], min_partitions:
 def test_chunks_do_not_depend_on_how_rows_arrive(payloads: list[bytes], cuts: list[int], chunk_items: int, chunk_bytes: int) -> None:
     whole = pa.record_batch({"payload": pa.array(payloads, pa.binary())})
     edges = [0, *sorted(min(cut, len(payloads)) for cut in cuts), len(payloads)]
-    pieces = [whole.slice(start, end - start) for start, end in zip(edges, edges[1:], strict=False)]
+    pieces = [whole.slice(start, end - start) for start, end in pairwise(edges)]
     expected = [chunk.column("payload").to_pylist() for chunk in recut([whole], chunk_items, chunk_bytes)]
     assert [chunk.column("payload").to_pylist() for chunk in recut(pieces, chunk_items, chunk_bytes)] == expected
     assert [payload for chunk in expected for payload in chunk] == payloads

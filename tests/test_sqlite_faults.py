@@ -198,12 +198,15 @@ async def test_the_answer_does_not_wait_for_the_checkpoint(tmp_path: Path, disk:
     def hook(_call: str, path: Path) -> None:
         if path.suffix == ".sqlite":
             begun.set()
-            go_on.wait(30)
+            go_on.wait(20)
 
     disk.hook = hook
-    assert await store.apply(REF, Changes(1, b"", blobs={1: bytes(CHECKPOINT_BYTES)}), FENCE) is Outcome.DONE
-    assert await asyncio.to_thread(begun.wait, 30)
-    go_on.set()
+    try:
+        async with asyncio.timeout(10):
+            assert await store.apply(REF, Changes(1, b"", blobs={1: bytes(CHECKPOINT_BYTES)}), FENCE) is Outcome.DONE
+            assert await asyncio.to_thread(begun.wait, 10)
+    finally:
+        go_on.set()
     assert await store.apply(REF, Changes(2, b""), FENCE) is Outcome.DONE
     await store.close()
 
@@ -217,16 +220,19 @@ async def test_a_stalled_commit_holds_up_its_partition_alone(tmp_path: Path, dis
 
     def hook(_call: str, path: Path) -> None:
         if path.name.startswith("k7f3q2ma-0."):
-            go_on.wait(30)
+            go_on.wait(20)
 
     disk.hook = hook
     stalled = asyncio.create_task(store.apply(REF, turn(1), FENCE))
     waiting = asyncio.create_task(store.browse(REF))
-    for txn in range(1, 6):
-        assert await store.apply(OTHER, turn(txn), FENCE) is Outcome.DONE
-    assert not stalled.done()
-    assert not waiting.done()
-    go_on.set()
+    try:
+        async with asyncio.timeout(10):
+            for txn in range(1, 6):
+                assert await store.apply(OTHER, turn(txn), FENCE) is Outcome.DONE
+        assert not stalled.done()
+        assert not waiting.done()
+    finally:
+        go_on.set()
     assert await stalled is Outcome.DONE
     assert await waiting == after(1)
     await store.close()

@@ -147,6 +147,10 @@ async def test_dropping_leaves_no_file(tmp_path: Path) -> None:
     await store.apply(REF, turn(1), FENCE)
     await store.drop(REF)
     assert os.listdir(tmp_path) == ["lock"]
+    for left_by_a_crash in ("", "-journal", "-wal"):
+        (tmp_path / f"k7f3q2ma-1.sqlite{left_by_a_crash}").write_bytes(os.urandom(10_000))
+    await store.drop(OTHER)
+    assert os.listdir(tmp_path) == ["lock"]
     await store.close()
 
 

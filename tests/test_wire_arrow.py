@@ -218,7 +218,13 @@ def test_query_parameters() -> None:
 
 
 def settle_batch(rows: Iterable[tuple[int, int, str, int | None, str | None]]) -> pa.RecordBatch:
-    kinds = [("partition", pa.int32()), ("offset", pa.int64()), ("outcome", pa.utf8()), ("retry_after_ms", pa.int64()), ("reason", pa.utf8())]
+    kinds = [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("outcome", pa.utf8()),
+        ("retry_after_ms", pa.int64()),
+        ("reason", pa.utf8()),
+    ]
     columns = list(zip(*rows, strict=True))
     return batch(**{name: pa.array(column, kind) for (name, kind), column in zip(kinds, columns, strict=True)})
 

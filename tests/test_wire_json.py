@@ -186,7 +186,19 @@ def test_refusal_names_its_field(request_of: Callable[[], object], field: str) -
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"nul", b"[]", b"7", b"{", b"\xff\xfe", b'{"queue_name":"\xff"}', b'{"queue_name":"\\ud800"}', b"[" * 100_000, b"{} {}", b'{"a":NaN}'],
+    [
+        b"",
+        b"nul",
+        b"[]",
+        b"7",
+        b"{",
+        b"\xff\xfe",
+        b'{"queue_name":"\xff"}',
+        b'{"queue_name":"\\ud800"}',
+        b"[" * 100_000,
+        b"{} {}",
+        b'{"a":NaN}',
+    ],
 )
 def test_what_is_no_json_object_is_an_invalid_body(body: bytes) -> None:
     with pytest.raises(SluicewayError) as caught:
@@ -304,7 +316,7 @@ def test_items_come_out_as_they_went_in(sent: list[dict[str, Any]], as_text: boo
 
     batch = produce(items=[wire(fields) for fields in sent]).batch
     batch.validate(full=True)
-    got = json.loads(answers.leased(RECORD, leased_of(batch), arrow=False))
+    got = json.loads(bytes(answers.leased(RECORD, leased_of(batch), arrow=False)))
     assert [base64.b64decode(item["bytes"]) for item in got["items"]] == [fields["payload"] for fields in sent]
     for name in ("kind", "encoding", "reference", "headers"):
         assert [item[name] for item in got["items"]] == [fields.get(name) for fields in sent]
@@ -324,7 +336,7 @@ def leased_of(batch: pa.RecordBatch) -> Leased:
 def test_looked_at_items_have_no_lease() -> None:
     rows = np.arange(1, dtype=np.int64)
     batch = served(1, 0, Slice(0, rows, rows, 0, NOW), produce().batch)
-    got = json.loads(answers.peeked(RECORD, [batch], arrow=False))["items"][0]
+    got = json.loads(bytes(answers.peeked(RECORD, [batch], arrow=False)))["items"][0]
     assert (got["lease_id"], got["lease_deadline"], got["attempts"]) == (None, None, 0)
     assert got["enqueued_at"] == format_time(NOW)
 

@@ -6,7 +6,8 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 import click
 
@@ -15,6 +16,7 @@ from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
     import msgspec
+    from rich.console import Console
     from rich.table import Table
 
     from sluiceway.client import Client
@@ -34,7 +36,6 @@ _NEXT = {
     "queue_exists": "`sluiceway queue info NAME` shows it",
     "queue_not_empty": "complete what is in it, or delete it all the same with --force",
     "key_conflict": "the key was used for other items; take a new one",
-    "lease_not_found": "its items were settled or are waiting again; lease anew",
     "outcome_unknown": "it may or may not have happened; look with `sluiceway stats QUEUE` before you repeat it",
 }
 
@@ -42,7 +43,7 @@ _NEXT = {
 class Failure(click.ClickException):
     """A command that ended with an error of Sluiceway's: one line on stderr (one JSON object with --json) and an exit code."""
 
-    def __init__(self, error: SluicewayError, url: str, as_json: bool, done: str = "") -> None:
+    def __init__(self, error: SluicewayError, url: str = "", as_json: bool = False, done: str = "") -> None:
         super().__init__(error.detail)
         self.error, self.url, self.as_json, self.done = error, url, as_json, done
 
@@ -113,6 +114,8 @@ def connected(command: Callable[..., T]) -> Callable[..., T]:
     @duration_option("--retry-for", default="0s", help="Repeat what may safely be repeated, this long.")
     @functools.wraps(command)
     def run(url: str, as_json: bool, retry_for: str, **options: object) -> T:
+        # httpx loads its own command line, which takes more time than the rest of it; without that it does as well.
+        sys.modules.setdefault("httpx._main", cast(ModuleType, None))
         from sluiceway.client import Client
 
         try:
@@ -147,12 +150,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Itera
     return result
 
 
-def print_table(rows: Table) -> None:
+def wide_console() -> Console:
+    """A console that cuts no column short: a number without its end is a wrong number."""
     from rich.console import Console
 
-    console = Console()
-    # A pipe has no width; nothing is cut off for a program.
-    (console if console.is_terminal else Console(width=1_000_000)).print(rows, crop=False)
+    return Console(width=1_000_000)
+
+
+def print_table(rows: Table) -> None:
+    wide_console().print(rows)
 
 
 def printable(payload: bytes, longest: int = 200) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +16,10 @@ from sluiceway.cli.common import (
     connected,
     duration_option,
     print_json,
+    print_table,
     printable,
     table,
+    wide_console,
 )
 from sluiceway.cli.lines import produce_lines
 from sluiceway.kernel.errors import SluicewayError
@@ -51,7 +55,10 @@ def produce(session: Session, queue: str, items: tuple[str, ...], file: str | No
 @click.option("--client-id", default="cli", show_default=True, help="The consumer's name in the lease.")
 @connected
 def lease(session: Session, queue: str, count: int, wait: str, lease_timeout: str | None, client_id: str) -> None:
-    """Take items from QUEUE for a while. With --json: one object per item, its payload as `utf8`, or as `bytes` in base64."""
+    """Take items from QUEUE for a while.
+
+    With --json: one object per item, its payload as `utf8`, or as `bytes` in base64.
+    """
     del client_id  # it named the session's client
     leased = session.client.lease(queue, batch_size=count, request_timeout=wait, lease_timeout=lease_timeout)
     if session.as_json:
@@ -61,8 +68,9 @@ def lease(session: Session, queue: str, count: int, wait: str, lease_timeout: st
     if not leased.items:
         click.echo("no items", err=True)
         return
-    rows = [(item.id, str(item.attempts), printable(item.payload)) for item in leased]
-    session.print({}, table(("id", "attempt", "payload"), rows, right=("attempt",)))
+    longest = max(20, shutil.get_terminal_size().columns - 40) if sys.stdout.isatty() else 200
+    rows = [(item.id, item.attempts, printable(item.payload, longest)) for item in leased]
+    print_table(table(("id", "attempt", "payload"), rows, right=("attempt",)))
     for each in leased.leases:
         until = each.lease_deadline.astimezone().strftime("%H:%M:%S")
         click.echo(f"lease {each.lease_id}: {each.count} until {until}; sluiceway complete {queue} --lease {each.lease_id}", err=True)
@@ -151,17 +159,18 @@ def stats(session: Session, queue: str, watch: bool) -> None:
     else:
         from rich.live import Live
 
-        with Live(_stats_table(answer), auto_refresh=False) as live:
+        with Live(_stats_table(answer), console=wide_console(), auto_refresh=False) as live:
             while True:
                 time.sleep(WATCH_PAUSE)
                 live.update(_stats_table(session.client.stats(queue)), refresh=True)
 
 
 def _stats_table(stats: QueueStats) -> Table:
-    names = ("ready", "total_leased", "scheduled", "total", "produced", "completed", "retried", "expired", "dead")
-    titles = ("ready", "leased", "scheduled", "total", "produced", "completed", "retried", "expired", "dead")
-    rows: list[tuple[object, ...]] = [
-        (str(part.partition), part.state, *(getattr(part, name) for name in names)) for part in stats.partitions
-    ]
-    rows.append(("all", "", *(sum(getattr(part, name) for part in stats.partitions) for name in names)))
-    return table(("partition", "state", *titles), rows, right=("partition", *titles))
+    names = ("ready", "total_leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
+    titles = ("ready", "leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
+    rows: list[tuple[object, ...]] = []
+    for part in stats.partitions:
+        state = "" if part.state == "available" else f" {part.state}"
+        rows.append((f"{part.partition}{state}", *(getattr(part, name) for name in names)))
+    rows.append(("all", *(sum(getattr(part, name) for part in stats.partitions) for name in names)))
+    return table(("part", *titles), rows, right=titles)

@@ -12,6 +12,7 @@ from sluiceway.cli.common import EXIT_INTERRUPTED, Failure, exit_code
 from sluiceway.cli.items import complete, lease, produce, retry, stats
 from sluiceway.cli.queues import queue
 from sluiceway.cli.servers import dev, serve
+from sluiceway.kernel.errors import SluicewayError
 
 
 class InOrder(click.Group):
@@ -35,7 +36,11 @@ def cli() -> None:
 
 @cli.command()
 @click.option("--input", "input_", metavar="PATH", help="Your own file or folder (CSV, JSON lines, Parquet, text) instead of the flights.")
-@click.option("--kill", metavar="WHAT", help="Kill that part in mid-work, to see it recover: server or driver.")
+@click.option(
+    "--kill",
+    metavar="WHAT",
+    help="Kill a part in mid-work, to see it recover: server-ingest, server-process, driver, or all.",
+)
 @click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there instead of in a temporary folder.")
 def demo(input_: str | None, kill: str | None, data: Path | None) -> int:
     """Feed a Spark pipeline from a queue, and check the books."""
@@ -55,7 +60,8 @@ def main() -> None:
     """Run the command line and exit with its code. An unforeseen error shows its traceback and exits with 1."""
     try:
         code = cli.main(prog_name="sluiceway", standalone_mode=False)
-    except Failure as failure:
+    except (Failure, SluicewayError) as error:
+        failure = error if isinstance(error, Failure) else Failure(error)
         failure.show()
         sys.exit(exit_code(failure.error))
     except click.ClickException as error:

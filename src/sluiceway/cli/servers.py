@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
-from sluiceway.cli.common import DEFAULT_PORT, DEFAULT_URL, Failure
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.cli.common import DEFAULT_PORT, DEFAULT_URL
 
 LOOPBACK = "127.0.0.1"
 _TRY = (
@@ -47,8 +44,10 @@ def serve(data: Path, listen: tuple[str, int], insecure: bool, url_file: Path | 
     """Run a server until it is told to stop (Ctrl-C or SIGTERM)."""
     from sluiceway.server.run import serve as run
 
-    with _failing():
+    try:
         run(data, *listen, insecure=insecure, url_file=url_file)
+    except OSError as error:
+        raise click.ClickException(str(error)) from error
 
 
 @click.command()
@@ -69,23 +68,9 @@ def dev(data: Path) -> None:
 
     from sluiceway.server.run import serve as run
 
-    with _failing():
-        try:
-            run(data, LOOPBACK, DEFAULT_PORT, ready)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise
-            run(data, LOOPBACK, 0, ready)
-
-
-@contextlib.contextmanager
-def _failing() -> Iterator[None]:
-    """What keeps a server from starting, in one line."""
-    from sluiceway.adapters.lock import DirectoryInUseError
-
     try:
-        yield
-    except SluicewayError as error:
-        raise Failure(error, "", False) from error
-    except (OSError, DirectoryInUseError) as error:
-        raise click.ClickException(str(error)) from error
+        run(data, LOOPBACK, DEFAULT_PORT, ready)
+    except OSError as error:
+        if error.errno != errno.EADDRINUSE:
+            raise click.ClickException(str(error)) from error
+        run(data, LOOPBACK, 0, ready)

@@ -35,7 +35,8 @@ class Client:
     a few seconds. `retry_for="0s"` never repeats.
 
     With `generate_keys` a produce without a key gets one of its own, so that repeating it never stores an item twice; the
-    server remembers each key for 24 hours. `client_id` names this consumer in leases; by default it is new for each client.
+    server remembers each key for 24 hours, a million in a partition, so pass False where many small calls outnumber that and an
+    unknown outcome may be raised. `client_id` names this consumer in leases; by default it is new for each client.
     """
 
     def __init__(

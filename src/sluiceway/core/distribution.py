@@ -35,10 +35,12 @@ def deal(available: int, wants: Sequence[int]) -> list[int]:
 
     Where the items do not come out even, those who came first have one more.
     """
-    shares = [0] * len(wants)
-    left = len(wants)
-    for index in sorted(range(len(wants)), key=lambda i: (wants[i], -i)):
-        shares[index] = min(wants[index], available // left)
-        available -= shares[index]
-        left -= 1
+    shares = list(wants)
+    hungry = sorted(range(len(wants)), key=lambda index: -wants[index])
+    while hungry and wants[hungry[-1]] <= available // len(hungry):
+        available -= wants[hungry.pop()]
+    if hungry:
+        level, over = divmod(available, len(hungry))
+        for place, index in enumerate(sorted(hungry)):
+            shares[index] = level + (place < over)
     return shares

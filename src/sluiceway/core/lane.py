@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from sluiceway.core.looking import open_slices, stats_of
 from sluiceway.core.partition import Partition
 from sluiceway.core.tickets import Grant, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
-from sluiceway.model.requests import Extended, IgnoredReason, LeaseInfo, Produce, Produced, Selection, Settled
+from sluiceway.model.requests import Extended, IgnoredReason, LeaseInfo, PartitionStats, Produce, Produced, Selection, Settled
 
 
 class LaneState(Enum):
@@ -68,6 +69,22 @@ class Lane:
     def takes_work(self) -> bool:
         """Open: a request may wait here for the next transaction."""
         return self.state in (LaneState.READY, LaneState.COMMITTING)
+
+    def unavailable(self) -> SluicewayError:
+        """Why the lane takes no work."""
+        if self.state is LaneState.STOPPED:
+            return SluicewayError("partition_damaged", f"partition {self.number} is stopped: {self.problem}")
+        return SluicewayError("unavailable", f"partition {self.number} is not available: {self.problem or 'it is being opened'}")
+
+    def grant(self, number: int, count: int, deadline: Millis) -> Grant:
+        """The lease of that number as it is given to a waiter."""
+        return Grant(LeaseInfo(self.number, number, count, deadline), open_slices(self.partition.leases[number]))
+
+    def stats(self) -> PartitionStats:
+        stats = stats_of(self.partition, self.number)
+        stats.failures = self.failures
+        stats.state = "available" if self.takes_work else self.state.value
+        return stats
 
     def put(self, ticket: Ticket, work: Work) -> None:
         self.waiting.append((ticket, work))

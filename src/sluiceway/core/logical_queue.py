@@ -8,12 +8,11 @@ No reply leaves before the commit that it depends on.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Callable, Iterable
 
 from sluiceway.core.distribution import Candidate, deal, emptiest, home
 from sluiceway.core.lane import Answer, ExtendPart, Lane, LaneState, SettlePart
-from sluiceway.core.looking import open_slices, stats_of
+from sluiceway.core.looking import open_slices
 from sluiceway.core.partition import Partition
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
@@ -24,6 +23,9 @@ from sluiceway.model.requests import Extend, Lease, LeaseInfo, Produce, Produced
 
 FLIGHT_PATIENCE = 30_000
 """Milliseconds past its deadline that a lease waits for a commit in flight: its answer would be lost otherwise."""
+
+BUSY_PATIENCE = 1_000
+"""Milliseconds past its deadline that a lease of which nothing is in flight waits for a partition that is writing and has items."""
 
 REOPEN_AFTER = (50, 5_000)
 """Milliseconds before a failed partition is opened again: first, and at most (doubling)."""
@@ -40,6 +42,7 @@ class LogicalQueue:
         self.lease_timeout = lease_timeout
         self.produces: dict[int, Ticket] = {}
         self.waiters: dict[int, Ticket] = {}
+        self._unanswered: dict[int, Ticket] = {}
         self._deadlines: list[tuple[Millis, int, Ticket]] = []
         self._tickets = 0
         self._choices = 0
@@ -49,10 +52,11 @@ class LogicalQueue:
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request. Raises too_many_requests; otherwise exactly one Reply follows, unless it is cancelled."""
-        if len(self.produces) + len(self.waiters) >= MAX_WAITING:
+        if len(self._unanswered) >= MAX_WAITING:
             raise SluicewayError("too_many_requests", f"{MAX_WAITING} requests wait on this queue already; try later")
         self._tickets += 1
         ticket.number = self._tickets
+        self._unanswered[ticket.number] = ticket
         heapq.heappush(self._deadlines, (ticket.deadline, ticket.number, ticket))
         request = ticket.request
         if isinstance(request, Produce):
@@ -66,7 +70,7 @@ class LogicalQueue:
         else:
             self._submit_extend(ticket, request)
         if isinstance(request, Settle | Extend) and not ticket.awaiting:
-            self._reply(ticket, ticket.error or _result(ticket))
+            self._reply(ticket, ticket.error or ticket.result(ticket.deadline))
 
     def _submit_extend(self, ticket: Ticket, request: Extend) -> None:
         ticket.extended.ignored.extend((name, "unknown") for name in request.foreign)
@@ -84,7 +88,7 @@ class LogicalQueue:
         if lane.takes_work:
             lane.put(ticket, work)
         else:
-            ticket.error = _unavailable(lane)
+            ticket.error = lane.unavailable()
 
     def cancel(self, ticket: Ticket) -> None:
         """The client is gone: do not begin what has not begun. What is in flight goes on, and nobody is told."""
@@ -100,9 +104,9 @@ class LogicalQueue:
             self._fail(lane, now, final)
             return
         landed = lane.flight_txn and loaded.txn >= lane.flight_txn
-        lane.partition, lane.state, lane.failed_in_a_row, lane.problem = loaded, LaneState.READY, 0, ""
+        lane.partition, lane.state, lane.problem = loaded, LaneState.READY, ""
         lane.transferring = None
-        self._land(lane, bool(landed))
+        self._land(lane, bool(landed), now)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis) -> None:
         """The answer to `Commit`."""
@@ -110,13 +114,14 @@ class LogicalQueue:
         if opening != lane.opening:
             return
         if outcome is Outcome.DONE:
-            lane.state = LaneState.READY
-            self._land(lane, True)
+            # Not before: a partition that opens but takes no commit would be opened again and again without a pause.
+            lane.state, lane.failed_in_a_row = LaneState.READY, 0
+            self._land(lane, True, now)
             return
         lane.failures += 1
         lane.problem = f"a commit was {outcome.value}"
         if outcome is Outcome.REFUSED:
-            self._land(lane, False)
+            self._land(lane, False, now)
         # The state in memory is ahead of the store: only opening anew, with a higher fence, tells what holds.
         self._fail(lane, now, False)
 
@@ -136,22 +141,34 @@ class LogicalQueue:
         lane.opening += 1  # whatever is still in flight is not ours to hear any more
         self._fail(lane, now, True)
 
+    def close(self, final: bool) -> None:
+        """The owner stops: answer what has not begun; if `final`, also what is in flight, since nothing more will be heard of it."""
+        for ticket in list(self._unanswered.values()):
+            if ticket.awaiting and not final:
+                continue
+            if ticket.flying:
+                self._reply(ticket, SluicewayError("outcome_unknown", "the server stopped while the write was under way"))
+            elif isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
+                self._reply(ticket, [])
+            else:
+                self._reply(ticket, ticket.error or SluicewayError("unavailable", "the server is stopping"))
+
     # ---- a turn -----------------------------------------------------------------------------------------------
 
     def turn(self, now: Millis) -> list[Effect]:
         """Decide all that can be decided now. The driver carries out the effects, in order."""
         self._time_out(now)
         self._reopen(now)
-        self._find_keyed()
+        self._find_keyed(now)
         self._distribute()
         idle = [lane for lane in self.lanes.values() if lane.state is LaneState.READY]
         for lane in idle:
             if lane.waiting or lane.transferred or (lane.partition.next_timer() or now + 1) <= now:
-                self._work(lane, now)
+                self._attempt(Lane.work, lane, now)
         self._deal([lane for lane in idle if lane.state is LaneState.READY and lane.partition.ready_count], now)
         for lane in idle:
             if lane.state is LaneState.READY:
-                self._commit(lane)
+                self._attempt(self._commit, lane, now)
                 self._start_transfer(lane, now)
         self._answer_empty(now)
         effects, self._effects = self._effects, []
@@ -186,13 +203,17 @@ class LogicalQueue:
                 self._reply(ticket, ticket.error or SluicewayError("unavailable", "no partition took the request within request_timeout"))
 
     def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
-        if not ticket.awaiting:
-            return  # still waiting: `_answer_empty` ends it, once nothing that is on its way could serve it
-        if ticket.patience:
+        """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
+        over = now - ticket.deadline
+        if ticket.awaiting and ticket.grants and not ticket.keyed:
+            self._reply(ticket, ticket.result(now))
+        elif over < FLIGHT_PATIENCE:
+            patience = BUSY_PATIENCE if over < BUSY_PATIENCE else FLIGHT_PATIENCE
+            heapq.heappush(self._deadlines, (ticket.deadline + patience, ticket.number, ticket))
+        elif ticket.awaiting:
             self._reply(ticket, SluicewayError("outcome_unknown", "the lease was being written when the time was up"))
-            return
-        ticket.patience = True
-        heapq.heappush(self._deadlines, (now + FLIGHT_PATIENCE, ticket.number, ticket))
+        else:
+            self._end_wait(ticket, now)
 
     def _reopen(self, now: Millis) -> None:
         for lane in self.lanes.values():
@@ -201,23 +222,37 @@ class LogicalQueue:
                 lane.opening += 1
                 self._effects.append(Open(lane.number, lane.opening))
 
-    def _find_keyed(self) -> None:
-        """Answer repeated keyed leases with the leases that they took before; hold back those that cannot be answered yet."""
-        for ticket in [ticket for ticket in self.waiters.values() if ticket.request.lease_key is not None]:  # type: ignore[union-attr]
-            found = self._keyed(ticket)
-            if found and all(lane.state is LaneState.READY for lane, _ in found):
-                ticket.grants = [grant for _, grant in found]
-                self._reply(ticket, ticket.grants)
+    def _find_keyed(self, now: Millis) -> None:
+        """Answer repeated keyed leases with the leases that they took before.
 
-    def _keyed(self, ticket: Ticket) -> list[tuple[Lane, Grant]]:
+        What a lane holds is noted while all of it is durable. Busy lanes are never so at one moment, so each is noted at its own.
+        """
+        if self._hides_leases():
+            return
+        for ticket in [ticket for ticket in self.waiters.values() if ticket.keyed]:
+            found = self._keyed(ticket, now)
+            ticket.found.update((grant.info[:2], grant) for lane, grant in found if lane.state is LaneState.READY)
+            noted = [ticket.found.get(grant.info[:2]) for _, grant in found]
+            grants = [grant for grant in noted if grant is not None]
+            if grants and len(grants) == len(found):
+                self._reply(ticket, grants)
+
+    def _keyed(self, ticket: Ticket, now: Millis) -> list[tuple[Lane, Grant]]:
+        """The live leases under the ticket's key. Those of a stopped partition are of no use to anybody: it cannot be read."""
         request = ticket.request
         assert isinstance(request, Lease)
         assert request.lease_key is not None
         return [
-            (lane, _grant(lane, lease.number, lease.open, lease.deadline or 0))
+            (lane, lane.grant(lease.number, lease.open, lease.deadline))
             for lane in self.lanes.values()
+            if lane.state is not LaneState.STOPPED
             for lease in lane.partition.keyed(request.client_id, request.lease_key)
+            if lease.deadline is not None and lease.deadline > now
         ]
+
+    def _hides_leases(self) -> bool:
+        """Whether a partition that will open (again) may hold leases that are not known now."""
+        return any(not lane.takes_work and lane.state is not LaneState.STOPPED for lane in self.lanes.values())
 
     def _distribute(self) -> None:
         for ticket in list(self.produces.values()):
@@ -246,15 +281,16 @@ class LogicalQueue:
         ]
         return self.lanes[emptiest(candidates)] if candidates else None
 
-    def _work(self, lane: Lane, now: Millis) -> None:
+    def _attempt(self, step: Callable[[Lane, Millis], None], lane: Lane, now: Millis) -> None:
         waiting = list(lane.waiting)
         try:
-            lane.work(now)
+            step(lane, now)
         except Exception as error:
             # A mistake of ours. Nothing of this turn was written, and the state cannot be trusted: tell the clients and load it anew.
             self._effects.append(Fault(lane.number, error))
+            tickets = [ticket for ticket, _ in (*waiting, *lane.answers)]
             lane.answers, lane.waiting, lane.problem = [], [], repr(error)
-            for ticket, _ in waiting:
+            for ticket in tickets:
                 self._reply(ticket, SluicewayError("internal", "the server made a mistake; nothing was written"))
             self._fail(lane, now, False)
 
@@ -265,80 +301,88 @@ class LogicalQueue:
         if not sources or not self.waiters:
             return
         sources.sort(key=lambda lane: lane.last_leased)
-        waiters = self._servable(sum(lane.partition.ready_count for lane in sources))
+        waiters = self._servable(sum(lane.partition.ready_count for lane in sources), now)
+        first: dict[int, LeaseInfo] = {}
         for index, lane in enumerate(sources):
             group = waiters[index :: len(sources)]
             shares = deal(lane.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
             for ticket, share in zip(group, shares, strict=True):
-                self._lease(lane, ticket, share, now)
+                info = self._lease(lane, ticket, share, now)
+                if info is not None:
+                    first[ticket.number] = info
         for ticket in waiters:
-            self._lease_more(sources, ticket, now)
+            self._lease_more(sources, ticket, first.get(ticket.number), now)
 
-    def _servable(self, ready: int) -> list[Ticket]:
+    def _servable(self, ready: int, now: Millis) -> list[Ticket]:
         """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up."""
         chosen: list[Ticket] = []
         keys: set[tuple[str, str]] = set()
-        every_lane_open = all(lane.takes_work for lane in self.lanes.values())
-        for ticket in islice(self.waiters.values(), ready):
+        hides_leases = self._hides_leases()
+        for ticket in self.waiters.values():
+            if len(chosen) == ready:
+                break
             request = ticket.request
             assert isinstance(request, Lease)
             if request.lease_key is not None:
                 name = (request.client_id, request.lease_key)
-                if not every_lane_open or name in keys or self._keyed(ticket):
+                if hides_leases or name in keys or self._keyed(ticket, now):
                     continue
                 keys.add(name)
             chosen.append(ticket)
         return chosen
 
-    def _lease_more(self, sources: list[Lane], ticket: Ticket, now: Millis) -> None:
+    def _lease_more(self, sources: list[Lane], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
         """From further lanes: for a waiter whose lane had none left, and for one that asked for several partitions."""
         request = ticket.request
         assert isinstance(request, Lease)
-        had = {grant.info.partition for grant in ticket.grants}
-        wanted = request.batch_size - sum(grant.info.items for grant in ticket.grants)
+        had = set() if first is None else {first.partition}
+        wanted = request.batch_size - (0 if first is None else first.items)
         for lane in sources:
             if wanted <= 0 or len(had) >= request.max_partitions:
                 return
-            if lane.number not in had and lane.partition.ready_count:
-                wanted -= self._lease(lane, ticket, wanted, now)
+            info = None if lane.number in had else self._lease(lane, ticket, wanted, now)
+            if info is not None:
+                wanted -= info.items
                 had.add(lane.number)
 
-    def _lease(self, lane: Lane, ticket: Ticket, share: int, now: Millis) -> int:
+    def _lease(self, lane: Lane, ticket: Ticket, share: int, now: Millis) -> LeaseInfo | None:
         request = ticket.request
         assert isinstance(request, Lease)
         timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
         lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key) if share else None
         if lease is None:
-            return 0
+            return None
         self._choices += 1
         lane.last_leased = self._choices
         self.waiters.pop(ticket.number, None)
-        grant = _grant(lane, lease.number, lease.count, now + timeout)
-        ticket.grants.append(grant)
+        grant = lane.grant(lease.number, lease.count, now + timeout)
         ticket.awaiting += 1
         lane.answers.append((ticket, grant))
-        return lease.count
+        return grant.info
 
     def _answer_empty(self, now: Millis) -> None:
-        """End the waits whose time is up. A lane that is committing may be about to have items for them."""
-        coming = any(lane.state is LaneState.COMMITTING and (lane.partition.ready_count or lane.waiting) for lane in self.lanes.values())
+        """End the waits whose time is up. A lane that is committing may have items for them in a moment."""
+        coming = any(lane.state is LaneState.COMMITTING and lane.partition.ready_count for lane in self.lanes.values())
         for ticket in list(self.waiters.values()):
             if ticket.deadline > now:
                 continue
-            request = ticket.request
-            assert isinstance(request, Lease)
-            if request.lease_key is not None and not all(lane.takes_work for lane in self.lanes.values()):
-                self._reply(ticket, SluicewayError("unavailable", "a partition that may hold this key's leases is not available"))
-            elif not coming and not (request.lease_key is not None and self._keyed(ticket)):
-                self._reply(ticket, ticket.grants)
+            waits = coming or (ticket.keyed and self._keyed(ticket, now))
+            if not waits or now - ticket.deadline >= BUSY_PATIENCE or (ticket.keyed and self._hides_leases()):
+                self._end_wait(ticket, now)
+
+    def _end_wait(self, ticket: Ticket, now: Millis) -> None:
+        if ticket.keyed and (self._hides_leases() or self._keyed(ticket, now)):
+            self._reply(ticket, SluicewayError("unavailable", "a partition that may hold this key's leases is busy or not open"))
+        else:
+            self._reply(ticket, [])
 
     # ---- commit and settle ------------------------------------------------------------------------------------
 
-    def _commit(self, lane: Lane) -> None:
+    def _commit(self, lane: Lane, now: Millis) -> None:
         taken = lane.partition.take_changes()
         if taken is None:
             lane.flight_txn = 0
-            self._land(lane, True)
+            self._land(lane, True, now)
             return
         changes, fresh = taken
         lane.state, lane.flight_txn = LaneState.COMMITTING, changes.txn
@@ -346,7 +390,7 @@ class LogicalQueue:
             ticket.flying += 1
         self._effects.append(Commit(lane.number, lane.opening, changes, fresh))
 
-    def _land(self, lane: Lane, done: bool) -> None:
+    def _land(self, lane: Lane, done: bool, now: Millis) -> None:
         """The lane's answers are true (or, if not `done`, surely never happened)."""
         answers, lane.answers = lane.answers, []
         flew, lane.flight_txn = lane.flight_txn, 0
@@ -358,10 +402,11 @@ class LogicalQueue:
             if done:
                 self._add(ticket, answer)
             else:
-                self._take_out(lane, ticket, answer)
+                self._take_out(lane, ticket)
             again = ticket.number in self.produces or ticket.number in self.waiters
-            if not ticket.awaiting and not again:
-                self._reply(ticket, ticket.error or _result(ticket))
+            late = bool(ticket.grants) and ticket.deadline <= now and not ticket.keyed
+            if late or not (ticket.awaiting or again):
+                self._reply(ticket, ticket.error or ticket.result(now))
 
     def _add(self, ticket: Ticket, answer: Answer) -> None:
         if isinstance(answer, SluicewayError):
@@ -373,20 +418,21 @@ class LogicalQueue:
             ticket.settled.retried += answer.retried
             ticket.settled.dead += answer.dead
             ticket.settled.ignored += answer.ignored
-        elif not isinstance(answer, Grant):
+        elif isinstance(answer, Grant):
+            ticket.grants.append(answer)
+        else:
             ticket.extended.leases += answer.leases
             ticket.extended.ignored += answer.ignored
 
-    def _take_out(self, lane: Lane, ticket: Ticket, answer: Answer) -> None:
+    def _take_out(self, lane: Lane, ticket: Ticket) -> None:
         """Nothing was written for the ticket in this lane: a produce and a lease try again, a settle is told."""
         if isinstance(ticket.request, Produce):
             self.produces[ticket.number] = ticket
         elif isinstance(ticket.request, Lease):
-            ticket.grants = [grant for grant in ticket.grants if grant is not answer]
             if not ticket.awaiting and not ticket.grants:
                 self.waiters[ticket.number] = ticket
         else:
-            ticket.error = _unavailable(lane)
+            ticket.error = lane.unavailable()
 
     def _fail(self, lane: Lane, now: Millis, final: bool) -> None:
         """The partition has to be opened anew. What waits and is not in flight looks elsewhere."""
@@ -400,7 +446,7 @@ class LogicalQueue:
             if isinstance(work, Produce):
                 self.produces[ticket.number] = ticket
             else:
-                ticket.error = _unavailable(lane)
+                ticket.error = lane.unavailable()
                 if not ticket.awaiting:
                     self._reply(ticket, ticket.error)
 
@@ -422,18 +468,13 @@ class LogicalQueue:
 
     def _finish(self, ticket: Ticket) -> None:
         ticket.done = True
+        self._unanswered.pop(ticket.number, None)
         self.produces.pop(ticket.number, None)
         self.waiters.pop(ticket.number, None)
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
-        partitions = []
-        for lane in self.lanes.values():
-            stats = stats_of(lane.partition, lane.number)
-            stats.failures = lane.failures
-            stats.state = "available" if lane.takes_work else lane.state.value
-            partitions.append(stats)
         work = [work for lane in self.lanes.values() for _, work in lane.waiting]
         produces = sum(isinstance(each, Produce) for each in work)
         return QueueStats(
@@ -441,23 +482,5 @@ class LogicalQueue:
             lease_waiting=len(self.waiters),
             complete_waiting=len(work) - produces,
             in_flight=sum(len(lane.answers) for lane in self.lanes.values()),
-            partitions=partitions,
+            partitions=[lane.stats() for lane in self.lanes.values()],
         )
-
-
-def _grant(lane: Lane, number: int, count: int, deadline: Millis) -> Grant:
-    lease = lane.partition.leases[number]
-    return Grant(LeaseInfo(lane.number, number, count, deadline), open_slices(lease))
-
-
-def _result(ticket: Ticket) -> Result:
-    request = ticket.request
-    if isinstance(request, Settle):
-        return ticket.settled
-    return ticket.grants if isinstance(request, Lease) else ticket.extended
-
-
-def _unavailable(lane: Lane) -> SluicewayError:
-    if lane.state is LaneState.STOPPED:
-        return SluicewayError("partition_damaged", f"partition {lane.number} is stopped: {lane.problem}")
-    return SluicewayError("unavailable", f"partition {lane.number} is not available: {lane.problem or 'it is being opened'}")

@@ -4,7 +4,7 @@ A pure machine. Each call is one transition, told `now`; it changes the state in
 `take_changes` then gives everything since the last call as one change set for the store. If that commit does not succeed,
 the state is thrown away and loaded anew: nothing here is ever undone.
 
-An item is in one of four places: *ready* (at or behind `head`), in a *lease*, *due* (scheduled beside the line), or in a transfer
+An item is in one of four places: *ready* (from `head` on), in a *lease*, *due* (scheduled beside the line), or in a transfer
 lease (dying).
 Whatever puts items back appends an extent that points at the same blob, so no payload is ever copied.
 """
@@ -125,17 +125,14 @@ class Partition:
             self._schedule(blob, from_array(together + row), 0, int(due[together[0]]))
 
     def _append(self, extent: Extent) -> None:
-        """Put an extent at the tail. One that continues the last (same blob, next row) makes it longer."""
+        """Put an extent at the tail. One that continues the last (same blob, of this turn, next row) makes it longer."""
         extent.blob.open += extent.count
         self.ready_count += extent.count
         last = self.ready[-1] if self.ready else None
         if last is not None and _continues(last, extent) and self._forming and self._forming[-1].blob is last.blob:
             last.count += extent.count
             last.open += extent.count
-            self._touch(RecordKind.EXTENT, last.first)
             return
-        if not self.ready:
-            self.header.head = extent.first
         self.ready.append(extent)
         self.extents[extent.first] = extent
         self._touch(RecordKind.EXTENT, extent.first)

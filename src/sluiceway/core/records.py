@@ -103,7 +103,7 @@ class Due:
 
 
 class Header(msgspec.Struct, array_like=True):
-    """The partition's own numbers. `head` is the next offset to serve, `next` the next to give, `now` the time of the last turn."""
+    """The partition's own numbers. Nothing before `head` is ready; `next` is the next offset to give, `now` the time of the last turn."""
 
     next: int = 0
     head: int = 0

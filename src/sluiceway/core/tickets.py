@@ -43,8 +43,22 @@ class Ticket:
     settled: Settled = field(default_factory=Settled)
     extended: Extended = field(default_factory=Extended)
     grants: list[Grant] = field(default_factory=list)
-    patience: bool = False
-    """The deadline of a lease has passed while its commit was in flight: it waits for that."""
+    """Of a lease: those that are durable."""
+    found: dict[tuple[int, ...], Grant] = field(default_factory=dict)
+    """Of a keyed lease that waits: what an earlier call took, by partition and lease number, as last seen durable."""
+
+    @property
+    def keyed(self) -> bool:
+        """A lease with a key."""
+        return isinstance(self.request, Lease) and self.request.lease_key is not None
+
+    def result(self, now: Millis) -> Result:
+        """What the lanes answered. A lease that ran out while another lane was awaited is no use to anybody, and is not told of."""
+        if isinstance(self.request, Settle):
+            return self.settled
+        if isinstance(self.request, Extend):
+            return self.extended
+        return [grant for grant in self.grants if grant.info.lease_deadline > now]
 
 
 @dataclass(slots=True)

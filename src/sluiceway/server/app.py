@@ -185,8 +185,8 @@ class App:
         call = json_codec.decode_list(request.body)
         pivot = check_queue_name(call.pivot, "pivot") if call.pivot else ""
         page = [record for record in self._service.queues() if record.queue_name > pivot]
-        names = page[call.limit - 1].queue_name if len(page) > call.limit else None
-        return answers.encode({"items": [answers.queue_info(record) for record in page[: call.limit]], "next": names})
+        following = page[call.limit - 1].queue_name if len(page) > call.limit else None
+        return answers.encode({"items": [answers.queue_info(record) for record in page[: call.limit]], "next": following})
 
     async def _info(self, request: Request) -> Body:
         queue_name = check_queue_name(json_codec.decode_queue_call(request.body).queue_name)

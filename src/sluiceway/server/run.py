@@ -14,10 +14,12 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import uvicorn
 import uvloop
 
-from sluiceway.kernel.errors import invalid
+from sluiceway.adapters.lock import DirectoryInUseError
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.node.service import Service
 from sluiceway.server.app import App, create_app
 from sluiceway.server.service import QueueService
@@ -114,6 +116,8 @@ def url_of(sock: socket.socket) -> str:
 async def run(service: QueueService, sock: socket.socket, ready: Callable[[str], None]) -> None:
     """Start the service, serve it on the bound socket until a signal, then stop it. `ready` is given the URL once requests are taken."""
     url = url_of(sock)
+    # Where pandas is installed, pyarrow imports it at its first conversion: a second of silence that belongs before the first request.
+    pa.array([b""])
     await service.start()
     try:
         await Server(create_app(service), lambda: ready(url)).serve([sock])
@@ -134,7 +138,8 @@ def serve(
 ) -> None:
     """Serve the data directory until SIGTERM or SIGINT, then finish what is in flight (10 s at most) and return.
 
-    `ready` is called with the URL once requests are taken; `url_file` gets it too, as one line. Raises as `bind` does.
+    `ready` is called with the URL once requests are taken; `url_file` gets it too, as one line. Raises as `bind` does, and
+    `unavailable` if another process serves that directory.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
@@ -145,7 +150,10 @@ def serve(
         ready(url)
 
     with bind(host, port, insecure) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(Service(data), sock, tell))
+        try:
+            runner.run(run(Service(data), sock, tell))
+        except DirectoryInUseError as error:
+            raise SluicewayError("unavailable", str(error), "data") from error
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -163,7 +171,10 @@ def main() -> None:
     parser.add_argument("--url-file", type=Path)
     parser.add_argument("--insecure", action="store_true")
     given = parser.parse_args()
-    serve(given.data, given.host, given.port, insecure=given.insecure, url_file=given.url_file)
+    try:
+        serve(given.data, given.host, given.port, insecure=given.insecure, url_file=given.url_file)
+    except (SluicewayError, OSError) as error:
+        parser.exit(1, f"{parser.prog}: {error}\n")
 
 
 if __name__ == "__main__":

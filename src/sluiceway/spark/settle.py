@@ -140,8 +140,8 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
         value = wrong[0].as_py()
         raise invalid("outcome", f"{'null' if value is None else repr(value[:40])} is not an outcome; it is done, retry or dead")
     if "id" in names:
-        good = pc.fill_null(pc.match_substring_regex(batch.column("id"), _ID), False)
-        bad = batch.column("id").filter(pc.invert(good))
+        good = pc.match_substring_regex(batch.column("id"), _ID)
+        bad = batch.column("id").filter(pc.invert(good), null_selection_behavior="emit_null")
         if len(bad):
             raise invalid("id", f"{str(bad[0].as_py())[:64]!r} is not an item id such as k7f3q2ma.0.1042")
     for name in _POSITION:

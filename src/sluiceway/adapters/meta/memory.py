@@ -17,6 +17,7 @@ class MemoryMetaStore:
         self._stamp: Stamp = 0
         self._entries: dict[str, Entry] = {}
         self._deleted: dict[str, Stamp] = {}
+        """When a key was last deleted. Put again it may stay here: its entry has the later stamp."""
         self._traces: deque[tuple[Stamp, str]] = deque()
         self._watchers: set[asyncio.Event] = set()
         self._closed = False
@@ -46,7 +47,6 @@ class MemoryMetaStore:
         self._stamp += 1
         for key, value in puts.items():
             self._entries[key] = Entry(value, self._stamp)
-            self._deleted.pop(key, None)
         for key in deletes:
             if self._entries.pop(key, None) is not None:
                 self._deleted[key] = self._stamp

@@ -1,0 +1,137 @@
+"""The Spark driver of the demo: ingest, process, verify. Run as `python -m sluiceway.demo.pipeline WORK RESULTS`.
+
+It may be killed at any moment and started again. What is done is noted; what was under way is repeated, and adds nothing:
+the ingest is a keyed write, the processing goes on from its checkpoint and a batch owns its files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from sluiceway.client import Client, QueueStats
+from sluiceway.demo.feeds import Feed, open_feed
+from sluiceway.demo.inputs import FLIGHTS
+from sluiceway.demo.verify import verify
+from sluiceway.demo.work import Job, Work
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.spark import session, settle
+
+BAD_INPUT = 2
+"""The exit code that says: starting again will not help. The note `error` says why."""
+
+_RETRY_FOR = "2m"
+_LOOK_AFTER = 0.25
+"""Seconds between looks at whether the queue is empty."""
+
+
+def main(arguments: list[str]) -> int:
+    work = Work(Path(arguments[0]), Path(arguments[1]))
+    job = msgspec.convert(work.read("job"), Job)
+    url = str(work.read("url"))
+    try:
+        spark = _session(work)
+        feed = open_feed(spark, job.input, work)
+    except SluicewayError as error:
+        work.note("error", error.detail)
+        return BAD_INPUT
+    rows = sum(count for _, count in work.read("rows"))
+    if not work.is_done("ingest"):
+        work.began("ingest")
+        _ingest(feed, rows, url, job.queue)
+        work.ended("ingest")
+    if not work.is_done("process"):
+        work.began("process")
+        _process(spark, feed, rows, url, job.queue, work)
+        work.ended("process")
+    with Client(url, client_id="demo-verify", retry_for=_RETRY_FOR) as client:
+        work.note("check", msgspec.to_builtins(verify(spark, feed, client, job.dead_queue, work)))
+    if job.input.kind == FLIGHTS:
+        work.note("delays", _delays(spark, work))
+    spark.stop()
+    return 0
+
+
+def _session(work: Work) -> SparkSession:
+    local = {
+        "spark.local.dir": work.scratch / "local",
+        "spark.sql.warehouse.dir": work.scratch / "warehouse",
+    }
+    settings = {
+        **local,
+        "spark.driver.memory": "2g",
+        "spark.sql.shuffle.partitions": 2,
+        "spark.sql.sources.partitionOverwriteMode": "dynamic",
+        "spark.sql.streaming.stopTimeout": "30s",
+    }
+    return session("sluiceway demo", **settings)
+
+
+def _ingest(feed: Feed, rows: int, url: str, queue: str) -> None:
+    chunk = min(2_000, max(20, rows // 100))
+    options = {"url": url, "queue": queue, "writeId": "ingest", "chunkItems": str(chunk), "requestTimeout": _RETRY_FOR}
+    feed.items().write.format("sluiceway").mode("append").options(**options).save()
+
+
+def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, work: Work) -> None:
+    """Returns when the queue has nothing ready, leased, scheduled or on its way to the dead queue."""
+    for unfinished in work.table.glob(".spark-staging-*"):
+        shutil.rmtree(unfinished, ignore_errors=True)
+    options = {
+        "url": url,
+        "queue": queue,
+        "consumer": "demo",
+        "maxItemsPerTrigger": str(min(30_000, max(100, rows // 12))),
+        "minPartitions": "2",
+        "holdFor": "10m",
+        "requestTimeout": _RETRY_FOR,
+    }
+
+    def run(items: DataFrame, batch: int) -> None:
+        work.log_batch("begin", batch)
+        _batch(feed, items, batch, url, queue, work)
+        work.log_batch("end", batch)
+
+    items = spark.readStream.format("sluiceway").options(**options).load()
+    query = items.writeStream.foreachBatch(run).option("checkpointLocation", str(work.checkpoint)).start()
+    with Client(url, retry_for=_RETRY_FOR) as client:
+        while query.isActive and not _is_empty(client.stats(queue)):
+            time.sleep(_LOOK_AFTER)
+    query.stop()
+    # Raises what the query died of, if it did.
+    query.awaitTermination()
+
+
+def _batch(feed: Feed, items: DataFrame, batch: int, url: str, queue: str, work: Work) -> None:
+    """Rows without a fault into the table; the others back into the queue at their first attempt, then to the dead queue."""
+    rows = feed.from_items(items).persist()
+    good = rows.where("fault is null").drop("id", "attempts", "fault").withColumn("batch", F.lit(batch))
+    good.write.mode("overwrite").partitionBy(*feed.partition_by, "batch").parquet(str(work.table))
+    outcome = F.when(F.col("attempts") == 1, "retry").otherwise("dead").alias("outcome")
+    settle(rows.where("fault is not null").select("id", outcome, F.col("fault").alias("reason")), url=url, queue=queue)
+    rows.unpersist()
+
+
+def _is_empty(stats: QueueStats) -> bool:
+    return all(partition.total == 0 and partition.transferring == 0 for partition in stats.partitions)
+
+
+def _delays(spark: SparkSession, work: Work) -> list[list[object]]:
+    """[airline, month, mean arrival delay in minutes, flights] for the picture."""
+    means = (
+        spark.read.parquet(str(work.table))
+        .where("arr_delay is not null")
+        .groupBy("airline", "month")
+        .agg(F.avg("arr_delay").alias("mean"), F.count("*").alias("flights"))
+    )
+    return [list(row) for row in means.collect()]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

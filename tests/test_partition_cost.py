@@ -1,0 +1,129 @@
+"""What an operation costs, counted in records and bytes rather than in time."""
+
+from __future__ import annotations
+
+import pytest
+
+from core_model import START, Rig, Row
+from sluiceway.model.changes import Changes, RecordKind
+from sluiceway.model.requests import Fate
+
+ITEMS = 10_000
+PAYLOAD = b"p" * 100
+
+
+def backlog(batches: int, items: int = 100) -> Rig:
+    rig = Rig()
+    for _ in range(batches):
+        rig.produce([Row(PAYLOAD)] * items)
+        rig.commit()
+    return rig
+
+
+def touched(changes: Changes | None) -> int:
+    assert changes is not None
+    return len(changes.puts) + len(changes.deletes) + len(changes.blobs) + len(changes.dropped_blobs)
+
+
+@pytest.mark.parametrize("batches", [3, 60])
+def test_a_lease_writes_one_record_whatever_the_backlog(batches: int) -> None:
+    rig = backlog(batches)
+    lease = rig.lease(250)
+    changes = rig.commit()
+    assert changes is not None
+    assert list(changes.puts) == [(RecordKind.LEASE, str(lease.number))]
+    assert touched(changes) == 1
+    assert len(lease.parts) == 3
+
+
+@pytest.mark.parametrize("batches", [3, 60])
+def test_completing_a_whole_lease_writes_nothing_and_deletes_a_few_records_a_part(batches: int) -> None:
+    rig = backlog(batches)
+    lease = rig.lease(250)
+    rig.commit()
+    rig.close(lease)
+    changes = rig.commit()
+    assert changes is not None
+    assert not changes.puts
+    # The lease; of the two parts that took their extent whole: extent, blob record, blob.
+    assert touched(changes) == 1 + 2 * 3
+
+
+def test_completing_some_of_a_lease_writes_the_lease_alone() -> None:
+    rig = backlog(1, ITEMS)
+    rig.lease(ITEMS)
+    rig.commit()
+    rig.settle(range(0, ITEMS, 2))
+    changes = rig.commit()
+    assert changes is not None
+    assert [kind for kind, _ in changes.puts] == [RecordKind.LEASE]
+    assert touched(changes) == 1
+    assert sum(map(len, changes.puts.values())) < ITEMS
+
+
+def put_bytes(rig: Rig) -> int:
+    changes = rig.commit()
+    assert changes is not None
+    assert not changes.blobs
+    return sum(map(len, changes.puts.values())) + len(changes.header)
+
+
+def test_a_large_lease_that_expires_writes_no_payload_and_few_bytes() -> None:
+    rig = backlog(1, ITEMS)
+    rig.lease(ITEMS, timeout=10)
+    rig.commit()
+    assert rig.machine.tick(START + 10) == ITEMS
+    assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
+    assert rig.machine.ready_count == ITEMS
+
+
+def test_a_large_lease_with_gaps_that_expires_writes_no_payload_and_few_bytes() -> None:
+    rig = backlog(1, ITEMS)
+    rig.lease(ITEMS, timeout=10)
+    rig.settle(range(0, ITEMS, 3))
+    rig.commit()
+    assert rig.machine.tick(START + 10) == ITEMS - len(range(0, ITEMS, 3))
+    assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
+
+
+def test_a_delayed_retry_of_many_writes_no_payload_and_few_bytes() -> None:
+    rig = backlog(1, ITEMS)
+    rig.lease(ITEMS)
+    rig.commit()
+    rig.settle(range(ITEMS), Fate("retry", retry_after=50))
+    assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
+    rig.machine.tick(START + 50)
+    assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
+    assert rig.machine.ready_count == ITEMS
+
+
+def test_a_dying_lease_of_many_writes_no_payload_and_few_bytes() -> None:
+    rig = Rig(keeps_dead=True)
+    rig.produce([Row(PAYLOAD)] * ITEMS)
+    rig.lease(ITEMS)
+    rig.commit()
+    rig.settle(range(ITEMS), Fate("dead"))
+    assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
+
+
+def test_a_stray_id_does_not_read_the_line() -> None:
+    """A repeated complete is normal traffic; with a long line it must not cost more."""
+    rig = backlog(60)
+    rig.close(rig.lease(100))
+    rig.lease(100)
+    rig.commit()
+    line = rig.machine.ready
+    rig.machine.ready = Forbidden()  # type: ignore[assignment]
+    _, ignored = rig.settle([*range(100), 500, 5_999, 6_000])
+    rig.machine.ready = line
+    assert ignored == [*((offset, "settled") for offset in range(100)), (500, "not_leased"), (5_999, "not_leased"), (6_000, "unknown")]
+
+
+class Forbidden:
+    """Stands for a line that must not be looked at."""
+
+    def __iter__(self) -> object:
+        raise AssertionError("the line was read")
+
+    def __len__(self) -> int:
+        raise AssertionError("the line was read")

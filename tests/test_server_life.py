@@ -1,0 +1,123 @@
+"""How a server process starts and ends."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from server_running import eventually, running
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.server.run import bind, url_of
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
+def test_only_loopback_unless_told_otherwise(host: str) -> None:
+    with pytest.raises(SluicewayError, match="can be reached from other machines") as caught:
+        bind(host, 0)
+    assert caught.value.field == "listen"
+
+
+def test_insecure_may_listen_everywhere() -> None:
+    with bind("0.0.0.0", 0, insecure=True) as sock:
+        assert url_of(sock).startswith("http://0.0.0.0:")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
+def test_port_0_takes_a_free_one(host: str) -> None:
+    with bind(host, 0) as sock:
+        assert int(url_of(sock).rpartition(":")[2]) > 0
+
+
+def test_an_address_that_is_none() -> None:
+    with pytest.raises(SluicewayError, match="not an address"):
+        bind("no such host", 0)
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
+        bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_stopping_ends_long_polls_and_closes_idle_connections(tmp_path: Path) -> None:
+    with running(tmp_path) as server, ThreadPoolExecutor(2) as pool:
+        name = server.queue()
+        body = {"queue_name": name, "client_id": "c", "request_timeout": "60s"}
+        polls = [pool.submit(httpx.post, f"{server.url}/v1/queue.lease", json=body, timeout=30) for _ in range(2)]
+        eventually(lambda: server.waiting(name) == 2)
+        server.stop()
+        for poll in polls:
+            answer = poll.result(10)
+            assert (answer.status_code, answer.json()["code"], answer.json()["retryable"]) == (503, "unavailable", True)
+        server.thread.join(10)
+        assert not server.thread.is_alive()
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"{server.url}/livez")
+
+
+def test_what_was_answered_before_a_stop_is_there_after_it(tmp_path: Path) -> None:
+    with running(tmp_path) as server:
+        name = server.queue(requested_partitions=2)
+        made = server.produce(name, "a", "b", idempotency_key="k")
+    with running(tmp_path) as server:
+        assert server.produce(name, "a", "b", idempotency_key="k") == {**made, "deduplicated": True}
+        assert len(server.lease(name)["items"]) == 2
+
+
+class Child:
+    """A server process of its own."""
+
+    def __init__(self, data: Path, *options: str) -> None:
+        command = [sys.executable, "-m", "sluiceway.server.run", "--data", str(data), *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_in_good_order(tmp_path: Path, number: signal.Signals) -> None:
+    url_file = tmp_path / "url"
+    child = Child(tmp_path / "data", "--url-file", str(url_file))
+    try:
+        url = url_file.read_text().strip()
+        assert child.line == f"sluiceway listening on {url}\n"
+        assert httpx.get(f"{url}/readyz").json()["ready"] is True
+        httpx.post(f"{url}/v1/queues.create", json={"queue_name": "q"}).raise_for_status()
+        answers: list[int] = []
+
+        def poll() -> None:
+            body = {"queue_name": "q", "client_id": "c", "request_timeout": "60s"}
+            answers.append(httpx.post(f"{url}/v1/queue.lease", json=body, timeout=30).status_code)
+
+        def waiting() -> bool:
+            stats = httpx.post(f"{url}/v1/queue.stats", json={"queue_name": "q"}).json()
+            return bool(stats["logical_queues"][0]["lease_waiting"])
+
+        thread = threading.Thread(target=poll)
+        thread.start()
+        eventually(waiting)
+        child.process.send_signal(number)
+        out, err = child.process.communicate(timeout=20)
+        thread.join(10)
+        assert (child.process.returncode, out, answers) == (0, "", [503]), err
+        assert "Traceback" not in err
+    finally:
+        child.process.kill()
+        child.process.communicate()
+
+
+def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> None:
+    with running(tmp_path):
+        child = Child(tmp_path)
+        _, err = child.process.communicate(timeout=20)
+        assert child.line == ""
+        assert child.process.returncode == 1
+        assert "is in use by the process with id" in err
+        assert "Traceback" not in err
