@@ -71,7 +71,7 @@ class World:
         self.partitions = pick([1, 2, 3, 4])
         self.ledger = Ledger(self.partitions, max_attempts, keeps_dead)
         lease_timeout = pick([300, 2_000])
-        self.make = lambda: make("q", range(self.partitions), lease_timeout)
+        self.make: Callable[[], LogicalQueue] = partial(make, "q", range(self.partitions), lease_timeout)
         self.queue = self.make()
         self.grant = 1
         for _ in range(self.weather.kills):

@@ -15,7 +15,7 @@ from typing import Any
 
 from sluiceway.spark.http import Client
 
-PATIENCE = 90.0
+PATIENCE = 200.0
 """Seconds after which something that does not happen is a failure. Spark starts slowly on a busy machine."""
 
 

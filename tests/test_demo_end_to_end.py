@@ -20,7 +20,7 @@ from sluiceway.demo.children import wait_until
 pytestmark = pytest.mark.spark
 
 SAMPLE = 6_000
-PATIENCE = 240.0
+PATIENCE = 600.0
 """Seconds for a demo to come to an end, or to a point in it."""
 
 RUN = "import sys; from pathlib import Path; from sluiceway.demo.main import run_demo; sys.exit(run_demo({}))"

@@ -1,4 +1,4 @@
-"""Random histories of a logical queue in a world where stores fail and clients vanish, and bugs planted to see that the checker finds them."""
+"""Random histories of a logical queue where stores fail and clients vanish, and bugs planted to see that the checker finds them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from queue_world import run_world
-from sluiceway.core.lane import Lane, LaneState
+from sluiceway.core.lane import ExtendPart, Lane, LaneState, SettlePart
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
 from sluiceway.core.tickets import Reply, Result, Ticket
@@ -16,7 +16,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 
 SEEDS = 150
-SEEDS_PER_BUG = 60
+SEEDS_PER_BUG = 150
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 30))
@@ -113,9 +113,9 @@ class LooksAwayFromClosedLanes(LogicalQueue):
 
 
 class SettlesByHalf(LogicalQueue):
-    def _put_now(self, ticket: Ticket, number: int, work: object) -> None:  # type: ignore[override]
+    def _put_now(self, ticket: Ticket, number: int, work: SettlePart | ExtendPart) -> None:
         if self.lanes[number].takes_work:
-            super()._put_now(ticket, number, work)  # type: ignore[arg-type]
+            super()._put_now(ticket, number, work)
 
 
 class HoldsALeaseForEver(LogicalQueue):

@@ -71,11 +71,12 @@ async def test_processes_share_one_store(tmp_path: Path) -> None:
         await asyncio.to_thread(wait_until_ready, writer)
     finishing = asyncio.gather(*(asyncio.to_thread(finish, writer) for writer in writers))
     views: list[View] = []
-    while not views or len(views[-1].entries) < 120:
+    while not finishing.done():
         views.append(await store.read(prefixes=["w/"]))
         await asyncio.sleep(0)
+    views.append(await store.read(prefixes=["w/"]))
     stamps = [stamp for reported in await finishing for stamp in reported]
-    assert len(set(stamps)) == 120
+    assert len(set(stamps)) == len(views[-1].entries) == 120
     check_visible_in_order(views, set(stamps))
     assert (await store.read(["total"])).entries["total"].value == b"120"
     await store.close()
@@ -90,6 +91,21 @@ async def test_a_watch_sees_another_process(tmp_path: Path) -> None:
     await asyncio.to_thread(wait_until_ready, writer)
     waiting = asyncio.create_task(next_hint(watching, 1))
     (stamp,) = await asyncio.to_thread(finish, writer)
+    assert await waiting >= stamp
+    await store.close()
+
+
+@driven
+async def test_a_watch_does_not_wait_for_the_poll_to_see_its_own_store(tmp_path: Path) -> None:
+    store = SqliteMetaStore(tmp_path / "meta.sqlite", poll_interval=3_600_000)
+    watching = store.watch("q/")
+    stamp = await store.commit(puts={"q/a": b"0"})
+    await next_hint(watching, stamp)
+    waiting = asyncio.create_task(next_hint(watching, stamp + 1))
+    # The first read is answered after the watch has looked, and found nothing.
+    for _ in range(3):
+        await store.read()
+    stamp = await store.commit(puts={"q/a": b"1"})
     assert await waiting >= stamp
     await store.close()
 
@@ -121,9 +137,11 @@ async def test_a_store_opened_again_has_everything(tmp_path: Path) -> None:
 
 
 async def check_forgetting(store: MetaStore, let_pass: Callable[[int], Awaitable[None]]) -> None:
-    before = await store.commit(puts={"q/a": b"1", "q/b": b"1"})
+    before = await store.commit(puts={"q/a": b"1", "q/b": b"1", "z": b"1"})
     deleted = await store.commit(deletes=["q/a"])
     await let_pass(HISTORY - 2)
+    # The last moment at which the trace of q/a is owed to one who read `before`; a delete is when old traces go.
+    assert await store.commit(deletes=["z"]) == before + HISTORY
     for prefix in ("q/", "q/a"):
         with pytest.raises(ConflictError):
             await store.commit(unchanged={prefix: before})

@@ -25,7 +25,7 @@ FLIGHT_PATIENCE = 30_000
 """Milliseconds past its deadline that a lease waits for a commit in flight: its answer would be lost otherwise."""
 
 BUSY_PATIENCE = 1_000
-"""Milliseconds past its deadline that a lease of which nothing is in flight waits for a partition that is writing and has items."""
+"""Milliseconds past its deadline that a lease waits for partitions that are writing: for items of theirs, or for the rest of its leases."""
 
 REOPEN_AFTER = (50, 5_000)
 """Milliseconds before a failed partition is opened again: first, and at most (doubling)."""
@@ -205,7 +205,7 @@ class LogicalQueue:
     def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
         """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
         over = now - ticket.deadline
-        if ticket.awaiting and ticket.grants and not ticket.keyed:
+        if ticket.awaiting and ticket.grants and not ticket.keyed and over >= BUSY_PATIENCE:
             self._reply(ticket, ticket.result(now))
         elif over < FLIGHT_PATIENCE:
             patience = BUSY_PATIENCE if over < BUSY_PATIENCE else FLIGHT_PATIENCE
@@ -404,7 +404,7 @@ class LogicalQueue:
             else:
                 self._take_out(lane, ticket)
             again = ticket.number in self.produces or ticket.number in self.waiters
-            late = bool(ticket.grants) and ticket.deadline <= now and not ticket.keyed
+            late = bool(ticket.grants) and ticket.deadline + BUSY_PATIENCE <= now and not ticket.keyed
             if late or not (ticket.awaiting or again):
                 self._reply(ticket, ticket.error or ticket.result(now))
 

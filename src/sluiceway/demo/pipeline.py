@@ -74,7 +74,7 @@ def _session(work: Work) -> SparkSession:
 
 
 def _ingest(feed: Feed, rows: int, url: str, queue: str) -> None:
-    chunk = min(2_000, max(20, rows // 100))
+    chunk = min(2_000, max(20, rows // 200))
     options = {"url": url, "queue": queue, "writeId": "ingest", "chunkItems": str(chunk), "requestTimeout": _RETRY_FOR}
     feed.items().write.format("sluiceway").mode("append").options(**options).save()
 

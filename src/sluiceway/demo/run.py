@@ -24,7 +24,7 @@ DEAD_PARTITIONS = 2
 
 _START_TIMEOUT = 60.0
 _MOST_RESTARTS = 5
-_LOOK_AFTER, _LOOK_CLOSELY_AFTER = 0.25, 0.01
+_LOOK_AFTER, _LOOK_CLOSELY_AFTER = 0.25, 0.02
 """Seconds between looks; close ones while something is to be killed at the right moment."""
 
 

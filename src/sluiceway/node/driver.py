@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core.lane import LaneState
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.looking import load, open_slices, ready_slices
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, Ticket, Transfer
@@ -18,6 +17,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
 from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice, served
+from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Extended, Leased, Peek, Produced, QueueStats, Settled
 from sluiceway.node.blobs import BlobCache
@@ -48,6 +48,10 @@ class QueueDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._turn_due = False
         self._stopped = False
+        self._ended = False
+        self.closing = False
+        """The queue is being deleted: no request is taken any more."""
+        self._unopened = set(self._queue.lanes)
         self._moved = asyncio.Event()
 
     # ---- from the service -------------------------------------------------------------------------------------
@@ -55,25 +59,31 @@ class QueueDriver:
     async def start(self) -> None:
         """Open every partition; returns when each is open, or has failed once (it is then tried again in the background)."""
         self._turn()
-        while any(lane.state is LaneState.OPENING for lane in self._queue.lanes.values()):
-            await self._progress()
+        while self._unopened:
+            self._moved.clear()
+            await self._moved.wait()
 
     async def stop(self) -> None:
-        """Answer waiting leases empty, let commits in flight finish, and do no more."""
+        """Answer waiting leases empty, let commits in flight finish, and do no more. Nobody is left without an answer."""
         self._stopped = True
         if self._timer:
             self._timer.cancel()
-        for ticket in [*self._queue.waiters.values(), *self._queue.produces.values()]:
-            ticket.deadline = 0
+        self._queue.close(final=False)
         self._turn()
         while self._tasks:
             await asyncio.wait(self._tasks)
             self._turn()
+        # What is left was in flight to a partition that did not open again.
+        self._queue.close(final=True)
+        self._ended = True
+        for effect in self._queue.turn(system.now()):
+            if isinstance(effect, Reply):
+                self._reply(effect)
 
     async def ask(self, request: Request, payload: bool = True) -> Produced | Leased | Settled | Extended:
         """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, what has not begun is not begun."""
-        if self._stopped:
-            raise SluicewayError("unavailable", "the server is stopping")
+        if self._stopped or self.closing:
+            raise SluicewayError("unavailable", "the queue is being deleted" if self.closing else "the server is stopping")
         now = system.now()
         ticket = Ticket(request, now + request.request_timeout)
         ticket.waiter = _Waiter(asyncio.get_running_loop().create_future(), payload)
@@ -87,12 +97,12 @@ class QueueDriver:
         return answer
 
     async def peek(self, request: Peek) -> list[pa.RecordBatch]:
-        """Items of a lease, or those that come next. Raises lease_not_found, unavailable."""
+        """Items of a lease, or those that come next. Raises lease_not_found, unavailable, partition_damaged."""
         if request.lease is not None:
             lane = self._queue.lanes.get(-1 if request.partition is None else request.partition)
             lease = lane.partition.leases.get(request.lease) if lane is not None and lane.takes_work else None
             if lane is not None and not lane.takes_work:
-                raise SluicewayError("unavailable", f"partition {lane.number} is not available: {lane.problem}")
+                raise lane.unavailable()
             if lane is None or lease is None:
                 name = LeaseId(self.record.incarnation, request.partition or 0, request.lease)
                 raise SluicewayError("lease_not_found", f"lease {name} is closed, has expired, or never existed", "lease_id")
@@ -100,6 +110,8 @@ class QueueDriver:
         batches: list[pa.RecordBatch] = []
         wanted = request.limit
         for lane in self._queue.lanes.values():
+            if request.partition == lane.number and not lane.takes_work:
+                raise lane.unavailable()
             if wanted > 0 and request.partition in (None, lane.number) and lane.takes_work:
                 pieces = ready_slices(lane.partition, wanted)
                 wanted -= sum(len(piece.rows) for piece in pieces)
@@ -127,6 +139,8 @@ class QueueDriver:
 
     def _turn(self) -> None:
         self._turn_due = False
+        if self._ended:
+            return
         for effect in self._queue.turn(system.now()):
             self._carry_out(effect)
         self._set_timer()
@@ -160,11 +174,6 @@ class QueueDriver:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _progress(self) -> None:
-        """Wait until a partition was opened, or failed to."""
-        self._moved.clear()
-        await self._moved.wait()
-
     # ---- effects ----------------------------------------------------------------------------------------------
 
     def _ref(self, partition: int) -> PartitionRef:
@@ -177,7 +186,11 @@ class QueueDriver:
         ref = self._ref(effect.partition)
         for number, batch in effect.fresh.items():
             self._cache.put((ref, number), batch)
-        outcome = await self._store.apply(ref, effect.changes, self._fence(effect.opening))
+        try:
+            outcome = await self._store.apply(ref, effect.changes, self._fence(effect.opening))
+        except Exception:
+            log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
+            outcome = Outcome.UNKNOWN
         for number in effect.changes.dropped_blobs:
             self._cache.drop((ref, number))
         self._queue.committed(effect.partition, effect.opening, outcome, system.now())
@@ -201,13 +214,17 @@ class QueueDriver:
             log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
         self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
         self._turn()
+        self._unopened.discard(effect.partition)
         self._moved.set()
 
     async def _transfer(self, effect: Transfer) -> None:
         done = False
         try:
             rows = await self._rows(effect.partition, effect.number, effect.slices)
-            await self._bury(self.record, effect.partition, effect, rows)
+            if sum(batch.num_rows for batch in rows) == sum(len(piece.rows) for piece in effect.slices):
+                await self._bury(self.record, effect.partition, effect, rows)
+            else:
+                self._check_over(effect)
             done = True
         except SluicewayError as error:
             log.warning("queue %s, partition %d: transfer %d: %s", self.record.queue_name, effect.partition, effect.number, error)
@@ -215,6 +232,13 @@ class QueueDriver:
             log.exception("queue %s, partition %d: transfer %d failed", self.record.queue_name, effect.partition, effect.number)
         self._queue.transferred(effect.partition, effect.number, done, system.now())
         self._turn()
+
+    def _check_over(self, effect: Transfer) -> None:
+        """Rows of a transfer are gone. So they should be once it is over; before, they are lost, and to say it is done would hide that."""
+        if effect.number in self._queue.lanes[effect.partition].partition.transfers:
+            error = DamagedError(f"blobs of transfer {effect.number} are missing")
+            self._stop_partition(effect.partition, error)
+            raise SluicewayError("partition_damaged", str(error))
 
     # ---- replies ----------------------------------------------------------------------------------------------
 
@@ -242,7 +266,10 @@ class QueueDriver:
             for grant in grants:
                 batches += await self._rows(grant.info.partition, grant.info.number, grant.slices)
             leased.batches = batches
-        except SluicewayError as error:
+        except Exception as error:
+            if not isinstance(error, SluicewayError):
+                log.exception("queue %s: reading leased items failed", self.record.queue_name)
+                error = SluicewayError("internal", "the server made a mistake while it read the items; their lease will run out")
             if not future.done():
                 future.set_exception(error)
             return

@@ -37,7 +37,7 @@ from sluiceway.node.blobs import BlobCache
 from sluiceway.node.burial import dead_rows
 from sluiceway.node.driver import QueueDriver
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
-from sluiceway.ports.partition_store import PartitionRef, PartitionStore
+from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Service:
             now = system.now()
             record = QueueRecord(
                 spec.queue_name,
-                system.new_incarnation(),
+                await self._new_incarnation(),
                 now,
                 now,
                 spec.lease_timeout,
@@ -142,6 +142,14 @@ class Service:
         log.info("queue %s created with %d partitions", record.queue_name, len(record.partitions))
         return record
 
+    async def _new_incarnation(self) -> str:
+        """One that no queue has, nor any deleted one whose data may still be there."""
+        view = await self.meta.read(prefixes=[DROPPING])
+        used = {record.incarnation for record in self.queues()} | {key.removeprefix(DROPPING) for key in view.entries}
+        while (incarnation := system.new_incarnation()) in used:
+            pass
+        return incarnation
+
     def _check_dead_queue(self, queue_name: str, dead_queue: str) -> None:
         check_queue_name(dead_queue, "dead_queue")
         if dead_queue == queue_name:
@@ -155,14 +163,13 @@ class Service:
         """Delete a queue and its items. Raises queue_not_found, queue_in_use, queue_not_empty (unless `force`)."""
         async with self._changing:
             driver = self._driver(queue_name)
-            for other in self._drivers.values():
-                if other.record.dead_queue == queue_name:
-                    raise SluicewayError("queue_in_use", f"queue {other.record.queue_name!r} sends its dead items there", "queue_name")
-            left = sum(each.total + each.transferring for each in driver.stats().partitions)
-            if left and not force:
-                raise SluicewayError(
-                    "queue_not_empty", f"queue {queue_name!r} still has {left} items; delete with force to lose them", "force"
-                )
+            # Whatever came in between the check and the deletion would be acknowledged and lost.
+            driver.closing = True
+            try:
+                self._check_deletable(driver, force)
+            except SluicewayError:
+                driver.closing = False
+                raise
             dropping = DROPPING + driver.record.incarnation
             count = len(driver.record.partitions)
             await self._commit_meta({}, {dropping: msgspec.json.encode(count)}, (QUEUE + queue_name,))
@@ -171,10 +178,30 @@ class Service:
             await self._drop(dropping, count)
         log.info("queue %s deleted", queue_name)
 
+    def _check_deletable(self, driver: QueueDriver, force: bool) -> None:
+        queue_name = driver.record.queue_name
+        for other in self._drivers.values():
+            if other.record.dead_queue == queue_name:
+                raise SluicewayError("queue_in_use", f"queue {other.record.queue_name!r} sends its dead items there", "queue_name")
+        stats = driver.stats()
+        left = sum(each.total + each.transferring for each in stats.partitions) + stats.produce_waiting
+        if force:
+            return
+        if left:
+            raise SluicewayError("queue_not_empty", f"queue {queue_name!r} still has {left} items; delete with force to lose them", "force")
+        closed = [each.partition for each in stats.partitions if each.state != "available"]
+        if closed:
+            detail = f"partition {closed[0]} of queue {queue_name!r} is not open, so nobody knows what it has; delete with force to lose it"
+            raise SluicewayError("queue_not_empty", detail, "force")
+
     async def _drop(self, key: str, partitions: int) -> None:
-        """Remove the data of a queue that is deleted already. Cut off, it is done again at the next start."""
-        for number in range(partitions):
-            await self.store.drop(PartitionRef(key.removeprefix(DROPPING), number))
+        """Remove the data of a queue that is deleted already. Cut off or failing, it is done again at the next start."""
+        try:
+            for number in range(partitions):
+                await self.store.drop(PartitionRef(key.removeprefix(DROPPING), number))
+        except StoreUnavailableError as error:
+            log.warning("data of a deleted queue stays until the next start: %s", error)
+            return
         await self._commit_meta({}, {}, (key,))
 
     async def _commit_meta(self, checks: dict[str, None], puts: dict[str, bytes], deletes: tuple[str, ...]) -> None:
@@ -228,6 +255,5 @@ class Service:
         assert source.dead_queue is not None
         group = f"transfer/{source.incarnation}.{partition}"
         key = ProduceKey(f"{group}/{transfer.number}", group, transfer.number)
-        if rows:
-            batch = dead_rows(source, transfer.reason, rows)
-            await self.produce(source.dead_queue, Produce(batch, BURIAL_TIMEOUT, key))
+        batch = dead_rows(source, transfer.reason, rows)
+        await self.produce(source.dead_queue, Produce(batch, BURIAL_TIMEOUT, key))

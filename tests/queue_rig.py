@@ -1,0 +1,159 @@
+"""A logical queue on a bench: every commit and every opening waits until the test says how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from queue_ledger import Store
+from sluiceway.core.logical_queue import LogicalQueue
+from sluiceway.core.tickets import Commit, Fault, Open, Reply, Request, Result, Ticket, Transfer
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import (
+    DONE,
+    Fate,
+    Lease,
+    LeaseInfo,
+    Produce,
+    Produced,
+    ProduceKey,
+    Selection,
+    Settle,
+    Settled,
+)
+
+START: Millis = 1_000_000_000_000
+LEASE_TIMEOUT = 60_000
+
+
+class Rig:
+    def __init__(self, partitions: int = 1, *, opened: bool = True, max_attempts: int = 0, keeps_dead: bool = False) -> None:
+        self.now = START
+        self.queue = LogicalQueue("q", range(partitions), LEASE_TIMEOUT)
+        self.stores = [Store(max_attempts, keeps_dead) for _ in range(partitions)]
+        self.commits: dict[int, Commit] = {}
+        self.opens: dict[int, Open] = {}
+        self.transfers: list[Transfer] = []
+        self.faults: list[Fault] = []
+        self.answers: dict[Ticket, Result | SluicewayError] = {}
+        self.commit_count = 0
+        self.turn()
+        if opened:
+            for number in range(partitions):
+                self.open(number)
+
+    # ---- what happens -----------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        for effect in self.queue.turn(self.now):
+            if isinstance(effect, Reply):
+                assert effect.ticket not in self.answers, "two answers"
+                self.answers[effect.ticket] = effect.result
+            elif isinstance(effect, Commit):
+                assert effect.partition not in self.commits, "two transactions in flight"
+                self.commits[effect.partition] = effect
+                self.commit_count += 1
+            elif isinstance(effect, Open):
+                self.opens[effect.partition] = effect
+            elif isinstance(effect, Transfer):
+                self.transfers.append(effect)
+            else:
+                self.faults.append(effect)
+
+    def wait(self, millis: Millis) -> None:
+        """Let time pass, with a turn whenever the queue asks for one."""
+        until = self.now + millis
+        for _ in range(10_000):
+            wake = self.queue.wake_at()
+            if wake is None or wake > until:
+                self.now = until
+                self.turn()
+                return
+            self.now = max(self.now, wake)
+            self.turn()
+        raise AssertionError("the queue turns without end")
+
+    def open(self, number: int, error: Exception | None = None, *, final: bool = False) -> None:
+        """End the opening that waits."""
+        effect = self.opens.pop(number)
+        store = self.stores[number]
+        store.fence = (1, effect.opening)
+        self.queue.opened(number, effect.opening, error or store.load(), self.now, final)
+        self.turn()
+
+    def land(self, number: int) -> None:
+        """The commit becomes durable, and nobody has heard of it yet."""
+        effect = self.commits[number]
+        assert self.stores[number].apply(effect.changes, (1, effect.opening))
+
+    def end(self, number: int, outcome: Outcome = Outcome.DONE, *, landed: bool | None = None) -> None:
+        """End the commit in flight; it landed if DONE, unless said otherwise."""
+        if outcome is Outcome.DONE if landed is None else landed:
+            self.land(number)
+        effect = self.commits.pop(number)
+        self.queue.committed(number, effect.opening, outcome, self.now)
+        self.turn()
+
+    def end_all(self) -> None:
+        while self.commits:
+            self.end(min(self.commits))
+
+    # ---- what clients do --------------------------------------------------------------------------------------
+
+    def ask(self, request: Request) -> Ticket:
+        ticket = self.submit(request)
+        self.turn()
+        return ticket
+
+    def submit(self, request: Request) -> Ticket:
+        ticket = Ticket(request, self.now + request.request_timeout)
+        self.queue.submit(ticket)
+        return ticket
+
+    def leased(self, partition: int, count: int, **options: object) -> Held:
+        """Items that are put into that partition and leased from it, durably."""
+        self.fill(partition, count)
+        ticket = self.ask(lease(count, **options))
+        self.end_all()
+        return held(self.grants(ticket)[0])
+
+    def fill(self, partition: int, count: int) -> None:
+        """Put ready items into that very partition."""
+        lane = self.queue.lanes[partition]
+        waiter = Ticket(produce(count).request, self.now + 1_000)
+        self.queue.submit(waiter)
+        del self.queue.produces[waiter.number]
+        lane.put(waiter, produce(count).request)
+        self.turn()
+        self.end_all()
+
+    # ---- what they were told ----------------------------------------------------------------------------------
+
+    def produced(self, ticket: Ticket) -> Produced:
+        answer = self.answers[ticket]
+        assert isinstance(answer, Produced), answer
+        return answer
+
+    def settled(self, ticket: Ticket) -> Settled:
+        answer = self.answers[ticket]
+        assert isinstance(answer, Settled), answer
+        return answer
+
+    def grants(self, ticket: Ticket) -> list[LeaseInfo]:
+        answer = self.answers[ticket]
+        assert isinstance(answer, list), answer
+        return [grant.info for grant in answer]
+
+    def code(self, ticket: Ticket) -> str:
+        answer = self.answers[ticket]
+        assert isinstance(answer, SluicewayError), answer
+        return answer.code
+
+    def durable(self, number: int) -> tuple[int, int, int]:
+        """Ready, leased and scheduled items that are durable in that partition."""
+        partition = self.stores[number].look()
+        return partition.ready_count, partition.leased_count, partition.scheduled_count
