@@ -169,7 +169,7 @@ def picture(machine: Partition) -> dict[str, Any]:
         "keys": machine.keys.records,
         "keyed": {name: list(numbers) for name, numbers in machine.by_key.items()},
         "timer": machine.next_timer(),
-        "starts": machine.starts,
+        "starts": machine.spans.starts,
     }
 
 

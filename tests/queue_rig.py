@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,30 @@ from sluiceway.model.requests import (
 
 START: Millis = 1_000_000_000_000
 LEASE_TIMEOUT = 60_000
+
+
+def produce(
+    count: int = 1, timeout: Millis = 5_000, key: ProduceKey | None = None, *, due: Millis | None = None, text: str = "x"
+) -> Produce:
+    when = {} if due is None else {"enqueue_at": due}
+    return Produce(batch_from_rows([{"payload": f"{text}{n}".encode(), **when} for n in range(count)]), timeout, key)
+
+
+def lease(
+    count: int = 1,
+    timeout: Millis = 0,
+    *,
+    client: str = "c",
+    key: str | None = None,
+    most: int = 1,
+    lease_timeout: Millis | None = None,
+) -> Lease:
+    return Lease(client, count, timeout, lease_timeout, most, key)
+
+
+def settle(offsets: Mapping[int, Iterable[int]], fate: Fate = DONE, timeout: Millis = 5_000, *, stage: bool = False) -> Settle:
+    chosen = {n: [Selection(fate, offsets=np.array(sorted(those), dtype=np.int64))] for n, those in offsets.items()}
+    return Settle(chosen, timeout, stage)
 
 
 class Rig:
@@ -114,22 +139,22 @@ class Rig:
         self.queue.submit(ticket)
         return ticket
 
-    def leased(self, partition: int, count: int, **options: object) -> Held:
-        """Items that are put into that partition and leased from it, durably."""
+    def fill(self, partition: int, count: int) -> None:
+        """Put ready items into that very partition, durably."""
+        ticket = Ticket(produce(count), self.now + 1_000)
+        self.queue.lanes[partition].put(ticket, produce(count))
+        self.turn()
+        self.end_all()
+        assert self.produced(ticket).partition == partition
+
+    def take(self, partition: int, count: int, **options: Any) -> LeaseInfo:
+        """A durable lease of fresh items of that partition, which has no others."""
         self.fill(partition, count)
         ticket = self.ask(lease(count, **options))
         self.end_all()
-        return held(self.grants(ticket)[0])
-
-    def fill(self, partition: int, count: int) -> None:
-        """Put ready items into that very partition."""
-        lane = self.queue.lanes[partition]
-        waiter = Ticket(produce(count).request, self.now + 1_000)
-        self.queue.submit(waiter)
-        del self.queue.produces[waiter.number]
-        lane.put(waiter, produce(count).request)
-        self.turn()
-        self.end_all()
+        (info,) = self.grants(ticket)
+        assert (info.partition, info.items) == (partition, count)
+        return info
 
     # ---- what they were told ----------------------------------------------------------------------------------
 
@@ -147,6 +172,12 @@ class Rig:
         answer = self.answers[ticket]
         assert isinstance(answer, list), answer
         return [grant.info for grant in answer]
+
+    def offsets(self, ticket: Ticket) -> list[int]:
+        """The offsets of the leased items, partition by partition."""
+        answer = self.answers[ticket]
+        assert isinstance(answer, list), answer
+        return [offset for grant in answer for piece in grant.slices for offset in piece.offsets.tolist()]
 
     def code(self, ticket: Ticket) -> str:
         answer = self.answers[ticket]

@@ -107,6 +107,7 @@ def test_a_produce_gets_a_key_of_its_own_that_its_repetition_keeps(face: Face) -
     face.call(both if face.kind == "sync" else twice, handler)
     keys = [msgspec.json.decode(request.content)["idempotency_key"] for request in seen]
     assert len(keys) == 6
+    assert all(msgspec.json.decode(request.content)["idempotency_window"] == "10m" for request in seen)
     assert len(set(keys[:5])) == 1
     assert keys[5] != keys[4]
 

@@ -23,7 +23,7 @@ def sent(call: Call[Any]) -> dict[str, object]:
 def test_an_item_is_sent_as_text_or_base64_with_what_was_given() -> None:
     at = datetime(2026, 1, 31, 9, tzinfo=timezone(timedelta(hours=1)))
     items: list[Item | bytes | str] = ["é", b"\xff\x00", Item("x", kind="k", headers={"a": "b"}, enqueue_at=at), Item(b"y")]
-    body = sent(protocol.produce("q", items, None, "key", None, None))
+    body = sent(protocol.produce("q", items, None, protocol.Key("key")))
     assert body == {
         "queue_name": "q",
         "items": [
@@ -60,7 +60,7 @@ def test_fields_that_are_not_given_are_left_to_the_server() -> None:
 
 
 def test_an_arrow_produce_has_its_fields_in_the_query() -> None:
-    call = protocol.produce_stream("q", b"stream", "5s", "a/b c", "g", 3)
+    call = protocol.produce_stream("q", b"stream", "5s", protocol.Key("a/b c", "g", 3))
     assert call.path == (
         "/v1/queue.produce?queue_name=q&request_timeout=5s&idempotency_key=a%2Fb+c&idempotency_group=g&idempotency_sequence=3"
     )
@@ -70,11 +70,11 @@ def test_an_arrow_produce_has_its_fields_in_the_query() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: protocol.produce("q", "hello", None, None, None, None),
+        lambda: protocol.produce("q", "hello", None, protocol.Key()),
         lambda: protocol.complete("q", "a.0.1", [], None),
         lambda: protocol.extend("q", "a.0.L1", None, None),
         lambda: protocol.lease("q", "c", 1, "5 seconds", None, None, None),
-        lambda: protocol.produce("q", [Item("x", enqueue_at=datetime(2026, 1, 31))], None, None, None, None),  # noqa: DTZ001
+        lambda: protocol.produce("q", [Item("x", enqueue_at=datetime(2026, 1, 31))], None, protocol.Key()),  # noqa: DTZ001
     ],
 )
 def test_what_would_be_misunderstood_is_refused_before_sending(build: object) -> None:
@@ -87,7 +87,7 @@ def test_what_would_be_misunderstood_is_refused_before_sending(build: object) ->
 
 def test_what_may_be_repeated() -> None:
     repeatable: list[Call[Any]] = [
-        protocol.produce("q", ["x"], None, "key", None, None),
+        protocol.produce("q", ["x"], None, protocol.Key("key")),
         protocol.lease("q", "c", 1, "0s", None, None, "key"),
         protocol.complete("q", ["a.0.1"], [], None),
         protocol.retry("q", ["a.0.1"], None),
@@ -99,7 +99,7 @@ def test_what_may_be_repeated() -> None:
         protocol.list_queues(None, None),
     ]
     once: list[Call[Any]] = [
-        protocol.produce("q", ["x"], None, None, None, None),
+        protocol.produce("q", ["x"], None, protocol.Key()),
         protocol.lease("q", "c", 1, "0s", None, None, None),
         protocol.create_queue("q", None, None, None, None, None),
         protocol.delete_queue("q", False),
@@ -109,7 +109,7 @@ def test_what_may_be_repeated() -> None:
 
 
 def test_answers_are_read_with_their_types_and_unknown_fields_are_passed_over() -> None:
-    produced = protocol.produce("q", ["x"], None, None, None, None).read(
+    produced = protocol.produce("q", ["x"], None, protocol.Key()).read(
         b'{"queue_name":"q","partition":2,"first_id":"k7f3q2ma.2.98","count":3,"deduplicated":true,"new":1}'
     )
     assert produced.ids == ["k7f3q2ma.2.98", "k7f3q2ma.2.99", "k7f3q2ma.2.100"]
@@ -147,8 +147,8 @@ def test_an_error_that_is_not_the_servers_is_not_taken_for_one(status: int, code
 
 # -- repeating ----------------------------------------------------------------------------------------------------------
 
-KEYED = protocol.produce("q", ["x"], None, "key", None, None)
-UNKEYED = protocol.produce("q", ["x"], None, None, None, None)
+KEYED = protocol.produce("q", ["x"], None, protocol.Key("key"))
+UNKEYED = protocol.produce("q", ["x"], None, protocol.Key())
 
 
 def error(code: str) -> CallError:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-import pytest
 
 from sluiceway.core.distribution import Candidate, deal, emptiest, home
 from sluiceway.model.requests import ProduceKey

@@ -59,7 +59,12 @@ class PartitionMachine(RuleBasedStateMachine):
             answer = error.code
         assert answer == expected
 
-    @rule(want=st.integers(1, 12), timeout=st.sampled_from([0, 1, 10, 60]), client=st.sampled_from("cd"), key=st.none() | st.sampled_from("kl"))
+    @rule(
+        want=st.integers(1, 12),
+        timeout=st.sampled_from([0, 1, 10, 60]),
+        client=st.sampled_from("cd"),
+        key=st.none() | st.sampled_from("kl"),
+    )
     def lease(self, want: int, timeout: Millis, client: str, key: str | None) -> None:
         lease = self.rig.machine.lease(want, client, self.now + timeout, self.now, key)
         if lease is None:
@@ -180,4 +185,4 @@ def test_a_random_history_agrees_with_the_model() -> None:
 
 @pytest.mark.slow
 def test_many_long_random_histories_agree_with_the_model() -> None:
-    run(3_000, 80)
+    run(2_000, 60)

@@ -172,6 +172,18 @@ def test_old_keys_leave_the_store_with_later_turns() -> None:
     assert [key for kind, key in rig.disk.records if kind is RecordKind.KEY] == ["kk2"]
 
 
+def test_a_shorter_window_ends_sooner_than_keys_that_came_before() -> None:
+    rig = Rig()
+    long, short = ProduceKey("long"), ProduceKey("short", window=60_000)
+    rig.produce(rows_of("a"), START, long)
+    rig.produce(rows_of("b"), START + 1, short)
+    rig.reload()
+    assert rig.produce(rows_of("b"), START + 60_000, short)[2]
+    assert not rig.produce(rows_of("b"), START + 60_001, short)[2]
+    assert rig.produce(rows_of("a"), START + 60_001, long)[2]
+    rig.commit()
+
+
 def test_keys_that_are_too_many_are_refused_until_old_ones_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keys_module, "MAX_KEYS", 2)
     rig = Rig()

@@ -108,6 +108,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: produce(idempotency_group="g"), "idempotency_key"),
     (lambda: produce(idempotency_key="k", idempotency_group=""), "idempotency_group"),
     (lambda: produce(idempotency_key="k", idempotency_sequence=3), "idempotency_sequence"),
+    (lambda: produce(idempotency_key="k", idempotency_window="25h"), "idempotency_window"),
+    (lambda: produce(idempotency_key="k", idempotency_window="0s"), "idempotency_window"),
+    (lambda: produce(idempotency_key="k", idempotency_group="g", idempotency_window="1h"), "idempotency_window"),
     (lambda: produce(idempotency_key="k", idempotency_group="g", idempotency_sequence=-1), "idempotency_sequence"),
     (lambda: produce(idempotency_key="k", idempotency_group="g", idempotency_sequence=1 << 63), "idempotency_sequence"),
     (lambda: json_codec.decode_lease(b'{"queue_name":"q"}'), "client_id"),
@@ -247,6 +250,7 @@ def test_defaults_are_those_of_the_documents() -> None:
 
 def test_produce_key() -> None:
     assert produce(idempotency_key="k").key == ProduceKey("k")
+    assert produce(idempotency_key="k", idempotency_window="90s").key == ProduceKey("k", window=90_000)
     assert produce(idempotency_key="k", idempotency_group="g", idempotency_sequence=7).key == ProduceKey("k", "g", 7)
 
 

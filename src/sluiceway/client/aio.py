@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterable
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -13,7 +14,7 @@ import httpx
 
 from sluiceway.client import answers, protocol
 from sluiceway.client.errors import CallError
-from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, new_key, read_answer, seconds
+from sluiceway.client.http import DEFAULT_URL, GENERATED_WINDOW, LIMITS, Endpoint, new_key, read_answer, seconds
 from sluiceway.client.protocol import Call, Duration, Item, Repeats, Retry, Verdict
 
 if TYPE_CHECKING:
@@ -75,8 +76,10 @@ class AsyncClient:
             raise self._endpoint.broken(error) from error
         return read_answer(call, response.status_code, body)
 
-    def _key(self, key: str | None) -> str | None:
-        return new_key() if key is None and self._generate_keys else key
+    def _key(self, key: str | None, group: str | None, sequence: int | None, window: Duration | None) -> protocol.Key:
+        if key is None and group is None and self._generate_keys and self._retry_for:
+            return protocol.Key(new_key(), window=max(GENERATED_WINDOW, timedelta(seconds=2 * self._retry_for)))
+        return protocol.Key(key, group, sequence, window)
 
     # -- queues -------------------------------------------------------------------------------------------------------
 
@@ -116,10 +119,11 @@ class AsyncClient:
         idempotency_key: str | None = None,
         idempotency_group: str | None = None,
         idempotency_sequence: int | None = None,
+        idempotency_window: Duration | None = None,
     ) -> answers.Produced:
         """As `Client.produce`."""
-        key = self._key(idempotency_key)
-        return await self._run(protocol.produce(queue_name, items, request_timeout, key, idempotency_group, idempotency_sequence))
+        key = self._key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        return await self._run(protocol.produce(queue_name, items, request_timeout, key))
 
     async def produce_arrow(
         self,
@@ -130,12 +134,14 @@ class AsyncClient:
         idempotency_key: str | None = None,
         idempotency_group: str | None = None,
         idempotency_sequence: int | None = None,
+        idempotency_window: Duration | None = None,
     ) -> answers.Produced:
         """As `Client.produce_arrow`."""
         from sluiceway.client.arrow import write_stream
 
-        key, stream = self._key(idempotency_key), write_stream(rows)
-        return await self._run(protocol.produce_stream(queue_name, stream, request_timeout, key, idempotency_group, idempotency_sequence))
+        key = self._key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        stream = write_stream(rows)
+        return await self._run(protocol.produce_stream(queue_name, stream, request_timeout, key))
 
     async def lease(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from datetime import timedelta
 from typing import TypeVar
 
 import httpx
@@ -78,6 +79,10 @@ def read_answer(call: Call[T], status: int, body: bytes) -> T:
 
 def seconds(duration: Duration, field: str) -> float:
     return millis(duration, field) / 1000
+
+
+GENERATED_WINDOW = timedelta(minutes=10)
+"""How long the server remembers a key that the client made up: it is of use only while this call is repeated."""
 
 
 def new_key() -> str:

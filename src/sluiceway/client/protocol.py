@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Generic, Literal, TypeVar, cast
+from typing import Generic, Literal, NamedTuple, TypeVar, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -257,35 +257,44 @@ def _wire_item(item: Item | bytes | str) -> dict[str, object]:
     return fields
 
 
-def _key_fields(key: str | None, group: str | None, sequence: int | None) -> dict[str, object]:
-    return _set(idempotency_key=key, idempotency_group=group, idempotency_sequence=sequence)
+class Key(NamedTuple):
+    """What makes a produce repeatable, as the API names it."""
+
+    key: str | None = None
+    group: str | None = None
+    sequence: int | None = None
+    window: Duration | None = None
+
+    def fields(self) -> dict[str, object]:
+        return _set(
+            idempotency_key=self.key,
+            idempotency_group=self.group,
+            idempotency_sequence=self.sequence,
+            idempotency_window=_duration(self.window),
+        )
 
 
 def produce(
     queue_name: str,
     items: Iterable[Item | bytes | str],
     request_timeout: Duration | None,
-    key: str | None,
-    group: str | None,
-    sequence: int | None,
+    key: Key,
 ) -> Call[answers.Produced]:
-    fields = {"queue_name": queue_name, "items": [_wire_item(item) for item in _list(items, "items")], **_key_fields(key, group, sequence)}
-    return _call("/v1/queue.produce", answers.Produced, fields, repeatable=key is not None, request_timeout=request_timeout)
+    fields = {"queue_name": queue_name, "items": [_wire_item(item) for item in _list(items, "items")], **key.fields()}
+    return _call("/v1/queue.produce", answers.Produced, fields, repeatable=key.key is not None, request_timeout=request_timeout)
 
 
 def produce_stream(
     queue_name: str,
     stream: bytes,
     request_timeout: Duration | None,
-    key: str | None,
-    group: str | None,
-    sequence: int | None,
+    key: Key,
 ) -> Call[answers.Produced]:
     """A produce whose rows are an Arrow stream already."""
     wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
-    query = _set(queue_name=queue_name, request_timeout=_duration(request_timeout)) | _key_fields(key, group, sequence)
+    query = _set(queue_name=queue_name, request_timeout=_duration(request_timeout)) | key.fields()
     path = f"/v1/queue.produce?{urlencode(query)}"
-    return Call(path, stream, _decoder(answers.Produced).decode, key is not None, wait, ARROW)
+    return Call(path, stream, _decoder(answers.Produced).decode, key.key is not None, wait, ARROW)
 
 
 def lease(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable
+from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -12,7 +13,7 @@ import httpx
 
 from sluiceway.client import answers, protocol
 from sluiceway.client.errors import CallError
-from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, new_key, read_answer, seconds
+from sluiceway.client.http import DEFAULT_URL, GENERATED_WINDOW, LIMITS, Endpoint, new_key, read_answer, seconds
 from sluiceway.client.protocol import Call, Duration, Item, Repeats, Retry, Verdict
 
 if TYPE_CHECKING:
@@ -34,9 +35,9 @@ class Client:
     key. For these, and when `retry_for` is over, `outcome_unknown` is raised. An attempt itself takes at most `request_timeout` and
     a few seconds. `retry_for="0s"` never repeats.
 
-    With `generate_keys` a produce without a key gets one of its own, so that repeating it never stores an item twice; the
-    server remembers each key for 24 hours, a million in a partition, so pass False where many small calls outnumber that and an
-    unknown outcome may be raised. `client_id` names this consumer in leases; by default it is new for each client.
+    With `generate_keys` a produce without a key gets one of its own, so that repeating it never stores an item twice; the server
+    remembers it for ten minutes (or twice `retry_for`), and a million keys a partition at once. Keyed items are spread over the
+    partitions by their key, not by backlog. `client_id` names this consumer in leases; by default it is new for each client.
     """
 
     def __init__(
@@ -84,8 +85,10 @@ class Client:
             raise self._endpoint.broken(error) from error
         return read_answer(call, response.status_code, body)
 
-    def _key(self, key: str | None) -> str | None:
-        return new_key() if key is None and self._generate_keys else key
+    def _key(self, key: str | None, group: str | None, sequence: int | None, window: Duration | None) -> protocol.Key:
+        if key is None and group is None and self._generate_keys and self._retry_for:
+            return protocol.Key(new_key(), window=max(GENERATED_WINDOW, timedelta(seconds=2 * self._retry_for)))
+        return protocol.Key(key, group, sequence, window)
 
     # -- queues -------------------------------------------------------------------------------------------------------
 
@@ -125,14 +128,15 @@ class Client:
         idempotency_key: str | None = None,
         idempotency_group: str | None = None,
         idempotency_sequence: int | None = None,
+        idempotency_window: Duration | None = None,
     ) -> answers.Produced:
         """Store up to 1,000 items in one partition: all of them durably, or none.
 
         A repetition with the same key stores nothing and answers as the first call did; with another body it raises `key_conflict`.
-        A key is kept for 24 hours, or with a group until the group's sequence rises (`stale_sequence` for a lower one).
+        A key is kept for the window (24 hours), or with a group until the group's sequence rises (`stale_sequence` for a lower one).
         """
-        key = self._key(idempotency_key)
-        return self._run(protocol.produce(queue_name, items, request_timeout, key, idempotency_group, idempotency_sequence))
+        key = self._key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        return self._run(protocol.produce(queue_name, items, request_timeout, key))
 
     def produce_arrow(
         self,
@@ -143,12 +147,14 @@ class Client:
         idempotency_key: str | None = None,
         idempotency_group: str | None = None,
         idempotency_sequence: int | None = None,
+        idempotency_window: Duration | None = None,
     ) -> answers.Produced:
         """As `produce`, for up to 10,000 rows with the column `payload` and any of kind, encoding, reference, headers, enqueue_at."""
         from sluiceway.client.arrow import write_stream
 
-        key, stream = self._key(idempotency_key), write_stream(rows)
-        return self._run(protocol.produce_stream(queue_name, stream, request_timeout, key, idempotency_group, idempotency_sequence))
+        key = self._key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        stream = write_stream(rows)
+        return self._run(protocol.produce_stream(queue_name, stream, request_timeout, key))
 
     def lease(
         self,

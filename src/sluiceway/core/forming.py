@@ -1,16 +1,22 @@
-"""A blob while its turn lasts: small produces of many clients are put together and sealed once."""
+"""What arrives, before it is in the line: when each row is due, and a blob while its turn lasts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from sluiceway.core.records import Blob
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
 from sluiceway.model.items import encode_blob, narrow, widen
+from sluiceway.model.requests import Offsets
 
 
 class Forming:
-    """Collects batches for one blob. The blob's rows, columns and size are kept up to date while it grows."""
+    """Collects batches for one blob, whose rows, columns and size are kept up to date while it grows."""
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
@@ -34,3 +40,18 @@ class Forming:
         batches = [widen(batch, self.blob.columns) for batch in self._batches]
         batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
         return batch, encode_blob(batch)
+
+
+def due_times(batch: pa.RecordBatch, now: Millis) -> Offsets | None:
+    """Each row's due time, 0 where it has none; None if all rows may go at once."""
+    if "enqueue_at" not in batch.schema.names:
+        return None
+    column = batch.column("enqueue_at")
+    times: Offsets = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return times if bool((times > now).any()) else None
+
+
+def runs(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """The runs of True as (start, end)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.view(np.int8), [0]))))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import islice
+import heapq
 
 import msgspec
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import KEY_WINDOW, MAX_KEYS
+from sluiceway.kernel.limits import MAX_KEYS
 from sluiceway.model.requests import ProduceKey
 
 
@@ -21,11 +21,11 @@ class Seen(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KeyRecord(msgspec.Struct, array_like=True):
-    """Either one key with a window (`group` None), or a group with all keys of its present `sequence`."""
+    """Either one key, remembered `until` a time, or a group with all keys of its present `sequence` (`until` 0: for ever)."""
 
     seen: dict[str, Seen]
     sequence: int
-    at: Millis
+    until: Millis
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -41,15 +41,12 @@ class KeyMemory:
     def __init__(self) -> None:
         self.records: dict[str, KeyRecord] = {}
         self.touched: dict[str, None] = {}
-        self._by_age: dict[str, Millis] = {}
+        self._ends: list[tuple[Millis, str]] = []
 
     def load(self, name: str, data: bytes) -> None:
-        self.records[name] = unpack(data)
-
-    def loaded(self) -> None:
-        """All records are there: put the lone keys in the order of their age."""
-        lone = [(record.at, name) for name, record in self.records.items() if name[0] == "k"]
-        self._by_age = {name: at for at, name in sorted(lone)}
+        record = self.records[name] = unpack(data)
+        if record.until:
+            heapq.heappush(self._ends, (record.until, name))
 
     def find(self, key: ProduceKey, digest: bytes) -> Seen | None:
         """What was answered under this key; None if it is new. Raises key_conflict, stale_sequence, too_many_requests."""
@@ -75,18 +72,20 @@ class KeyMemory:
         name = _name(key)
         record = self.records.get(name)
         if record is None or record.sequence != key.sequence:
-            record = self.records[name] = KeyRecord({}, key.sequence, now)
-            if key.group is None:
-                self._by_age[name] = now
+            until = now + key.window if key.group is None else 0
+            record = self.records[name] = KeyRecord({}, key.sequence, until)
+            if until:
+                heapq.heappush(self._ends, (until, name))
         record.seen[key.key] = seen
         self.touched[name] = None
 
     def forget_old(self, now: Millis, most: int = 1_000) -> None:
         """Drop lone keys whose window is over, a bounded number a call."""
-        for name in list(islice(self._by_age, most)):
-            if self._by_age[name] + KEY_WINDOW > now:
+        for _ in range(most):
+            if not self._ends or self._ends[0][0] > now:
                 break
-            del self._by_age[name], self.records[name]
+            name = heapq.heappop(self._ends)[1]
+            del self.records[name]
             self.touched[name] = None
 
 

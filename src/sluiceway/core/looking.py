@@ -88,7 +88,6 @@ def load(snapshot: Snapshot, *, max_attempts: int, keeps_dead: bool) -> Partitio
             partition.keys.load(key, data)
         else:
             records[kind].append((int(key), data))
-    partition.keys.loaded()
     for number, data in records[RecordKind.BLOB]:
         blob = unpack_blob(data)
         partition.blobs[number] = Blob(number, blob.rows, blob.columns, blob.written_at, blob.nbytes)

@@ -12,16 +12,14 @@ Whatever puts items back appends an extent that points at the same blob, so no p
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyroaring import BitMap
 
-from sluiceway.core.forming import Forming
+from sluiceway.core.forming import Forming, due_times, runs
 from sluiceway.core.keys import KeyMemory, Seen
 from sluiceway.core.keys import pack as pack_keys
 from sluiceway.core.records import (
@@ -40,6 +38,7 @@ from sluiceway.core.records import (
     pack,
     rows_of_part,
 )
+from sluiceway.core.spans import Spans
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKey, RecordKind
@@ -67,9 +66,7 @@ class Partition:
         self.keys = KeyMemory()
         self.deadlines: list[tuple[Millis, int]] = []
         self.due_times: list[tuple[Millis, int]] = []
-        # Where the parts of live leases begin, sorted, to find the lease of an offset.
-        self.starts: list[int] = []
-        self.part_at: dict[int, tuple[LeaseState, Part]] = {}
+        self.spans = Spans()
         self.by_key: dict[tuple[str, str], dict[int, None]] = {}
         # A dict for its order: the same history must give the same bytes in every process.
         self._touched: dict[RecordKey, None] = {}
@@ -95,7 +92,7 @@ class Partition:
         forming, row = self._forming_for(batch, now)
         self.header.next += count
         self.header.produced += count
-        self._place(forming.blob, row, count, _due_times(batch, now), now)
+        self._place(forming.blob, row, count, due_times(batch, now), now)
         if key is not None:
             self.keys.remember(key, Seen(digest, first, count), now)
         return first, count, False
@@ -117,7 +114,7 @@ class Partition:
             self._append(Extent(first, count, blob, row, None, 0, count))
             return
         waits = due > now
-        for start, end in _runs(~waits):
+        for start, end in runs(~waits):
             self._append(Extent(first + start, end - start, blob, row + start, None, 0, end - start))
         rows = np.flatnonzero(waits)
         rows = rows[np.argsort(due[rows], kind="stable")]
@@ -129,7 +126,7 @@ class Partition:
         extent.blob.open += extent.count
         self.ready_count += extent.count
         last = self.ready[-1] if self.ready else None
-        if last is not None and _continues(last, extent) and self._forming and self._forming[-1].blob is last.blob:
+        if last is not None and last.continued_by(extent) and self._forming and self._forming[-1].blob is last.blob:
             last.count += extent.count
             last.open += extent.count
             return
@@ -186,9 +183,7 @@ class Partition:
     def _enter(self, lease: LeaseState) -> None:
         """Put a lease into the indexes."""
         self.leases[lease.number] = lease
-        for part in lease.parts:
-            insort(self.starts, part.first)
-            self.part_at[part.first] = (lease, part)
+        self.spans.add(lease)
         if lease.deadline is not None:
             heapq.heappush(self.deadlines, (lease.deadline, lease.number))
         if lease.lease_key is not None:
@@ -201,9 +196,7 @@ class Partition:
 
     def _leave(self, lease: LeaseState) -> None:
         del self.leases[lease.number]
-        for part in lease.parts:
-            del self.starts[bisect_right(self.starts, part.first) - 1]
-            del self.part_at[part.first]
+        self.spans.remove(lease)
         if lease.lease_key is not None:
             name = (lease.client_id, lease.lease_key)
             del self.by_key[name][lease.number]
@@ -250,26 +243,18 @@ class Partition:
         return True
 
     def _in_leases(self, offsets: Offsets, ignored: list[tuple[int, IgnoredReason]]) -> Iterator[tuple[LeaseState, BitMap]]:
-        """The offsets by lease, as positions that are open there. Work is per part touched, not per offset."""
+        """The offsets by lease, as positions that are open there."""
         found: dict[int, tuple[LeaseState, BitMap]] = {}
-        at = 0
-        while at < len(offsets):
-            index = bisect_right(self.starts, int(offsets[at])) - 1
-            if index >= 0:
-                lease, part = self.part_at[self.starts[index]]
-                end = at + int(np.searchsorted(offsets[at:], part.end))
-                if end > at:
-                    positions = from_array(offsets[at:end] - part.first + part.base)
-                    gone = positions & lease.settled
-                    ignored.extend((position - part.base + part.first, "settled") for position in gone)
-                    if len(gone) < len(positions):
-                        found.setdefault(lease.number, (lease, BitMap()))[1].update(positions - gone)
-                    at = end
-                    continue
-            limit = self.starts[index + 1] if index + 1 < len(self.starts) else None
-            end = len(offsets) if limit is None else at + int(np.searchsorted(offsets[at:], limit))
-            ignored.extend((offset, self._why_ignored(offset)) for offset in offsets[at:end].tolist())
-            at = end
+        for run, place in self.spans.split(offsets):
+            if place is None:
+                ignored.extend((offset, self._why_ignored(offset)) for offset in run.tolist())
+                continue
+            lease, part = place
+            positions = from_array(run - part.first + part.base)
+            gone = positions & lease.settled
+            ignored.extend((position - part.base + part.first, "settled") for position in gone)
+            if len(gone) < len(positions):
+                found.setdefault(lease.number, (lease, BitMap()))[1].update(positions - gone)
         yield from found.values()
 
     def _why_ignored(self, offset: int) -> IgnoredReason:
@@ -501,32 +486,6 @@ class Partition:
             return blob_bytes(blob) if blob else None
         due = self.dues.get(number)
         return due_bytes(due) if due else None
-
-
-def _due_times(batch: pa.RecordBatch, now: Millis) -> Offsets | None:
-    """Each row's due time, 0 where it has none; None if all rows may go at once."""
-    if "enqueue_at" not in batch.schema.names:
-        return None
-    column = batch.column("enqueue_at")
-    times: Offsets = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    return times if bool((times > now).any()) else None
-
-
-def _runs(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """The runs of True as (start, end)."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.view(np.int8), [0]))))
-    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
-
-
-def _continues(last: Extent, extent: Extent) -> bool:
-    return (
-        last.blob is extent.blob
-        and last.rows is None
-        and extent.rows is None
-        and last.attempts == extent.attempts
-        and last.first + last.count == extent.first
-        and last.row + last.count == extent.row
-    )
 
 
 def _count(result: Settled, verdict: str, items: int) -> None:

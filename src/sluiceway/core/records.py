@@ -40,6 +40,17 @@ class Extent:
     attempts: int
     open: int
 
+    def continued_by(self, other: Extent) -> bool:
+        """The other has the next offsets and the next rows of the same blob, and nothing tells its items from these."""
+        return (
+            self.blob is other.blob
+            and self.rows is None
+            and other.rows is None
+            and self.attempts == other.attempts
+            and self.first + self.count == other.first
+            and self.row + self.count == other.row
+        )
+
     def rows_at(self, at: int, count: int) -> Offsets:
         """The blob rows of `count` offsets from the `at`-th on."""
         if self.rows is None:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import msgspec
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -23,8 +24,8 @@ from sluiceway.demo.work import Job, Work
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session, settle
 
-BAD_INPUT = 2
-"""The exit code that says: starting again will not help. The note `error` says why."""
+_UNUSABLE = 2
+"""The exit code for what starting again will not help. The note `error` says what it is."""
 
 _RETRY_FOR = "2m"
 _LOOK_AFTER = 0.25
@@ -40,7 +41,11 @@ def main(arguments: list[str]) -> int:
         feed = open_feed(spark, job.input, work)
     except SluicewayError as error:
         work.note("error", error.detail)
-        return BAD_INPUT
+        return _UNUSABLE
+    except PySparkException as error:
+        reason = str(error).strip().partition("\n")[0]
+        work.note("error", f"Spark cannot read {job.input.name}: {reason}")
+        return _UNUSABLE
     rows = sum(count for _, count in work.read("rows"))
     if not work.is_done("ingest"):
         work.began("ingest")

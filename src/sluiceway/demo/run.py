@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from types import TracebackType
 from typing import Self
 
@@ -23,7 +24,7 @@ PARTITIONS = 4
 DEAD_PARTITIONS = 2
 
 _START_TIMEOUT = 60.0
-_MOST_RESTARTS = 5
+_MOST_RESTARTS = 3
 _LOOK_AFTER, _LOOK_CLOSELY_AFTER = 0.25, 0.02
 """Seconds between looks; close ones while something is to be killed at the right moment."""
 
@@ -49,7 +50,7 @@ class Run:
         self._pending = list(kills)
         self._screen = screen
         self._children: dict[str, Child] = {}
-        self._restarts = 0
+        self._restarts: Counter[str] = Counter()
         self._port = 0
         self._began = time.monotonic()
         self._client: Client | None = None
@@ -124,12 +125,13 @@ class Run:
             self._screen.say(f"server listening again after {time.monotonic() - began:.1f} s")
 
     def _start_driver(self) -> None:
+        self._work.note("error", None)
         self._start("driver", "sluiceway.demo.pipeline", [str(self._work.root), str(self._work.results)])
 
     def _start(self, name: str, module: str, arguments: list[str]) -> Child:
         if name in self._children:
-            self._restarts += 1
-            if self._restarts > _MOST_RESTARTS:
+            self._restarts[name] += 1
+            if self._restarts[name] > _MOST_RESTARTS:
                 raise Failure(f"the {name} died once too often:\n{self._end_of_log(name)}")
         child = Child(module, arguments, self._work.logs / f"{name}.log", self._work.scratch)
         self._children[name] = child

@@ -39,7 +39,7 @@ MAX_SCHEDULE = 366 * 86_400_000
 """Milliseconds into the future that an item may be scheduled."""
 
 KEY_WINDOW = 86_400_000
-"""Milliseconds an idempotency key without a group is remembered."""
+"""Milliseconds an idempotency key without a group is remembered, at most and unless the request says less."""
 
 MAX_KEYS = 1_000_000
 """Idempotency keys that one partition remembers: each costs about 300 bytes of memory."""

@@ -14,16 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.limits import KEY_WINDOW
 
 Offsets = npt.NDArray[np.int64]
 
 
 class ProduceKey(NamedTuple):
-    """Makes a produce repeatable. Without a `group` the key lives for `limits.KEY_WINDOW`; with one, until the group's `sequence` rises."""
+    """Makes a produce repeatable. Without a `group` the key lives for `window` ms; with one, until the group's `sequence` rises."""
 
     key: str
     group: str | None = None
     sequence: int = 0
+    window: Millis = KEY_WINDOW
 
 
 @dataclass(slots=True)

@@ -85,7 +85,7 @@ def server_options(options: Mapping[str, str]) -> Server:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise invalid("url", f"{url[:100]!r} is not the address of a server, such as http://127.0.0.1:2319")
     queue = check_queue_name(_required(options, "queue", "the name of a queue"), "queue")
-    return Server(url, queue, _duration(options, "requestTimeout", "2m", 1, 86_400_000))
+    return Server(url, queue, _duration(options, "requestTimeout", "2m", 1_000, 86_400_000))
 
 
 def _get(options: Mapping[str, str], name: str) -> str | None:

@@ -10,10 +10,11 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sluiceway.kernel.clock import Millis, parse_time
+from sluiceway.kernel.clock import Millis, format_duration, parse_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import parse_lease_id
 from sluiceway.kernel.limits import (
+    KEY_WINDOW,
     MAX_ITEMS_ARROW,
     MAX_ITEMS_JSON,
     MAX_PARTITIONS,
@@ -47,6 +48,7 @@ class ProduceFields(_Call):
     idempotency_key: str | None = None
     idempotency_group: str | None = None
     idempotency_sequence: Natural | None = None
+    idempotency_window: str | None = None
 
     def key(self) -> ProduceKey | None:
         key = given_text(self.idempotency_key, "idempotency_key")
@@ -57,7 +59,12 @@ class ProduceFields(_Call):
             if group is not None:
                 raise invalid("idempotency_key", "required together with idempotency_group")
             return None
-        return ProduceKey(key, group, self.idempotency_sequence or 0)
+        if group is not None and self.idempotency_window is not None:
+            raise invalid("idempotency_window", "the keys of an idempotency_group have no window")
+        window = KEY_WINDOW if self.idempotency_window is None else parse_duration(self.idempotency_window, "idempotency_window")
+        if not 0 < window <= KEY_WINDOW:
+            raise invalid("idempotency_window", f"expected more than 0s and at most {format_duration(KEY_WINDOW)}")
+        return ProduceKey(key, group, self.idempotency_sequence or 0, window)
 
 
 class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
