@@ -403,3 +403,20 @@ def test_the_lease_timeout_is_the_queues_unless_told() -> None:
     rig.end_all()
     assert rig.grants(plain)[0].lease_deadline == rig.now + LEASE_TIMEOUT
     assert rig.grants(short)[0].lease_deadline == rig.now + 70
+
+
+def test_after_a_restart_a_repeated_key_is_not_answered_with_half_of_its_leases() -> None:
+    rig = filled(2, 2)
+    request = lease(4, 100, key="k", most=2)
+    first = rig.ask(request)
+    rig.end_all()
+    after = Rig(2, opened=False)
+    after.stores = rig.stores
+    after.open(1)
+    again = after.ask(request)
+    assert again not in after.answers
+    after.wait(100)
+    assert after.code(again) == "unavailable"
+    after.open(0)
+    last = after.ask(request)
+    assert after.grants(last) == rig.grants(first)

@@ -86,7 +86,7 @@ def _flights(spark: SparkSession, source: Input, work: Work) -> Feed:
         "tailnum", "manufacturer", "model", F.col("year").cast("int").alias("plane_year"), F.col("seats").cast("int").alias("seats")
     )
     judge = partial(_judge_flight, airlines=F.broadcast(names.cache()), planes=F.broadcast(built.cache()))
-    raw = _numbered(frame, work)
+    raw = _numbered(frame, source.name, work)
     return Feed(raw, "flight", _to_json, partial(_from_json, schema=schema), _as_is, judge, ("month",))
 
 
@@ -107,7 +107,7 @@ def _structs(spark: SparkSession, source: Input, work: Work) -> Feed:
         frame = spark.read.csv(list(source.paths), header=True, multiLine=True, escape='"')
     else:
         frame = spark.read.parquet(*source.paths)
-    raw = _numbered(frame, work)
+    raw = _numbered(frame, source.name, work)
     return Feed(raw, "row", _to_json, partial(_from_json, schema=frame.schema), _as_is, _judge_nothing)
 
 
@@ -115,8 +115,8 @@ def _lines(spark: SparkSession, source: Input, work: Work) -> Feed:
     spark.conf.set("spark.sql.caseSensitive", "true")
     lines = spark.read.text(list(source.paths))
     if source.kind == "text":
-        return Feed(_numbered(lines, work), "line", _value, _line, lambda raw: _line(raw["value"]), _judge_nothing)
-    raw = _numbered(lines.where(F.trim("value") != ""), work)
+        return Feed(_numbered(lines, source.name, work), "line", _value, _line, lambda raw: _line(raw["value"]), _judge_nothing)
+    raw = _numbered(lines.where(F.trim("value") != ""), source.name, work)
     known = work.read("schema")
     schema = StructType.fromJson(known) if known else _line_schema(spark, source)
     work.note("schema", schema.jsonValue())
@@ -163,7 +163,7 @@ def _line(payload: Column) -> Column:
     return F.struct(payload.alias("value"))
 
 
-def _numbered(frame: DataFrame, work: Work) -> DataFrame:
+def _numbered(frame: DataFrame, name: str, work: Work) -> DataFrame:
     """`reference` and `raw`. The numbers are the same in every run, since Spark cuts the same files in the same way.
 
     A row's number is its place in its Spark partition, plus the rows of the partitions before, which are counted once.
@@ -176,7 +176,7 @@ def _numbered(frame: DataFrame, work: Work) -> DataFrame:
         split = F.shiftright("at", _ROW_BITS).alias("split")
         counts = [[row["split"], row["count"]] for row in marked.groupBy(split).count().orderBy("split").collect()]
         if not counts:
-            raise invalid("input", "there are no rows in it")
+            raise invalid("input", f"there are no rows in {name}")
         work.note("rows", counts)
     before, starts = 1, []
     for split, count in counts:

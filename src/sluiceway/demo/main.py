@@ -134,7 +134,8 @@ def _report(work: Work, job: Job, ledger: Ledger, kept: Path | None) -> None:
     by = ", by month" if job.input.kind == FLIGHTS else ""
     print(f"picture       {work.picture}")
     print(f"table         {work.table}  (Parquet{by})")
-    print(f"dead letters  {work.dead_letters}  (a copy; the items are in {job.dead_queue})")
+    if ledger.check.dead:
+        print(f"dead letters  {work.dead_letters}  (a copy; the items are in {job.dead_queue})")
     print(f"ledger, logs  {work.results / 'ledger.txt'}, {work.logs}")
     print("\ntry next:")
     print("  make demo KILL=all          kill the server twice and Spark once in mid-work; the ledger must balance")

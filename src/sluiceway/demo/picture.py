@@ -91,23 +91,25 @@ def _minutes(value: float) -> str:
 def draw_flow(samples: Sequence[Sample], kills: Sequence[tuple[float, str]], path: Path) -> None:
     """Items in and out over time, with what was killed when."""
     figure, axes = plt.subplots(figsize=(8.6, 4.2), layout="constrained")
-    at = [sample.at for sample in samples]
+    first = samples[0].at if samples else 0.0
+    at = [sample.at - first for sample in samples]
     produced, settled = [sample.produced for sample in samples], [sample.settled for sample in samples]
     axes.fill_between(at, produced, settled, color=_IN, alpha=0.10, linewidth=0, label="waiting or leased")
     axes.plot(at, produced, color=_IN, linewidth=2, label="produced")
     axes.plot(at, settled, color=_OUT, linewidth=2, label="completed or dead")
     for when, what in kills:
-        axes.axvline(when, color=_KILL, linewidth=1, linestyle="--")
+        axes.axvline(when - first, color=_KILL, linewidth=1, linestyle="--")
         axes.annotate(
-            f" {what} killed", (when, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color=_KILL, rotation=90, va="bottom"
+            f" {what} killed", (when - first, 0.02), xycoords=("data", "axes fraction"), fontsize=8, color=_KILL, rotation=90, va="bottom"
         )
-    axes.set_xlabel("seconds since the start")
+    axes.set_xlabel("seconds")
     axes.set_ylabel("items")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_ylim(bottom=0)
+    axes.set_xlim(left=0)
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e5e8ea")
-    axes.legend(frameon=False, loc="upper left")
+    figure.legend(frameon=False, loc="outside upper right", ncols=3)
     most = max((sample.produced for sample in samples), default=0)
     axes.set_title(f"{most:,} items through the queue", loc="left", fontweight="bold")
     _save(figure, path)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+import traceback
 from pathlib import Path
 
 import msgspec
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -21,11 +23,8 @@ from sluiceway.demo.feeds import Feed, open_feed
 from sluiceway.demo.inputs import FLIGHTS
 from sluiceway.demo.verify import verify
 from sluiceway.demo.work import Job, Work
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.spark import session, settle
-
-_UNUSABLE = 2
-"""The exit code for what starting again will not help. The note `error` says what it is."""
 
 _RETRY_FOR = "2m"
 _LOOK_AFTER = 0.25
@@ -34,18 +33,25 @@ _LOOK_AFTER = 0.25
 
 def main(arguments: list[str]) -> int:
     work = Work(Path(arguments[0]), Path(arguments[1]))
+    try:
+        _run(work)
+    except Exception as error:
+        # The whole story goes into the log.
+        traceback.print_exc()
+        is_final = isinstance(error, SluicewayError) and error.code == "invalid_request"
+        work.note("error", {"reason": _reason(error), "final": is_final})
+        return 1
+    return 0
+
+
+def _run(work: Work) -> None:
     job = msgspec.convert(work.read("job"), Job)
     url = str(work.read("url"))
+    spark = _session(work)
     try:
-        spark = _session(work)
         feed = open_feed(spark, job.input, work)
-    except SluicewayError as error:
-        work.note("error", error.detail)
-        return _UNUSABLE
-    except PySparkException as error:
-        reason = str(error).strip().partition("\n")[0]
-        work.note("error", f"Spark cannot read {job.input.name}: {reason}")
-        return _UNUSABLE
+    except (PySparkException, Py4JJavaError) as error:
+        raise invalid("input", f"Spark cannot read {job.input.name}: {_reason(error)}") from error
     rows = sum(count for _, count in work.read("rows"))
     if not work.is_done("ingest"):
         work.began("ingest")
@@ -60,7 +66,12 @@ def main(arguments: list[str]) -> int:
     if job.input.kind == FLIGHTS:
         work.note("delays", _delays(spark, work))
     spark.stop()
-    return 0
+
+
+def _reason(error: Exception) -> str:
+    """The first line of what happened: Spark's messages go on with the stacks of several processes."""
+    text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+    return str(text).strip().partition("\n")[0]
 
 
 def _session(work: Work) -> SparkSession:
@@ -92,7 +103,7 @@ def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, w
         "url": url,
         "queue": queue,
         "consumer": "demo",
-        "maxItemsPerTrigger": str(min(30_000, max(100, rows // 12))),
+        "maxItemsPerTrigger": str(min(30_000, max(100, rows // 8))),
         "minPartitions": "2",
         "holdFor": "10m",
         "requestTimeout": _RETRY_FOR,

@@ -58,6 +58,7 @@ class Run:
         self.samples: list[Sample] = []
         self.killed: list[tuple[float, str]] = []
         self.events: list[str] = []
+        self._own_doing: dict[str, str] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -93,18 +94,24 @@ class Run:
     def _is_over(self) -> bool:
         """Whether the driver is done; whoever died is started again."""
         if (code := self._children["server"].exit_code) is not None:
-            self._screen.say(f"the server died ({_how(code)}); starting it again with the same data")
+            self._tell_death("server", _how(code), "starting it again with the same data")
             self._start_server()
         code = self._children["driver"].exit_code
         if code == 0:
             return True
         if code is not None:
-            if problem := self._work.read("error"):
-                raise SluicewayError("invalid_request", str(problem))
-            self._screen.say(f"the Spark driver died ({_how(code)}); starting it again, to go on from its checkpoint")
+            error = self._work.read("error")
+            if error and error["final"]:
+                raise SluicewayError("invalid_request", error["reason"])
+            self._tell_death("driver", error["reason"] if error else _how(code), "starting it again, to go on from where it was")
             self._children["driver"].kill()
             self._start_driver()
         return False
+
+    def _tell_death(self, name: str, how: str, then: str) -> None:
+        event = self._own_doing.pop(name, f"{name} died ({how})")
+        self.events.append(event)
+        self._screen.say(f"{event}; {then}")
 
     def _start_server(self) -> None:
         began = time.monotonic()
@@ -163,8 +170,9 @@ class Run:
             return None
         produced = sum(part.produced for part in partitions)
         settled = sum(part.completed + part.dead for part in partitions)
-        if not self.samples or (produced, settled) != (self.samples[-1].produced, self.samples[-1].settled):
-            self.samples.append(Sample(time.monotonic() - self._began, produced, settled))
+        now = time.monotonic() - self._began
+        if not self.samples or now - self.samples[-1].at >= _LOOK_AFTER:
+            self.samples.append(Sample(now, produced, settled))
         rows = sum(count for _, count in counts)
         is_batch_open = bool(self._pending) and self._work.batches().is_open
         return View(rows, produced, settled, self._work.is_done("ingest"), is_batch_open)
@@ -180,8 +188,7 @@ class Run:
         self._pending.remove(due)
         self.killed.append((time.monotonic() - self._began, due.victim))
         done = f"{view.settled:,} of {view.rows:,} items processed" if view.is_ingested else f"{view.produced:,} of {view.rows:,} items in"
-        self.events.append(f"{due.victim} killed (SIGKILL) {due.when}, with {done}")
-        self._screen.say(self.events[-1])
+        self._own_doing[due.victim] = f"{due.victim} killed (SIGKILL) {due.when}, with {done}"
 
     def _tell_stages(self) -> None:
         while self._to_tell and self._work.read(self._to_tell[0][0]) is not None:

@@ -1,0 +1,127 @@
+"""A Service in a directory of its own, over a store that can be told to fail."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import DONE, Fate, Lease, Leased, Produce, Produced, ProduceKey, QueueSpec, Selection, Settle, Settled
+from sluiceway.node.service import Service
+from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, Snapshot, StoreUnavailableError
+
+PATIENCE = 20.0
+"""Seconds a test waits for something that must happen."""
+
+
+class Store:
+    """A real store, with a hook before each call: what a hook raises, or the outcome that it gives, is the answer."""
+
+    def __init__(self, directory: Path) -> None:
+        self._store = SqlitePartitionStore(directory)
+        self.fences: list[Fence] = []
+        self.on_open: Callable[[PartitionRef], Awaitable[None]] = fine
+        self.on_apply: Callable[[PartitionRef], Awaitable[Outcome | None]] = fine
+        self.on_read: Callable[[PartitionRef], Awaitable[None]] = fine
+        self.on_drop: Callable[[PartitionRef], Awaitable[None]] = fine
+        self.missing: set[int] = set()
+        """Blobs that the store has lost."""
+
+    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+        self.fences.append(fence)
+        await self.on_open(ref)
+        return await self._store.open(ref, fence)
+
+    async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        outcome = await self.on_apply(ref)
+        return await self._store.apply(ref, changes, fence) if outcome is None else outcome
+
+    async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
+        await self.on_read(ref)
+        return await self._store.read(ref, [number for number in blobs if number not in self.missing])
+
+    async def browse(self, ref: PartitionRef) -> Snapshot:
+        return await self._store.browse(ref)
+
+    async def drop(self, ref: PartitionRef) -> None:
+        await self.on_drop(ref)
+        await self._store.drop(ref)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+    def die(self) -> None:
+        """From here on nothing is written, and whoever asks is not told so: to the store's owner it is as if its process had died."""
+
+        async def unknown(_: PartitionRef) -> Outcome | None:
+            return Outcome.UNKNOWN
+
+        self.on_open, self.on_apply = down, unknown
+
+
+async def fine(_: PartitionRef) -> None:
+    return None
+
+
+async def down(_: PartitionRef) -> None:
+    raise StoreUnavailableError("the disk is gone")
+
+
+@contextlib.asynccontextmanager
+async def serving(directory: Path) -> AsyncIterator[tuple[Service, Store]]:
+    """A started service, stopped at the end."""
+    store = Store(directory / "partitions")
+    service = Service(directory, store)
+    await service.start()
+    try:
+        yield service, store
+    finally:
+        async with asyncio.timeout(PATIENCE):
+            await service.stop()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    """Wait for something that happens in the background."""
+    async with asyncio.timeout(PATIENCE):
+        while not holds():  # noqa: ASYNC110 - what is waited for has no event to await
+            await asyncio.sleep(0.002)
+
+
+def rows(*payloads: str) -> pa.RecordBatch:
+    return batch_from_rows([{"payload": payload.encode()} for payload in payloads])
+
+
+async def produce(service: Service, queue: str, *payloads: str, key: ProduceKey | None = None, timeout: int = 10_000) -> Produced:
+    return await service.produce(queue, Produce(rows(*payloads), timeout, key))
+
+
+async def lease(service: Service, queue: str, count: int = 100, timeout: int = 0, *, most: int = 1, lease_timeout: int = 60_000) -> Leased:
+    return await service.lease(queue, Lease("c", count, timeout, lease_timeout, most))
+
+
+async def settle(service: Service, queue: str, leased: Leased, fate: Fate = DONE) -> Settled:
+    """The same fate for every item that was leased."""
+    selections: dict[int, list[Selection]] = {}
+    for batch in leased.batches:
+        partition = batch.column("partition")[0].as_py()
+        selections.setdefault(partition, []).append(Selection(fate, offsets=batch.column("offset").to_numpy()))
+    return await service.settle(queue, Settle(selections, 10_000))
+
+
+def payloads(batches: Sequence[pa.RecordBatch]) -> list[str]:
+    return [payload.decode() for batch in batches for payload in batch.column("payload").to_pylist()]
+
+
+def spec(name: str, partitions: int = 1, *, max_attempts: int = 0, dead_queue: str | None = None) -> QueueSpec:
+    return QueueSpec(name, partitions, 60_000, max_attempts, dead_queue)
+
+
+def total(service: Service, queue: str) -> int:
+    """Items of the queue, those on their way to the dead queue included."""
+    return sum(each.total + each.transferring for each in service.stats(queue).partitions)
