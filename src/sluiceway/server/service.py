@@ -25,8 +25,8 @@ from sluiceway.model.requests import (
 class QueueService(Protocol):
     """The calls of the API, on validated requests. What returns is done, durably; what raises a `SluicewayError` is refused or unknown.
 
-    Every call that names a queue raises `queue_not_found` for one that does not exist. A call may be cancelled: a cancelled
-    `lease` takes nothing that its caller will never see.
+    Every call that names a queue raises `queue_not_found` for one that does not exist. A call may be cancelled: what
+    has not begun is not begun. A lease whose commit is under way is taken all the same, and ends by its deadline.
     """
 
     async def create_queue(self, spec: QueueSpec) -> QueueRecord:
