@@ -168,9 +168,8 @@ def _numbered(frame: DataFrame, name: str, work: Work) -> DataFrame:
 
     A row's number is its place in its Spark partition, plus the rows of the partitions before, which are counted once.
     """
-    marked = frame.select(
-        F.struct(*(frame[f"`{name}`"] for name in frame.columns)).alias("raw"), F.monotonically_increasing_id().alias("at")
-    )
+    columns = [frame["`{}`".format(name.replace("`", "``"))] for name in frame.columns]
+    marked = frame.select(F.struct(*columns).alias("raw"), F.monotonically_increasing_id().alias("at"))
     counts = work.read("rows")
     if counts is None:
         split = F.shiftright("at", _ROW_BITS).alias("split")

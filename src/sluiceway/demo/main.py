@@ -54,7 +54,8 @@ def run_demo(input_: str | None, kill: str | None, data: Path | None, *, limit: 
         print(f"error: {failure}", file=sys.stderr)
         return _NOT_BALANCED
     except KeyboardInterrupt:
-        print("interrupted; everything that was started is stopped", file=sys.stderr)
+        again = "" if data is None else f"; the same command with --data {data} goes on from here"
+        print(f"interrupted; everything that was started is stopped{again}", file=sys.stderr)
         return _INTERRUPTED
 
 
