@@ -128,12 +128,12 @@ def test_a_kill_comes_in_mid_work(view: View, due: list[str]) -> None:
 
 def test_runs_of_a_batch_are_counted(work: Work) -> None:
     assert work.batches().count == 0
-    for event, batch in (("begin", 0), ("end", 0), ("begin", 1), ("begin", 1)):
-        work.log_batch(event, batch)
+    for event, batch, items in (("begin", 0, 0), ("end", 0, 30), ("begin", 1, 0), ("begin", 1, 0)):
+        work.log_batch(event, batch, items)
     assert work.batches().is_open
-    work.log_batch("end", 1)
+    work.log_batch("end", 1, 20)
     batches = work.batches()
-    assert (batches.count, batches.replayed, batches.is_open) == (2, 1, False)
+    assert (batches.count, batches.replayed, batches.redelivered, batches.is_open) == (2, 1, 20, False)
 
 
 def test_a_stage_begins_once(work: Work) -> None:
@@ -172,6 +172,7 @@ GOOD = Ledger(
     ),
     batches=5,
     replayed=1,
+    redelivered=20,
     seconds_in=2.0,
     seconds_out=4.0,
     events=("driver killed",),

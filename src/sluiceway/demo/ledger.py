@@ -23,6 +23,7 @@ class Ledger:
     check: Check
     batches: int
     replayed: int
+    redelivered: int
     seconds_in: float
     seconds_out: float
     events: Sequence[str] = ()
@@ -103,7 +104,7 @@ class Ledger:
         retried, expired = self.total("retried"), self.total("expired")
         yield f"served again: {again:,} items; put back for a retry: {retried:,}, by an expired lease: {expired:,}"
         yield f"sent twice and stored once: {self.total('deduplicated'):,} items"
-        yield f"micro-batches: {self.batches:,}, run again after an interruption: {self.replayed:,}"
+        yield f"micro-batches: {self.batches:,}, run again after an interruption: {self.replayed:,} ({self.redelivered:,} items read again)"
 
 
 def _rule(title: str) -> Iterator[str]:

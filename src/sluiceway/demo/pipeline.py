@@ -111,8 +111,7 @@ def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, w
 
     def run(items: DataFrame, batch: int) -> None:
         work.log_batch("begin", batch)
-        _batch(feed, items, batch, url, queue, work)
-        work.log_batch("end", batch)
+        work.log_batch("end", batch, _batch(feed, items, batch, url, queue, work))
 
     items = spark.readStream.format("sluiceway").options(**options).load()
     query = items.writeStream.foreachBatch(run).option("checkpointLocation", str(work.checkpoint)).start()
@@ -124,14 +123,19 @@ def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, w
     query.awaitTermination()
 
 
-def _batch(feed: Feed, items: DataFrame, batch: int, url: str, queue: str, work: Work) -> None:
-    """Rows without a fault into the table; the others back into the queue at their first attempt, then to the dead queue."""
+def _batch(feed: Feed, items: DataFrame, batch: int, url: str, queue: str, work: Work) -> int:
+    """Rows without a fault into the table; the others back into the queue at their first attempt, then to the dead queue.
+
+    Returns how many items there were.
+    """
     rows = feed.from_items(items).persist()
     good = rows.where("fault is null").drop("id", "attempts", "fault").withColumn("batch", F.lit(batch))
     good.write.mode("overwrite").partitionBy(*feed.partition_by, "batch").parquet(str(work.table))
     outcome = F.when(F.col("attempts") == 1, "retry").otherwise("dead").alias("outcome")
     settle(rows.where("fault is not null").select("id", outcome, F.col("fault").alias("reason")), url=url, queue=queue)
+    count = rows.count()
     rows.unpersist()
+    return count
 
 
 def _is_empty(stats: QueueStats) -> bool:

@@ -204,6 +204,7 @@ class Run:
             check=msgspec.convert(self._work.read("check"), Check),
             batches=batches.count,
             replayed=batches.replayed,
+            redelivered=batches.redelivered,
             seconds_in=self._work.seconds("ingest"),
             seconds_out=self._work.seconds("process"),
             events=self.events,

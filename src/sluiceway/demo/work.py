@@ -96,28 +96,28 @@ class Work:
         """How long a stage that is done took."""
         return max(0.001, float(self.read(f"{stage}-ended")) - float(self.read(f"{stage}-began")))
 
-    def log_batch(self, event: str, batch: int) -> None:
-        """`event` is `begin` or `end`. One short append, so a kill cannot tear it."""
+    def log_batch(self, event: str, batch: int, items: int = 0) -> None:
+        """`event` is `begin`, or `end` with the batch's items. One short append, so a kill cannot tear it."""
         with (self._notes / "batches.log").open("a") as log:
-            log.write(f"{event} {batch}\n")
+            log.write(f"{event} {batch} {items}\n")
 
     def batches(self) -> Batches:
         try:
             lines = (self._notes / "batches.log").read_text().split("\n")
         except FileNotFoundError:
             return Batches(())
-        return Batches(tuple((event, int(batch)) for event, _, batch in (line.partition(" ") for line in lines) if batch))
+        return Batches(tuple((event, int(batch), int(items)) for event, batch, items in (line.split() for line in lines if line)))
 
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What the micro-batches noted, in order: (`begin` or `end`, batch)."""
+    """What the micro-batches noted, in order: (`begin` or `end`, batch, items of a batch that ends)."""
 
-    events: tuple[tuple[str, int], ...]
+    events: tuple[tuple[str, int, int], ...]
 
     @property
     def begun(self) -> list[int]:
-        return [batch for event, batch in self.events if event == "begin"]
+        return [batch for event, batch, _ in self.events if event == "begin"]
 
     @property
     def count(self) -> int:
@@ -127,6 +127,12 @@ class Batches:
     def replayed(self) -> int:
         """Runs of a batch beyond its first."""
         return len(self.begun) - self.count
+
+    @property
+    def redelivered(self) -> int:
+        """Items of the batches that were run again, once for each run beyond the first. A replay reads the same items, so its end tells."""
+        size = {batch: items for event, batch, items in self.events if event == "end"}
+        return sum(size.get(batch, 0) for batch in self.begun) - sum(size.get(batch, 0) for batch in set(self.begun))
 
     @property
     def is_open(self) -> bool:
