@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sluiceway.adapters.disk import sync_directory
+from sluiceway.adapters.disk import make_directory, sync_directory
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.model.outcomes import Outcome
@@ -83,7 +83,7 @@ class SqlitePartitionStore:
     """
 
     def __init__(self, directory: Path, *, max_open: int = 256, threads: int = 8) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         self._directory = directory
         self._max_open = max_open
         self._lock = DirectoryLock(directory)

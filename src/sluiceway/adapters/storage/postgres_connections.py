@@ -1,0 +1,194 @@
+"""Connections to a PostgreSQL server that never wait longer than they were told to.
+
+docs/adr/0007-postgres-layout.md has the reasons for the settings, and for a pool of our own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from typing import Any, LiteralString
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
+from psycopg.pq import ConnStatus, TransactionStatus
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+MARGIN = 1_000
+"""Milliseconds that a server which still works gets on top of its own time-out to say so. After that, it is taken to be hung."""
+
+_SET = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
+
+
+def _session(schema: str, statement_timeout: Millis) -> dict[str, str]:
+    return {
+        "search_path": '"' + schema.replace('"', '""') + '"',
+        "statement_timeout": str(statement_timeout),
+        "lock_timeout": str(max(1, statement_timeout // 2)),
+        "idle_in_transaction_session_timeout": str(statement_timeout + MARGIN),
+        # The server's side of a dead line: what a vanished client left open must not keep its locks.
+        "tcp_keepalives_idle": "5",
+        "tcp_keepalives_interval": "2",
+        "tcp_keepalives_count": "3",
+        "tcp_user_timeout": str(statement_timeout),
+        # Every statement looks rows up by key. The plan, which is made once, must not depend on a table having been small then.
+        "enable_seqscan": "off",
+        "plan_cache_mode": "force_generic_plan",
+        "jit": "off",
+    }
+
+
+class Link:
+    """One connection. A statement without an answer after `patience` seconds ends with psycopg.OperationalError, and the link is closed."""
+
+    def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], patience: float) -> None:
+        self._connection = connection
+        self._patience = patience
+        self.warnings = 0
+        """Warnings that the server has sent so far."""
+        connection.add_notice_handler(self._note)
+
+    @property
+    def closed(self) -> bool:
+        return self._connection.closed
+
+    @property
+    def idle(self) -> bool:
+        """It can be used, and is in no transaction."""
+        return self._connection.pgconn.transaction_status == TransactionStatus.IDLE
+
+    @property
+    def backend_pid(self) -> int:
+        return self._connection.pgconn.backend_pid
+
+    async def execute(self, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """The rows of one prepared statement, outside of a transaction also committed. Raises psycopg.Error."""
+        with self._bounded():
+            cursor = await self._connection.execute(query, params, prepare=True, binary=True)
+            return await cursor.fetchall() if cursor.description else []
+
+    async def run(self, script: LiteralString | sql.Composed) -> None:
+        """Statements without parameters or rows. Raises psycopg.Error."""
+        with self._bounded():
+            await self._connection.execute(script, prepare=False)
+
+    @contextlib.asynccontextmanager
+    async def transaction(self, mode: LiteralString = "ISOLATION LEVEL READ COMMITTED") -> AsyncIterator[None]:
+        """A transaction that is durable once the block has been left; an exception rolls it back."""
+        await self.run(f"BEGIN {mode}; SET LOCAL synchronous_commit = on")
+        try:
+            yield
+        except BaseException:
+            if not self.closed:
+                with contextlib.suppress(psycopg.Error):
+                    await self.run("ROLLBACK")
+            raise
+        await self.run("COMMIT")
+
+    def still_there(self) -> bool:
+        """Look, without asking the server, whether it has closed the connection while nobody used it."""
+        try:
+            self._connection.pgconn.consume_input()
+        except psycopg.OperationalError:
+            return False
+        return self.idle and self._connection.pgconn.status == ConnStatus.OK
+
+    async def close(self) -> None:
+        await self._connection.close()
+
+    def _note(self, diagnostic: psycopg.errors.Diagnostic) -> None:
+        self.warnings += diagnostic.severity_nonlocalized == "WARNING"
+
+    @contextlib.contextmanager
+    def _bounded(self) -> Iterator[None]:
+        # Cancelling would not do: psycopg then asks the server to cancel, and waits for a server that is hung.
+        timer = asyncio.get_running_loop().call_later(self._patience, self._hang_up)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _hang_up(self) -> None:
+        with contextlib.suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(self._connection.pgconn.socket)) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+class Connections:
+    """At most `limit` links at a time, opened when needed and used again. Used in one event loop."""
+
+    def __init__(self, dsn: str, schema: str, limit: int, statement_timeout: Millis) -> None:
+        self._session = _session(schema, statement_timeout)
+        self._patience = (statement_timeout + MARGIN) / 1000
+        self._conninfo = make_conninfo("", **_with_defaults(conninfo_to_dict(dsn), statement_timeout))
+        self._slots = asyncio.Semaphore(limit)
+        self._idle: list[Link] = []
+
+    @contextlib.asynccontextmanager
+    async def one(self) -> AsyncIterator[Link]:
+        """A link for the length of a block. Raises StoreUnavailableError if there is none, in which case nothing was sent."""
+        try:
+            async with asyncio.timeout(self._patience):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise StoreUnavailableError("all connections to the PostgreSQL server are busy") from None
+        try:
+            link = await self._known() or await self.connect()
+            try:
+                yield link
+            finally:
+                if link.idle:
+                    self._idle.append(link)
+                else:
+                    await link.close()
+        finally:
+            self._slots.release()
+
+    async def connect(self) -> Link:
+        """A link beside the limit, for the caller to close. Raises StoreUnavailableError."""
+        try:
+            async with asyncio.timeout(self._patience):
+                connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=0)
+        except (psycopg.Error, TimeoutError, OSError) as error:
+            raise StoreUnavailableError(f"the PostgreSQL server cannot be reached: {str(error) or 'time-out'}") from error
+        link = Link(connection, self._patience)
+        try:
+            await link.execute(_SET, [list(self._session), list(self._session.values())])
+            rows = await link.execute("SELECT current_setting('fsync'), current_setting('full_page_writes')")
+        except psycopg.Error as error:
+            await link.close()
+            raise StoreUnavailableError(f"the PostgreSQL server refuses the session: {error}") from error
+        if rows != [("on", "on")]:
+            await link.close()
+            raise StoreUnavailableError("the PostgreSQL server runs with fsync or full_page_writes off: nothing it says is durable")
+        return link
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().close()
+
+    async def _known(self) -> Link | None:
+        while self._idle:
+            link = self._idle.pop()
+            if link.still_there():
+                return link
+            await link.close()
+        return None
+
+
+def _with_defaults(given: Mapping[str, Any], statement_timeout: Millis) -> dict[str, Any]:
+    """What the user did not set. `read-write`, since a standby among several hosts cannot be written to."""
+    return {
+        "target_session_attrs": "read-write",
+        "application_name": "sluiceway",
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": statement_timeout,
+        **given,
+    }

@@ -1,0 +1,65 @@
+"""The tables of a PostgreSQL partition store, and how they came to be. docs/adr/0007-postgres-layout.md has the reasons."""
+
+from __future__ import annotations
+
+from typing import LiteralString
+
+from psycopg import sql
+
+from sluiceway.adapters.storage.postgres_connections import Link
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+_CHURN = "autovacuum_vacuum_cost_delay = 0, vacuum_truncate = off"
+
+MIGRATIONS: tuple[LiteralString, ...] = (
+    f"""
+    CREATE TABLE partition (
+        id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, incarnation text COLLATE "C" NOT NULL, partition bigint NOT NULL,
+        fence_era bigint NOT NULL, fence_grant bigint NOT NULL, fence_opening bigint NOT NULL,
+        txn bigint NOT NULL, header bytea, crc bigint NOT NULL, UNIQUE (incarnation, partition))
+    WITH (fillfactor = 25, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0, {_CHURN});
+
+    CREATE TABLE record (
+        partition_id bigint NOT NULL, crc bigint NOT NULL, key bytea NOT NULL, value bytea NOT NULL, PRIMARY KEY (partition_id, key))
+    WITH (fillfactor = 80, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_scale_factor = 0.05, {_CHURN});
+
+    CREATE TABLE blob (
+        partition_id bigint NOT NULL, number bigint NOT NULL, crc bigint NOT NULL, data bytea NOT NULL, PRIMARY KEY (partition_id, number))
+    WITH (autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_scale_factor = 0.05, {_CHURN},
+        toast.autovacuum_vacuum_threshold = 20000, toast.autovacuum_vacuum_scale_factor = 0.05,
+        toast.autovacuum_vacuum_cost_delay = 0, toast.vacuum_truncate = off);
+    ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL;
+    """,
+)
+"""Number n takes the layout from version n to n + 1. One that was released is never changed."""
+
+
+async def migrate(link: Link, schema: str) -> None:
+    """Bring the schema to the newest layout; any number of processes may do so at once.
+
+    Raises StoreUnavailableError if a newer Sluiceway has been here, psycopg.Error.
+    """
+    if await _version(link, schema) == len(MIGRATIONS):
+        return
+    async with link.transaction():
+        await link.execute("SELECT pg_advisory_xact_lock(hashtextextended('sluiceway layout ' || %s, 0))", [schema])
+        version = await _version(link, schema)
+        if version > len(MIGRATIONS):
+            known = f"layout {version}; this one knows up to {len(MIGRATIONS)}"
+            raise StoreUnavailableError(f"schema {schema!r} was written by a newer version of Sluiceway ({known})")
+        if version == 0:
+            if not await link.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]):
+                await link.run(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
+            await link.run("CREATE TABLE layout (version bigint NOT NULL)")
+        for script in MIGRATIONS[version:]:
+            await link.run(script)
+        await link.run("DELETE FROM layout")
+        await link.execute("INSERT INTO layout VALUES (%s)", [len(MIGRATIONS)])
+
+
+async def _version(link: Link, schema: str) -> int:
+    """0: there is nothing yet."""
+    if not await link.execute("SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'layout'", [schema]):
+        return 0
+    rows = await link.execute("SELECT version FROM layout")
+    return int(rows[0][0])
