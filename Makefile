@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench crash clean
+.PHONY: help setup demo test lint bench crash sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
@@ -11,7 +11,7 @@ STAMP := .venv/.synced
 LINTED := src tests tools
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make demo INPUT=path      the same path on your own CSV, JSON lines, Parquet or text"
 	@echo "  make test ARGS='-k name'  more arguments for pytest (also: make crash)"
@@ -55,8 +55,14 @@ lint: setup ## Style, types and the floors
 bench: setup ## Measure, side by side with a row-per-item store
 	@$(BIN)/python -m sluiceway.bench $(ARGS)
 
-crash: setup ## Kill real processes in mid-work and check that nothing is lost
-	@$(BIN)/python -m pytest -m crash $(ARGS)
+crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
+	@PYTHONPATH=tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
+
+sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0)
+	@$(BIN)/python -m sluiceway.sim --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) $(ARGS)
+
+sim-bank: setup ## Plant each bug of the bank and see that the simulator finds it
+	@$(BIN)/python -m sluiceway.sim --bank
 
 clean: ## Remove everything that make built
 	@rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

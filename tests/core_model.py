@@ -367,6 +367,7 @@ class Model:
         moved = 0
         for item in self.at("due"):
             if item.due_at is not None and item.due_at <= now:
+                self.moment(now)
                 item.place, item.due_at, item.offset = "ready", None, None
                 moved += 1
         for number in [number for number, lease in self.leases.items() if lease.deadline <= now]:

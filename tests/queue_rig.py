@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from queue_ledger import Store
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.tickets import Commit, Fault, Open, Reply, Request, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
@@ -26,6 +25,7 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
+from sluiceway.sim.store import Store
 
 START: Millis = 1_000_000_000_000
 LEASE_TIMEOUT = 60_000

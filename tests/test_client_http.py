@@ -112,6 +112,13 @@ def test_a_produce_gets_a_key_of_its_own_that_its_repetition_keeps(face: Face) -
     assert keys[5] != keys[4]
 
 
+@pytest.mark.parametrize(
+    ("retry_for", "request_timeout", "window"), [("30s", None, "10m"), ("5m", "15m", "21m"), ("30s", "15m", "16m30s"), ("2d", None, "1d")]
+)
+def test_a_key_of_its_own_outlives_the_last_attempt(retry_for: str, request_timeout: str | None, window: str) -> None:
+    assert http.generated_key(http.seconds(retry_for, "retry_for"), request_timeout).window == window
+
+
 def test_without_generated_keys_an_unknown_outcome_is_raised_at_once(face: Face) -> None:
     handler, seen = scripted(problem(503, "unavailable", True), httpx.ReadError("cut"))
     with pytest.raises(CallError, match=r"no answer from http://127\.0\.0\.1:1: cut") as raised:

@@ -92,3 +92,9 @@ def test_a_time_survives_the_round_trip(at: int) -> None:
 @given(st.integers(0, YEAR_2100), st.integers(0, YEAR_2100))
 def test_times_sort_as_text(one: int, other: int) -> None:
     assert (one < other) == (format_time(one) < format_time(other))
+
+
+def test_a_long_text_is_refused_before_it_is_searched() -> None:
+    """The search takes quadratic time: a megabyte of digits stopped a server for days."""
+    with pytest.raises(SluicewayError, match="longer than 32 characters"):
+        parse_duration("1" * 1_000_000, "request_timeout")

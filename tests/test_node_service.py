@@ -7,14 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from node_rig import Store, down, eventually, lease, payloads, produce, serving, settle, spec, total
 from sluiceway.adapters import system
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.items import batch_from_rows
+from sluiceway.model.items import batch_from_rows, stored_schema
 from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, ProduceKey, Selection, Settle
+from sluiceway.node import driver
+from sluiceway.node.blobs import ENTRY_BYTES
 from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
@@ -224,6 +227,34 @@ async def test_an_incarnation_is_never_given_twice(tmp_path: Path, monkeypatch: 
 
 
 # ---- looking and waiting --------------------------------------------------------------------------------------
+
+
+@driven
+async def test_a_peek_is_no_larger_than_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The backlog may be larger than the memory."""
+    monkeypatch.setattr(driver, "MAX_LEASE_BYTES", 2_500)
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q", 2))
+        for _ in range(4):
+            await produce(service, "q", "x" * 500, "y" * 500)
+        assert len(payloads(await service.peek("q", Peek(10)))) == 4
+        assert len(payloads(await service.peek("q", Peek(10, partition=1)))) == 4
+        assert len(payloads(await service.peek("q", Peek(1)))) == 1
+        leased = await lease(service, "q", 10, most=2)
+        looked = [await service.peek("q", Peek(10, info.partition, info.number)) for info in leased.leases]
+        assert sum(len(payloads(batches)) for batches in looked) == 8, "what is leased is shown whole: Spark counts on it"
+
+
+@driven
+async def test_a_small_item_does_not_keep_its_large_body(tmp_path: Path) -> None:
+    body = pa.RecordBatch.from_arrays([pa.array([b"x" * 1_000_000, b"small"])], schema=stored_schema(0))
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await service.produce("q", Produce(body.slice(1), 1_000))
+        kept = [batch for batch, _ in service._cache._batches.values()]
+        assert [batch.column("payload").to_pylist() for batch in kept] == [[b"small"]]
+        assert sum(batch.get_total_buffer_size() for batch in kept) < 1_000
+        assert service._cache.size >= ENTRY_BYTES
 
 
 @driven

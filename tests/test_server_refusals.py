@@ -14,8 +14,8 @@ import pytest
 
 from server_running import ARROW, Running, running
 from sluiceway.kernel.errors import KINDS, SluicewayError
-from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_ITEMS_JSON
-from sluiceway.server.http import Request
+from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES, MAX_ITEMS_JSON
+from sluiceway.server.http import BodyMemory, Request
 
 JSON = "application/json"
 CALLS = [
@@ -202,7 +202,47 @@ def test_a_body_that_turns_out_too_large_is_refused(server: Running) -> None:
 
 
 def test_a_body_of_exactly_the_limit_is_read(server: Running) -> None:
-    problem(post(server, "queue.lease", b" " * MAX_BODY_BYTES), 400, "invalid_body")
+    problem(post(server, "queue.produce", b" " * MAX_BODY_BYTES), 400, "invalid_body")
+    problem(post(server, "queue.lease", b" " * MAX_CALL_BYTES), 400, "invalid_body")
+
+
+def test_a_call_without_items_takes_a_smaller_body(server: Running) -> None:
+    """Four million ids of one letter took half a gigabyte."""
+    problem(post(server, "queue.complete", b" " * (MAX_CALL_BYTES + 1)), 413, "body_too_large")
+
+
+def test_bodies_share_a_memory() -> None:
+    memory = BodyMemory(10)
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": b"123456"}
+
+    async def life() -> None:
+        first, second = (Request({"headers": [], "query_string": b""}, receive, memory) for _ in range(2))
+        await first.read_body()
+        with pytest.raises(SluicewayError) as caught:
+            await second.read_body()
+        assert caught.value.code == "too_many_requests"
+        second.let_go()
+        assert memory.left == 4
+        first.let_go()
+        assert memory.left == 10
+        await second.read_body()
+        assert second.body == b"123456"
+
+    asyncio.run(life())
+
+
+def test_a_body_s_memory_is_free_after_every_end(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    app: Any = server._server.config.app
+    whole = app._bodies.left
+    post(server, "queue.stats", b'{"queue_name": "none"}')
+    post(server, "queue.stats", b"no JSON")
+    post(server, "queue.produce", b"x", "text/plain")
+    server.http.post("/v1/queues.list", json={})
+    assert app._bodies.left == whole
+    monkeypatch.setattr(app._bodies, "left", 1)
+    problem(post(server, "queues.list", b"{}"), 429, "too_many_requests")
 
 
 def test_a_body_that_does_not_arrive_is_refused_in_time() -> None:
@@ -210,9 +250,9 @@ def test_a_body_that_does_not_arrive_is_refused_in_time() -> None:
         await asyncio.Event().wait()
         raise AssertionError
 
-    request = Request({"headers": [], "query_string": b""}, receive)
+    request = Request({"headers": [], "query_string": b""}, receive, BodyMemory())
     with pytest.raises(SluicewayError, match="did not arrive within 10ms") as caught:
-        asyncio.run(request.read_body(10))
+        asyncio.run(request.read_body(body_timeout=10))
     assert caught.value.code == "invalid_body"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -352,3 +353,41 @@ def test_problem_document() -> None:
     assert got["detail"] == got["message"] == "come back"
     assert (got["code"], got["field"], got["request_id"]) == ("unavailable", "queue_name", "r-1")
     assert set(got) == {"type", "title", "status", "detail", "code", "retryable", "field", "request_id", "message"}
+
+
+# -- bodies that are meant to do harm ---------------------------------------------------------------------------------
+
+
+def test_a_long_unknown_field_is_refused_without_searching_it_through() -> None:
+    name = " - at " * 200_000
+    began = time.perf_counter()
+    with pytest.raises(SluicewayError) as caught:
+        json_codec.decode_lease(json.dumps({"queue_name": "q", "client_id": "c", name: 1}).encode())
+    assert time.perf_counter() - began < 5, "quadratic: hours"
+    assert caught.value.code == "invalid_request"
+    assert caught.value.detail.endswith("unknown field")
+
+
+@pytest.mark.parametrize("item", ["{}", '{"headers":{}}', '{"utf8":""}'])
+def test_a_body_of_millions_of_items_is_refused_before_it_is_decoded(item: str) -> None:
+    body = '{"queue_name":"q","items":[' + ",".join([item] * 500_000) + "]}"
+    with pytest.raises(SluicewayError) as caught:
+        json_codec.decode_produce(body.encode())
+    assert (caught.value.code, caught.value.field) == ("too_many_items", "items")
+
+
+def test_payloads_full_of_braces_are_no_items() -> None:
+    payload = json.dumps([{"a": "\\", "b": '"{'}] * 40) + "\\"
+    items = [{"utf8": payload, "headers": {"k": "{"}}] * MAX_ITEMS_JSON
+    body = json.dumps({"queue_name": "q", "items": items}).encode()
+    assert len(body) > 1 << 20
+    assert len(json_codec.decode_produce(body).items) == MAX_ITEMS_JSON
+
+
+@pytest.mark.parametrize("tail", [b'"', b"\\", b""])
+def test_an_unending_string_is_read_once(tail: bytes) -> None:
+    body = b"{" * 3_000 + b'"' + b'\\"' * 1_000_000 + tail
+    began = time.perf_counter()
+    with pytest.raises(SluicewayError):
+        json_codec.decode_produce(body)
+    assert time.perf_counter() - began < 5, "quadratic: hours"

@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Iterable
-from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -14,7 +13,7 @@ import httpx
 
 from sluiceway.client import answers, protocol
 from sluiceway.client.errors import CallError
-from sluiceway.client.http import DEFAULT_URL, GENERATED_WINDOW, LIMITS, Endpoint, new_key, read_answer, seconds
+from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
 from sluiceway.client.protocol import Call, Duration, Item, Repeats, Retry, Verdict
 
 if TYPE_CHECKING:
@@ -76,10 +75,10 @@ class AsyncClient:
             raise self._endpoint.broken(error) from error
         return read_answer(call, response.status_code, body)
 
-    def _key(self, key: str | None, group: str | None, sequence: int | None, window: Duration | None) -> protocol.Key:
-        if key is None and group is None and self._generate_keys and self._retry_for:
-            return protocol.Key(new_key(), window=max(GENERATED_WINDOW, timedelta(seconds=2 * self._retry_for)))
-        return protocol.Key(key, group, sequence, window)
+    def _key(self, given: protocol.Key, request_timeout: Duration | None) -> protocol.Key:
+        if given.key is None and given.group is None and self._generate_keys and self._retry_for:
+            return generated_key(self._retry_for, request_timeout)
+        return given
 
     # -- queues -------------------------------------------------------------------------------------------------------
 
@@ -122,8 +121,8 @@ class AsyncClient:
         idempotency_window: Duration | None = None,
     ) -> answers.Produced:
         """As `Client.produce`."""
-        key = self._key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
-        return await self._run(protocol.produce(queue_name, items, request_timeout, key))
+        given = protocol.Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        return await self._run(protocol.produce(queue_name, items, request_timeout, self._key(given, request_timeout)))
 
     async def produce_arrow(
         self,
@@ -139,9 +138,9 @@ class AsyncClient:
         """As `Client.produce_arrow`."""
         from sluiceway.client.arrow import write_stream
 
-        key = self._key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        given = protocol.Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
         stream = write_stream(rows)
-        return await self._run(protocol.produce_stream(queue_name, stream, request_timeout, key))
+        return await self._run(protocol.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout)))
 
     async def lease(
         self,

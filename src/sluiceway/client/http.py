@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from datetime import timedelta
 from typing import TypeVar
 
 import httpx
@@ -11,8 +10,10 @@ import msgspec
 
 from sluiceway import __version__
 from sluiceway.client.errors import CallError
-from sluiceway.client.protocol import Call, Duration, millis, read_problem, unreadable
+from sluiceway.client.protocol import DEFAULT_REQUEST_TIMEOUT, Call, Duration, Key, millis, read_problem, unreadable
+from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import KEY_WINDOW
 
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:2319"
@@ -81,9 +82,16 @@ def seconds(duration: Duration, field: str) -> float:
     return millis(duration, field) / 1000
 
 
-GENERATED_WINDOW = timedelta(minutes=10)
-"""How long the server remembers a key that the client made up: it is of use only while this call is repeated."""
+GENERATED_WINDOW: Millis = 10 * 60_000
+"""How long the server remembers a key that the client made up, at least: it is of use only while this call is repeated."""
 
 
 def new_key() -> str:
     return secrets.token_hex(16)
+
+
+def generated_key(retry_for: float, request_timeout: Duration | None) -> Key:
+    """A key that outlives the call: the last attempt begins within `retry_for` seconds and is carried out within `request_timeout` of that."""
+    wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
+    window = max(GENERATED_WINDOW, round(retry_for * 1000) + wait + 60_000)
+    return Key(new_key(), window=format_duration(min(window, KEY_WINDOW)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterable
-from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -13,7 +12,7 @@ import httpx
 
 from sluiceway.client import answers, protocol
 from sluiceway.client.errors import CallError
-from sluiceway.client.http import DEFAULT_URL, GENERATED_WINDOW, LIMITS, Endpoint, new_key, read_answer, seconds
+from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
 from sluiceway.client.protocol import Call, Duration, Item, Repeats, Retry, Verdict
 
 if TYPE_CHECKING:
@@ -36,8 +35,9 @@ class Client:
     a few seconds. `retry_for="0s"` never repeats.
 
     With `generate_keys` a produce without a key gets one of its own, so that repeating it never stores an item twice; the server
-    remembers it for ten minutes (or twice `retry_for`), and a million keys a partition at once. Keyed items are spread over the
-    partitions by their key, not by backlog. `client_id` names this consumer in leases; by default it is new for each client.
+    remembers it for ten minutes (longer where the call may take longer), and a million keys a partition at once. Keyed items
+    are spread over the partitions by their key, not by backlog. `client_id` names this consumer in leases; by default it is new
+    for each client.
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class Client:
             raise self._endpoint.broken(error) from error
         return read_answer(call, response.status_code, body)
 
-    def _key(self, key: str | None, group: str | None, sequence: int | None, window: Duration | None) -> protocol.Key:
-        if key is None and group is None and self._generate_keys and self._retry_for:
-            return protocol.Key(new_key(), window=max(GENERATED_WINDOW, timedelta(seconds=2 * self._retry_for)))
-        return protocol.Key(key, group, sequence, window)
+    def _key(self, given: protocol.Key, request_timeout: Duration | None) -> protocol.Key:
+        if given.key is None and given.group is None and self._generate_keys and self._retry_for:
+            return generated_key(self._retry_for, request_timeout)
+        return given
 
     # -- queues -------------------------------------------------------------------------------------------------------
 
@@ -135,8 +135,8 @@ class Client:
         A repetition with the same key stores nothing and answers as the first call did; with another body it raises `key_conflict`.
         A key is kept for the window (24 hours), or with a group until the group's sequence rises (`stale_sequence` for a lower one).
         """
-        key = self._key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
-        return self._run(protocol.produce(queue_name, items, request_timeout, key))
+        given = protocol.Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        return self._run(protocol.produce(queue_name, items, request_timeout, self._key(given, request_timeout)))
 
     def produce_arrow(
         self,
@@ -152,9 +152,9 @@ class Client:
         """As `produce`, for up to 10,000 rows with the column `payload` and any of kind, encoding, reference, headers, enqueue_at."""
         from sluiceway.client.arrow import write_stream
 
-        key = self._key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        given = protocol.Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
         stream = write_stream(rows)
-        return self._run(protocol.produce_stream(queue_name, stream, request_timeout, key))
+        return self._run(protocol.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout)))
 
     def lease(
         self,

@@ -405,6 +405,7 @@ class Partition:
             at = self.next_timer()
             if at is None or at > now:
                 break
+            self._at(now)
             if self.due_times and self.due_times[0][0] == at:
                 moved += self._fall_due(self.dues[heapq.heappop(self.due_times)[1]])
             else:

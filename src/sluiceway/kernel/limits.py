@@ -11,6 +11,12 @@ MAX_ITEMS_ARROW = 10_000
 MAX_BODY_BYTES = 32 << 20
 """A request body is held in memory whole."""
 
+MAX_CALL_BYTES = 8 << 20
+"""The body of a call that takes no Arrow. 1,000 ids with reasons fit, however they are escaped; a list of tiny values grows much when decoded."""
+
+MAX_BODIES_BYTES = 512 << 20
+"""All request bodies that are held at one time. Beyond it a request is told to come back, rather than the process being killed."""
+
 MAX_PAYLOAD_BYTES = 8 << 20
 """One item. Larger things belong into an object store, with a reference in the queue."""
 

@@ -10,9 +10,12 @@ from sluiceway.ports.partition_store import PartitionRef
 
 Key = tuple[PartitionRef, int]
 
+ENTRY_BYTES = 2_048
+"""What a blob takes beside its rows: a million blobs of one small item would otherwise count as nothing."""
+
 
 class BlobCache:
-    """Least recently used blobs, up to `capacity` bytes together."""
+    """Least recently used blobs, up to `capacity` bytes together. A batch put here must not be a view of something larger."""
 
     def __init__(self, capacity: int = 128 << 20) -> None:
         self.capacity = capacity
@@ -21,7 +24,7 @@ class BlobCache:
 
     def put(self, key: Key, batch: pa.RecordBatch) -> None:
         self.drop(key)
-        nbytes = batch.nbytes
+        nbytes = batch.nbytes + ENTRY_BYTES
         self._batches[key] = (batch, nbytes)
         self.size += nbytes
         while self.size > self.capacity:

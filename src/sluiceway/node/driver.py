@@ -12,14 +12,16 @@ import pyarrow as pa
 from sluiceway.adapters import system
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.looking import load, open_slices, ready_slices
+from sluiceway.core.partition import Partition
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, Ticket, Transfer
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
+from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Extended, Leased, Peek, Produced, QueueStats, Settled
+from sluiceway.model.requests import Extended, Leased, LeaseInfo, Peek, Produced, QueueStats, Settled
 from sluiceway.node.blobs import BlobCache
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, PartitionStore, StoreUnavailableError
 
@@ -108,13 +110,13 @@ class QueueDriver:
                 raise SluicewayError("lease_not_found", f"lease {name} is closed, has expired, or never existed", "lease_id")
             return await self._rows(lane.number, lease.number, open_slices(lease, request.start, request.limit))
         batches: list[pa.RecordBatch] = []
-        wanted = request.limit
+        wanted, room = request.limit, float(MAX_LEASE_BYTES)
         for lane in self._queue.lanes.values():
             if request.partition == lane.number and not lane.takes_work:
                 raise lane.unavailable()
             if wanted > 0 and request.partition in (None, lane.number) and lane.takes_work:
-                pieces = ready_slices(lane.partition, wanted)
-                wanted -= sum(len(piece.rows) for piece in pieces)
+                pieces, nbytes = _fitting(lane.partition, ready_slices(lane.partition, wanted), room)
+                wanted, room = wanted - sum(len(piece.rows) for piece in pieces), room - nbytes
                 batches += await self._rows(lane.number, 0, pieces)
         return batches
 
@@ -184,8 +186,9 @@ class QueueDriver:
 
     async def _commit(self, effect: Commit) -> None:
         ref = self._ref(effect.partition)
-        for number, batch in effect.fresh.items():
-            self._cache.put((ref, number), batch)
+        for number, data in effect.changes.blobs.items():
+            # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
+            self._cache.put((ref, number), pa.ipc.read_record_batch(pa.py_buffer(data), effect.fresh[number].schema))
         try:
             outcome = await self._store.apply(ref, effect.changes, self._fence(effect.opening))
         except Exception:
@@ -261,19 +264,25 @@ class QueueDriver:
             waiter.future.set_result(leased)
 
     async def _deliver(self, future: asyncio.Future[Any], leased: Leased, grants: list[Grant]) -> None:
-        try:
-            batches: list[pa.RecordBatch] = []
-            for grant in grants:
+        """A lease that cannot be read is left out, to run out: the others need not wait for that, too. An error if none is left."""
+        leases: list[LeaseInfo] = []
+        batches: list[pa.RecordBatch] = []
+        problem: SluicewayError | None = None
+        for grant in grants:
+            try:
                 batches += await self._rows(grant.info.partition, grant.info.number, grant.slices)
-            leased.batches = batches
-        except Exception as error:
-            if not isinstance(error, SluicewayError):
+                leases.append(grant.info)
+            except SluicewayError as error:
+                problem = error
+            except Exception:
                 log.exception("queue %s: reading leased items failed", self.record.queue_name)
-                error = SluicewayError("internal", "the server made a mistake while it read the items; their lease will run out")
-            if not future.done():
-                future.set_exception(error)
+                problem = SluicewayError("internal", "the server made a mistake while it read the items; their lease will run out")
+        leased.leases, leased.batches = leases, batches
+        if future.done():
             return
-        if not future.done():
+        if problem is not None and not leases:
+            future.set_exception(problem)
+        else:
             future.set_result(leased)
 
     async def _rows(self, partition: int, lease: int, slices: list[Slice]) -> list[pa.RecordBatch]:
@@ -309,3 +318,18 @@ class QueueDriver:
         log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)
         self._queue.stop_lane(partition, str(error), system.now())
         self._turn_soon()
+
+
+def _fitting(partition: Partition, pieces: list[Slice], room: float) -> tuple[list[Slice], float]:
+    """The first rows that `room` bytes hold (by the average of each blob), and their bytes: a backlog may be larger than the memory."""
+    fitting, used = [], 0.0
+    for piece in pieces:
+        blob = partition.blobs[piece.blob]
+        each = max(1.0, blob.nbytes / blob.rows)
+        count = min(len(piece.rows), int((room - used) / each))
+        if count:
+            fitting.append(piece._replace(rows=piece.rows[:count], offsets=piece.offsets[:count]))
+            used += count * each
+        if count < len(piece.rows):
+            break
+    return fitting, used

@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from sluiceway.adapters import system
+from sluiceway.adapters.disk import make_directory
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
@@ -64,7 +65,7 @@ class Service:
 
     async def start(self) -> None:
         """Own the data directory, take a new grant, finish deletions that were cut off, and open every queue."""
-        self._data.mkdir(parents=True, exist_ok=True)
+        make_directory(self._data)
         self._lock = DirectoryLock(self._data)
         self._meta = self._meta or SqliteMetaStore(self._data / "meta.sqlite")
         self._store = self._store or SqlitePartitionStore(self._data / "partitions")

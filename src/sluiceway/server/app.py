@@ -11,9 +11,10 @@ import msgspec
 
 from sluiceway.adapters.system import new_incarnation, now
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.requests import Lease, Leased
-from sluiceway.server.http import ARROW, JSON, PROBLEM, Body, DisconnectedError, Receive, Request, Scope, Send, respond
+from sluiceway.server.http import ARROW, JSON, PROBLEM, Body, BodyMemory, DisconnectedError, Receive, Request, Scope, Send, respond
 from sluiceway.server.service import QueueService
 from sluiceway.wire import answers, arrow_codec, json_codec
 from sluiceway.wire.decoding import from_query
@@ -46,6 +47,7 @@ class App:
             "/v1/queues.info": self._info,
             "/v1/queues.delete": self._delete,
         }
+        self._bodies = BodyMemory()
         self._takes_arrow = {"/v1/queue.produce", "/v1/queue.settle"}
         self._gives_arrow = {"/v1/queue.lease", "/v1/queue.peek"}
 
@@ -56,7 +58,7 @@ class App:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope, receive)
+        request = Request(scope, receive, self._bodies)
         request_id = request.request_id or f"{self._process}-{next(self._request_ids)}".encode()
         path: str = scope["path"]
         handler = self._calls.get(path)
@@ -66,19 +68,22 @@ class App:
                 return
             if scope["method"] != "POST":
                 raise _wrong_method("POST")
-            request.check_type(path in self._takes_arrow)
-            await request.read_body()
+            takes_arrow = path in self._takes_arrow
+            request.check_type(takes_arrow)
+            await request.read_body(MAX_BODY_BYTES if takes_arrow else MAX_CALL_BYTES)
             body = await handler(request)
         except DisconnectedError:
             return
         except SluicewayError as error:
-            await _refuse(send, error, request_id)
+            await _refuse(send, error, request_id, request.whole)
             return
         except Exception:
             log.exception("%s failed, request_id %s", path, request_id.decode())
             unexpected = SluicewayError("internal", "an unexpected error; the server's log has it under this request_id")
-            await _refuse(send, unexpected, request_id)
+            await _refuse(send, unexpected, request_id, request.whole)
             return
+        finally:
+            request.let_go()
         arrow = request.wants_arrow and path in self._gives_arrow
         await respond(send, 200, ARROW if arrow else JSON, body, request_id)
 
@@ -217,11 +222,11 @@ def _stopping() -> SluicewayError:
     return SluicewayError("unavailable", "the server is stopping")
 
 
-async def _refuse(send: Send, error: SluicewayError, request_id: bytes) -> None:
+async def _refuse(send: Send, error: SluicewayError, request_id: bytes, whole: bool) -> None:
     more: list[tuple[bytes, bytes]] = []
     if isinstance(error, _MethodError):
         more.append((b"allow", error.allow.encode()))
-    if error.code == "body_too_large":
+    if error.code in ("body_too_large", "too_many_requests") and not whole:
         # What is left of the body is not read, so the connection cannot serve another request.
         more.append((b"connection", b"close"))
     await respond(send, error.kind.status, PROBLEM, answers.problem(error, request_id.decode()), request_id, *more)

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl
 
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODY_BYTES
+from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODIES_BYTES, MAX_BODY_BYTES
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -30,13 +30,42 @@ class DisconnectedError(Exception):
     """The client went away: there is nobody to answer."""
 
 
+class BodyMemory:
+    """What all bodies may take together at one time."""
+
+    def __init__(self, most: int = MAX_BODIES_BYTES) -> None:
+        self.left = most
+
+    def take(self, size: int) -> None:
+        """Raises `too_many_requests`."""
+        if size > self.left:
+            raise SluicewayError("too_many_requests", "the server holds as many request bodies as it can; try later")
+        self.left -= size
+
+
 class Request:
     """A request whose headers were read once. `arrow` and `wants_arrow` say in which form the body is and the answer is wanted."""
 
-    __slots__ = ("_encoding", "_length", "_scope", "_type", "arrow", "body", "receive", "request_id", "wants_arrow")
+    __slots__ = (
+        "_encoding",
+        "_held",
+        "_length",
+        "_memory",
+        "_scope",
+        "_type",
+        "arrow",
+        "body",
+        "receive",
+        "request_id",
+        "wants_arrow",
+        "whole",
+    )
 
-    def __init__(self, scope: Scope, receive: Receive) -> None:
+    def __init__(self, scope: Scope, receive: Receive, memory: BodyMemory) -> None:
         self._scope = scope
+        self._memory = memory
+        self._held = 0
+        self.whole = False
         self.receive = receive
         self._type = self._encoding = b""
         self._length: bytes | None = None
@@ -83,32 +112,36 @@ class Request:
             found[name] = value
         return found
 
-    async def read_body(self, body_timeout: Millis = BODY_TIMEOUT) -> None:
-        """Read the body whole. Raises `body_too_large`, `invalid_body` if it does not arrive in time, DisconnectedError."""
-        if self._length is not None and int(self._length) > MAX_BODY_BYTES:
-            raise _too_large()
+    async def read_body(self, most: int = MAX_BODY_BYTES, body_timeout: Millis = BODY_TIMEOUT) -> None:
+        """Read the body whole; `let_go` gives its memory back.
+
+        Raises `body_too_large`, `too_many_requests`, `invalid_body` if it does not arrive in time, DisconnectedError.
+        """
+        if self._length is not None and int(self._length) > most:
+            raise _too_large(most)
         try:
             async with asyncio.timeout(body_timeout / 1000):
-                message = await self._message()
-                self.body = message.get("body", b"")
-                if not message.get("more_body", False):
-                    return
-                await self._read_rest()
+                await self._read(most)
         except TimeoutError:
             raise SluicewayError("invalid_body", f"the body did not arrive within {format_duration(body_timeout)}") from None
 
-    async def _read_rest(self) -> None:
-        parts, size = [self.body], len(self.body)
-        more = True
-        while more:
+    async def _read(self, most: int) -> None:
+        parts: list[bytes] = []
+        while not self.whole:
             message = await self._message()
             part = message.get("body", b"")
+            self._memory.take(len(part))
+            self._held += len(part)
+            if self._held > most:
+                raise _too_large(most)
             parts.append(part)
-            size += len(part)
-            if size > MAX_BODY_BYTES:
-                raise _too_large()
-            more = message.get("more_body", False)
-        self.body = b"".join(parts)
+            self.whole = not message.get("more_body", False)
+        self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def let_go(self) -> None:
+        """The body is not needed any more."""
+        self._memory.left += self._held
+        self._held, self.body = 0, b""
 
     async def _message(self) -> Message:
         message = await self.receive()
@@ -122,8 +155,8 @@ class Request:
             pass
 
 
-def _too_large() -> SluicewayError:
-    return SluicewayError("body_too_large", f"the body is larger than {MAX_BODY_BYTES} bytes")
+def _too_large(most: int) -> SluicewayError:
+    return SluicewayError("body_too_large", f"the body is larger than {most} bytes")
 
 
 async def respond(send: Send, status: int, content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> None:

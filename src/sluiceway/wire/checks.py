@@ -27,12 +27,14 @@ def too_many(field: str, count: int, most: int) -> SluicewayError:
 
 
 def check_batch(batch: pa.RecordBatch, now: Millis) -> None:
-    """Refuse items that are too large or due too far ahead, naming the first such as `items[3].kind`."""
+    """Refuse items that are too large or due at an impossible time, naming the first such as `items[3].kind`."""
     try:
         check_sizes(batch)
     except SluicewayError as error:
         raise SluicewayError(error.code, error.detail, error.detail.partition(":")[0]) from None
     if "enqueue_at" in batch.schema.names:
-        late = batch.column("enqueue_at").cast(pa.int64()).fill_null(0).to_numpy() > now + MAX_SCHEDULE
-        if late.any():
-            raise invalid(f"items[{int(np.argmax(late))}].enqueue_at", f"more than {MAX_SCHEDULE // 86_400_000} days ahead")
+        times = batch.column("enqueue_at").cast(pa.int64()).fill_null(0).to_numpy()
+        wrong = (times < 0) | (times > now + MAX_SCHEDULE)
+        if wrong.any():
+            days = MAX_SCHEDULE // 86_400_000
+            raise invalid(f"items[{int(np.argmax(wrong))}].enqueue_at", f"before 1970, or more than {days} days ahead")

@@ -18,6 +18,7 @@ T = TypeVar("T")
 _PATH = re.compile(r" - at .*?`\$\.?([^`]*)`$", re.DOTALL)
 _MEMBER = re.compile(r"Object (?:contains|missing required) (?:unknown )?field `(.*)`$", re.DOTALL)
 _SHOWN: Final = 80
+_LONGEST: Final = 1_000
 
 
 class JsonDecoder(Generic[T]):
@@ -45,6 +46,9 @@ def from_query(parameters: Mapping[str, str], kind: type[T]) -> T:
 
 
 def _refusal(message: str) -> SluicewayError:
+    if len(message) > _LONGEST:
+        # It quotes what was sent, however long, and the search takes quadratic time. What is looked for stands at its ends.
+        message = message[: _LONGEST // 2] + message[-_LONGEST // 2 :]
     found = _PATH.search(message)
     path = found[1] if found else ""
     what = message[: found.start()] if found else message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import repeat
 from typing import Annotated, Any, Literal
@@ -32,6 +33,12 @@ from sluiceway.wire.settling import complete_leases, group_items, group_leases, 
 _LAST = (1 << 63) - 1
 _ATTEMPTS = 1_000_000_000
 _OPTIONAL = {field.name: field for field in OPTIONAL}
+
+_EASY_BYTES = 1 << 20
+_MOST_OBJECTS = 1 + 2 * MAX_ITEMS_JSON
+"""The request, and for each item itself and its headers."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.DOTALL)
+"""A JSON string, or what begins as one. It matches at every quote, so it never goes over the same bytes twice."""
 
 Natural = Annotated[int, Meta(ge=0, le=_LAST)]
 PartitionNumber = Annotated[int, Meta(ge=0, lt=1_000_000_000)]
@@ -313,7 +320,16 @@ def _check_partition(partition: int | None, record: QueueRecord) -> None:
         raise invalid("partition", f"the queue {record.queue_name!r} has no partition {partition}")
 
 
-decode_produce = JsonDecoder(ProduceCall)
+_decode_produce = JsonDecoder(ProduceCall)
+
+
+def decode_produce(body: bytes) -> ProduceCall:
+    """Raises as a JsonDecoder does; `too_many_items` for a body of so many that decoding them would take the memory of the process."""
+    if len(body) > _EASY_BYTES and body.count(b"{") > _MOST_OBJECTS and _STRING.sub(b"", body).count(b"{") > _MOST_OBJECTS:
+        raise SluicewayError("too_many_items", f"items: more than {MAX_ITEMS_JSON:,}, which is what one call carries at most", "items")
+    return _decode_produce(body)
+
+
 decode_lease = JsonDecoder(LeaseCall)
 decode_complete = JsonDecoder(CompleteCall)
 decode_retry = JsonDecoder(RetryCall)

@@ -1,0 +1,302 @@
+"""Bugs of the partition, of its keys, of loading it and of its store, to be planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from sluiceway.core import looking
+from sluiceway.core.keys import KeyMemory
+from sluiceway.core.partition import Partition
+from sluiceway.model.changes import RecordKind
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import Settled
+from sluiceway.node import burial
+from sluiceway.sim.owner import Flight
+from sluiceway.sim.planting import Bug, shelf
+from sluiceway.sim.store import Store
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+
+# ---- blobs ----------------------------------------------------------------------------------------------------
+
+
+@bug(Partition, "_free")
+def drops_a_blob_too_soon(original: Any) -> Any:
+    """A blob goes while one row of it is alive."""
+
+    def free(self: Any, blob: Any, rows: int) -> None:
+        original(self, blob, rows)
+        if blob.open == 1:
+            self._dropped.add(blob.number)
+
+    return free
+
+
+@bug(Partition, "_free")
+def keeps_blobs_for_ever(original: Any) -> Any:
+    """A blob stays in the store when its last row is settled."""
+
+    def free(self: Any, blob: Any, rows: int) -> None:
+        original(self, blob, rows)
+        self._dropped.discard(blob.number)
+
+    return free
+
+
+# ---- time -----------------------------------------------------------------------------------------------------
+
+
+@bug(Partition, "_at")
+def lets_time_go_back(original: Any) -> Any:
+    """The stored time follows the owner's clock, even back."""
+
+    def at(self: Any, now: int) -> int:
+        self._changed, self.header.now = True, now
+        return now
+
+    return at
+
+
+@bug(Partition, "tick")
+def forgets_when_a_timer_ran(original: Any) -> Any:
+    """What a timer did is stored without the time at which it was done."""
+
+    def tick(self: Any, now: int) -> Any:
+        self._at = lambda moment: max(self.header.now, moment)
+        try:
+            return original(self, now)
+        finally:
+            del self._at
+
+    return tick
+
+
+@bug(looking, "load")
+def forgets_deadlines_at_loading(original: Any) -> Any:
+    """A lease that was there before the partition was opened never runs out."""
+
+    def load(*args: Any, **options: Any) -> Any:
+        partition = original(*args, **options)
+        partition.deadlines.clear()
+        return partition
+
+    return load
+
+
+@bug(looking, "load")
+def forgets_what_is_scheduled_at_loading(original: Any) -> Any:
+    """An item that was scheduled before the partition was opened never becomes due."""
+
+    def load(*args: Any, **options: Any) -> Any:
+        partition = original(*args, **options)
+        partition.due_times.clear()
+        return partition
+
+    return load
+
+
+@bug(looking, "_load_line")
+def loads_the_line_in_another_order(original: Any) -> Any:
+    """Extents are loaded in the order of their keys as text: 10 before 9."""
+    return lambda partition, records: original(partition, sorted(records, key=lambda record: str(record[0])))
+
+
+# ---- leases and fates -----------------------------------------------------------------------------------------
+
+
+@bug(Partition, "_append_rows")
+def does_not_count_an_attempt(original: Any) -> Any:
+    """An item that is put back has the attempts that it had before."""
+    return lambda self, blob, rows, attempts: original(self, blob, rows, max(0, attempts - 1))
+
+
+@bug(Partition, "_put_back")
+def allows_one_attempt_more(original: Any) -> Any:
+    """`max_attempts` is off by one."""
+
+    def put_back(self: Any, *args: Any) -> Any:
+        self.max_attempts += bool(self.max_attempts)
+        try:
+            return original(self, *args)
+        finally:
+            self.max_attempts -= bool(self.max_attempts)
+
+    return put_back
+
+
+@bug(Partition, "_put_back")
+def retries_at_once(original: Any) -> Any:
+    """The delay of a retry is ignored."""
+    return lambda self, lease, positions, due_at, now: original(self, lease, positions, now, now)
+
+
+@bug(Partition, "extend")
+def does_not_write_an_extension(original: Any) -> Any:
+    """A new deadline is in memory only."""
+
+    def extend(self: Any, number: int, deadline: int) -> Any:
+        lease = original(self, number, deadline)
+        self._touched.pop((RecordKind.LEASE, str(number)), None)
+        return lease
+
+    return extend
+
+
+@bug(Partition, "_shut")
+def does_not_write_what_is_settled(original: Any) -> Any:
+    """The bit map of a lease that is settled in part is in memory only."""
+
+    def shut(self: Any, lease: Any, positions: Any) -> None:
+        original(self, lease, positions)
+        self._touched.pop((RecordKind.LEASE, str(lease.number)), None)
+
+    return shut
+
+
+@bug(Partition, "_expire")
+def completes_what_has_expired(original: Any) -> Any:
+    """Staged fates take effect, and the rest is completed, when a lease runs out."""
+
+    def expire(self: Any, lease: Any, now: int) -> int:
+        items: int = lease.open
+        self.close_lease(lease.number, now, Settled())
+        return items
+
+    return expire
+
+
+@bug(Partition, "close_lease")
+def forgets_staged_fates(original: Any) -> Any:
+    """Closing a lease completes all of it."""
+
+    def close_lease(self: Any, number: int, *rest: Any) -> Any:
+        if number in self.leases:
+            self.leases[number].staged = {}
+        return original(self, number, *rest)
+
+    return close_lease
+
+
+@bug(Partition, "_die")
+def drops_the_dead(original: Any) -> Any:
+    """A dead item does not reach the dead queue."""
+
+    def die(self: Any, lease: Any, positions: Any, reason: str) -> None:
+        self.header.dead += len(positions)
+
+    return die
+
+
+@bug(Partition, "_die")
+def does_not_count_the_dead(original: Any) -> Any:
+    """Where there is no dead queue, dead items are missing from the counters."""
+
+    def die(self: Any, lease: Any, positions: Any, reason: str) -> None:
+        if self.keeps_dead:
+            original(self, lease, positions, reason)
+
+    return die
+
+
+@bug(burial, "dead_rows")
+def stamps_each_transfer(original: Any) -> Any:
+    """A repeated transfer has other headers, so that the dead queue takes it for another body."""
+    times = count()
+    return lambda source, reason, rows: original(source, f"{reason} at {next(times)}", rows)
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------
+
+
+@bug(KeyMemory, "remember")
+def does_not_write_keys(original: Any) -> Any:
+    """An idempotency key is in memory only."""
+
+    def remember(self: Any, *args: Any) -> None:
+        original(self, *args)
+        self.touched.clear()
+
+    return remember
+
+
+@bug(KeyMemory, "remember")
+def remembers_one_key_of_a_group(original: Any) -> Any:
+    """A new key of a group pushes out the others."""
+
+    def remember(self: Any, key: Any, *rest: Any) -> None:
+        record = self.records.get(f"g{key.group}")
+        if record is not None:
+            record.seen.clear()
+        original(self, key, *rest)
+
+    return remember
+
+
+@bug(KeyMemory, "find")
+def takes_any_body_for_the_first(original: Any) -> Any:
+    """Another body under a known key is answered as its repetition."""
+
+    def find(self: Any, key: Any, digest: bytes) -> Any:
+        record = self.records.get(f"k{key.key}" if key.group is None else f"g{key.group}")
+        seen = None if record is None else record.seen.get(key.key)
+        return original(self, key, digest if seen is None else seen.digest)
+
+    return find
+
+
+@bug(KeyMemory, "find")
+def lets_a_sequence_go_back(original: Any) -> Any:
+    """A group's lower sequence is taken, and its keys are those that count."""
+
+    def find(self: Any, key: Any, digest: bytes) -> Any:
+        record = self.records.get(f"g{key.group}")
+        if key.group is not None and record is not None and key.sequence < record.sequence:
+            return None
+        return original(self, key, digest)
+
+    return find
+
+
+# ---- the store ------------------------------------------------------------------------------------------------
+
+
+@bug(Flight, "outcome")
+def says_done_before_it_is_durable(original: Any) -> Any:
+    """A commit is done when it is written, whatever a loss of power then takes."""
+    return lambda self: Outcome.DONE if self._written else original(self)
+
+
+@bug(Store, "_land")
+def tears_a_change_set(original: Any) -> Any:
+    """Now and then half of a change set lands."""
+
+    def land(self: Any, changes: Any) -> None:
+        if changes.txn % 16 == 0:
+            puts = dict(list(changes.puts.items())[::2])
+            changes = replace(changes, puts=puts)
+        original(self, changes)
+
+    return land
+
+
+@bug(Store, "write")
+def lets_an_old_owner_write(original: Any) -> Any:
+    """The fence is not checked inside the transaction."""
+
+    def write(self: Any, changes: Any, fence: Any) -> Any:
+        return original(self, changes, self.fence) if changes.txn == self.txn + 1 else False
+
+    return write
+
+
+@bug(Store, "open")
+def looks_before_it_shuts_out(original: Any) -> Any:
+    """What is written and not durable is missed by whoever opens the partition, and lands later."""
+
+    def open_(self: Any, fence: Any) -> None:
+        self.fence = fence
+
+    return open_

@@ -1,0 +1,287 @@
+"""Bugs of the logical queue, to be planted."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import Any
+
+from sluiceway.core import logical_queue
+from sluiceway.core.lane import LaneState
+from sluiceway.core.logical_queue import LogicalQueue
+from sluiceway.core.tickets import Reply
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.outcomes import Outcome
+from sluiceway.sim.planting import Bug, shelf
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+
+
+@bug(LogicalQueue, "_commit")
+def replies_before_the_commit(original: Any) -> Any:
+    """A reply leaves when its commit begins."""
+
+    def commit(self: Any, lane: Any, now: int) -> None:
+        answers = list(lane.answers)
+        original(self, lane, now)
+        if lane.state is LaneState.COMMITTING:
+            lane.answers = answers
+            self._land(lane, True, now)
+
+    return commit
+
+
+@bug(LogicalQueue, "committed")
+def takes_unknown_for_refused(original: Any) -> Any:
+    """What may have landed is tried again elsewhere."""
+
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int) -> None:
+        original(self, number, opening, Outcome.REFUSED if outcome is Outcome.UNKNOWN else outcome, now)
+
+    return committed
+
+
+@bug(LogicalQueue, "committed")
+def takes_unknown_for_done(original: Any) -> Any:
+    """What may not have landed is acknowledged."""
+
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int) -> None:
+        original(self, number, opening, Outcome.DONE if outcome is Outcome.UNKNOWN else outcome, now)
+
+    return committed
+
+
+@bug(LogicalQueue, "committed")
+def keeps_its_state_after_a_refusal(original: Any) -> Any:
+    """The state in memory stays ahead of the store."""
+
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int) -> None:
+        lane = self.lanes[number]
+        if outcome is Outcome.REFUSED and opening == lane.opening:
+            lane.state = LaneState.READY
+            self._land(lane, False, now)
+        else:
+            original(self, number, opening, outcome, now)
+
+    return committed
+
+
+@bug(LogicalQueue, "opened")
+def never_sees_that_it_landed(original: Any) -> Any:
+    """After an unknown outcome the transaction number in the store is misread by one."""
+
+    def opened(self: Any, number: int, opening: int, *rest: Any) -> None:
+        if opening == self.lanes[number].opening:
+            self.lanes[number].flight_txn += 1
+        original(self, number, opening, *rest)
+
+    return opened
+
+
+@bug(LogicalQueue, "opened")
+def opens_again_without_a_pause(original: Any) -> Any:
+    """A partition that opens but takes no commit keeps its owner busy."""
+
+    def opened(self: Any, number: int, *rest: Any) -> None:
+        original(self, number, *rest)
+        self.lanes[number].failed_in_a_row = 0
+
+    return opened
+
+
+@bug(LogicalQueue, "_fail")
+def gives_a_partition_up(original: Any) -> Any:
+    """After three failures a partition is never opened again."""
+
+    def fail(self: Any, lane: Any, now: int, final: bool) -> None:
+        original(self, lane, now, final)
+        if lane.failures == 3:
+            lane.state = LaneState.STOPPED
+
+    return fail
+
+
+@bug(LogicalQueue, "_attempt")
+def works_on_after_a_mistake(original: Any) -> Any:
+    """A turn that failed in the middle is not taken back: the partition works on with what was half done."""
+
+    def attempt(self: Any, step: Any, lane: Any, now: int) -> None:
+        kept = (lane.state, lane.retry_at, lane.failed_in_a_row)
+        original(self, step, lane, now)
+        if lane.state is LaneState.FAILED:
+            lane.state, lane.retry_at, lane.failed_in_a_row = kept
+
+    return attempt
+
+
+@bug(LogicalQueue, "cancel")
+def answers_the_cancelled(original: Any) -> Any:
+    """A request that was cancelled is answered."""
+
+    def cancel(self: Any, ticket: Any) -> None:
+        self._effects.append(Reply(ticket, SluicewayError("unavailable", "cancelled")))
+        original(self, ticket)
+
+    return cancel
+
+
+@bug(LogicalQueue, "_reply")
+def calls_unknown_unavailable(original: Any) -> Any:
+    """A client is told that nothing was done although it may have been."""
+
+    def reply(self: Any, ticket: Any, result: Any) -> None:
+        if isinstance(result, SluicewayError) and result.code == "outcome_unknown":
+            result = SluicewayError("unavailable", "nothing was done")
+        original(self, ticket, result)
+
+    return reply
+
+
+@bug(LogicalQueue, "transferred")
+def lets_go_of_a_transfer_that_failed(original: Any) -> Any:
+    """Dead items are dropped before the dead queue has them."""
+
+    def transferred(self: Any, number: int, lease: int, done: bool, now: int) -> None:
+        original(self, number, lease, True, now)
+
+    return transferred
+
+
+@bug(LogicalQueue, "_take_out")
+def forgets_a_produce_that_was_refused(original: Any) -> Any:
+    """A produce that is to be tried elsewhere is never answered."""
+
+    def take_out(self: Any, lane: Any, ticket: Any) -> None:
+        original(self, lane, ticket)
+        self.produces.pop(ticket.number, None)
+        self._unanswered.pop(ticket.number, None)
+        ticket.done = True
+
+    return take_out
+
+
+@bug(LogicalQueue, "_keyed")
+def serves_a_lease_key_twice(original: Any) -> Any:
+    """A repeated lease key takes more."""
+    return lambda *_: []
+
+
+@bug(LogicalQueue, "_keyed")
+def finds_leases_that_are_over(original: Any) -> Any:
+    """A repeated lease key is answered with a lease that has run out."""
+
+    def keyed(self: Any, ticket: Any, now: int) -> Any:
+        return original(self, ticket, now - 600)
+
+    return keyed
+
+
+@bug(LogicalQueue, "_find_keyed")
+def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
+    """A repeated lease key is answered while some of its leases are not known to be durable."""
+
+    def find(self: Any, now: int) -> None:
+        for ticket in [ticket for ticket in self.waiters.values() if ticket.keyed]:
+            grants = [grant for lane, grant in self._keyed(ticket, now) if lane.state is LaneState.READY]
+            if grants:
+                self._reply(ticket, grants)
+
+    return find
+
+
+@bug(LogicalQueue, "_hides_leases")
+def looks_away_from_closed_partitions(original: Any) -> Any:
+    """A repeated lease key is answered while a partition that may hold its leases is not open."""
+    return lambda _: False
+
+
+@bug(LogicalQueue, "_hides_leases")
+def waits_for_stopped_partitions(original: Any) -> Any:
+    """While one partition is damaged, no lease with a key is served."""
+    return lambda self: any(not lane.takes_work for lane in self.lanes.values())
+
+
+@bug(LogicalQueue, "_servable")
+def lets_a_lease_key_block_the_line(original: Any) -> Any:
+    """A waiter that is held back by its lease key holds back everyone behind it."""
+
+    def servable(self: Any, ready: int, now: int) -> Any:
+        chosen: list[Any] = []
+        may = original(self, ready, now)
+        for ticket in self.waiters.values():
+            if ticket not in may:
+                break
+            chosen.append(ticket)
+        return chosen
+
+    return servable
+
+
+@bug(LogicalQueue, "_put_now")
+def settles_by_half(original: Any) -> Any:
+    """A settle over several partitions is a success although one was not open."""
+
+    def put_now(self: Any, ticket: Any, number: int, work: Any) -> None:
+        if self.lanes[number].takes_work:
+            original(self, ticket, number, work)
+
+    return put_now
+
+
+@bug(LogicalQueue, "_time_out_lease")
+def holds_a_lease_for_ever(original: Any) -> Any:
+    """A lease in flight past its deadline is never answered."""
+    return lambda *_: None
+
+
+@bug(LogicalQueue, "_time_out_lease")
+def answers_a_lease_in_part(original: Any) -> Any:
+    """At its deadline a lease over several partitions is answered with those that came first."""
+
+    def time_out(self: Any, ticket: Any, now: int) -> None:
+        if ticket.grants:
+            self._reply(ticket, ticket.result(now))
+        else:
+            original(self, ticket, now)
+
+    return time_out
+
+
+@bug(logical_queue, "BUSY_PATIENCE")
+def waits_behind_a_hung_commit(original: Any) -> Any:
+    """A lease without time to wait stays until another partition's commit ends."""
+    return 20_000
+
+
+@bug(LogicalQueue, "wake_at")
+def sleeps_through_a_reopening(original: Any) -> Any:
+    """Nothing wakes the owner when a failed partition is due."""
+
+    def wake_at(self: Any) -> Any:
+        failed = [lane for lane in self.lanes.values() if lane.state is LaneState.FAILED]
+        for lane in failed:
+            lane.state = LaneState.OPENING
+        at = original(self)
+        for lane in failed:
+            lane.state = LaneState.FAILED
+        return at
+
+    return wake_at
+
+
+@bug(LogicalQueue, "close")
+def stops_without_a_word(original: Any) -> Any:
+    """Requests in flight when the owner stops are never answered."""
+
+    def close(self: Any, final: bool) -> None:
+        if not final:
+            original(self, final)
+
+    return close
+
+
+@bug(logical_queue, "home")
+def moves_a_key_about(original: Any) -> Any:
+    """A repetition is sent to another partition than the first call."""
+    calls = count()
+    return lambda key, partitions: next(calls) % partitions

@@ -1,0 +1,311 @@
+"""A process that serves one queue: it feeds the logical queue and carries out what it decides, as the driver in `node/` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from sluiceway.core.lane import LaneState
+from sluiceway.core.logical_queue import BUSY_PATIENCE, FLIGHT_PATIENCE, LogicalQueue
+from sluiceway.core.partition import Partition
+from sluiceway.core.tickets import Commit, Effect, Open, Reply, Request, Result, Ticket, Transfer
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import Lease
+from sluiceway.ports.partition_store import Changes
+from sluiceway.sim.checks import InjectedMistakeError, check
+from sluiceway.sim.store import Fence, Store
+from sluiceway.sim.world import World
+
+Handler = Callable[[Result | SluicewayError | None], None]
+"""What a client does with its answer; None if it never hears one."""
+
+
+class Waiting(NamedTuple):
+    handler: Handler
+    deadline: Millis
+    """In true time."""
+
+
+class Around(Protocol):
+    """What an owner needs of the queue that it serves."""
+
+    stores: list[Store]
+    lease_timeout: Millis
+    incarnation: str
+
+    def carry_over(self, owner: Owner, effect: Transfer) -> None:
+        """Produce a transfer's rows into the dead queue, and report `transferred`."""
+        ...
+
+    def lease_answered(self, ticket: Ticket) -> None:
+        """A lease has its answer: the leases that are durable for it."""
+        ...
+
+    def gone(self, owner: Owner) -> None:
+        """The owner has answered everybody and stopped."""
+        ...
+
+
+class Owner:
+    """Until it dies. Its clock is that of `adapters.system`: set ahead it jumps, set back it runs on."""
+
+    def __init__(self, world: World, queue: Around, grant: int) -> None:
+        self.world = world
+        self.queue = queue
+        self.grant = grant
+        self.machine = LogicalQueue(queue.incarnation, range(len(queue.stores)), queue.lease_timeout)
+        self.waiting: dict[Ticket, Waiting] = {}
+        self.answered: set[Ticket] = set()
+        self.stopping = False
+        self.dirty = True
+        self.wake: Millis | None = None
+        self.replies = 0
+        self._ahead = world.wall_ahead
+        self._moment = world.now
+        self._tasks = 0
+        # Of each partition: openings since its last good commit, and when the first of them was.
+        self._openings = dict.fromkeys(self.machine.lanes, (0, 0))
+
+    def now(self) -> Millis:
+        # Not within a moment: its events and its turn are one.
+        if self._moment != self.world.now:
+            self._moment = self.world.now
+            self._ahead = max(self._ahead, self.world.wall_ahead)
+        return self.world.now + self._ahead
+
+    # ---- requests ---------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, handler: Handler) -> Ticket:
+        ticket = Ticket(request, self.now() + request.request_timeout)
+        self.waiting[ticket] = Waiting(handler, self.world.now + request.request_timeout)
+        self.machine.submit(ticket)
+        self.dirty = True
+        self.world.note(self.queue.incarnation, ticket, request)
+        if self.world.chance(self.world.weather.cancels):
+            self.world.after(self.world.random.randint(0, 3 * self.world.weather.slow), partial(self.cancel, ticket))
+        return ticket
+
+    def cancel(self, ticket: Ticket) -> None:
+        if ticket in self.waiting and not ticket.done:  # else the answer is on its way
+            handler = self.waiting.pop(ticket).handler
+            self.world.note(self.queue.incarnation, ticket, "is cancelled")
+            self.answered.add(ticket)
+            self.machine.cancel(ticket)
+            self.dirty = True
+            handler(None)
+
+    def die(self) -> None:
+        """Nobody is answered. What is in flight goes on."""
+        waiting, self.waiting = self.waiting, {}
+        self.answered.update(waiting)
+        for each in waiting.values():
+            each.handler(None)
+
+    def begin_to_stop(self) -> None:
+        self.stopping = True
+        self.machine.close(final=False)
+        self.dirty = True
+
+    # ---- turns ------------------------------------------------------------------------------------------------
+
+    def turn(self) -> None:
+        self.dirty = False
+        for effect in self.machine.turn(self.now()):
+            self._carry_out(effect)
+        at = None if self.stopping else self.machine.wake_at()
+        self.wake = None if at is None else self.world.now + max(0, at - self.now())
+        self._check_overdue()
+        self._check_idle()
+        if self.stopping and not self._tasks:
+            self._end()
+
+    def _end(self) -> None:
+        self.machine.close(final=True)
+        for effect in self.machine.turn(self.now()):
+            if isinstance(effect, Reply):
+                self._reply(effect)
+        check(not self.waiting, "the owner stopped and left a request without an answer")
+        self.dirty = False
+        self.queue.gone(self)
+
+    def _check_overdue(self) -> None:
+        for ticket, (_, deadline) in self.waiting.items():
+            if deadline < self.world.now and not self.stopping:
+                patience = (FLIGHT_PATIENCE if ticket.awaiting else BUSY_PATIENCE) if isinstance(ticket.request, Lease) else 0
+                check(self.world.now <= deadline + patience, f"{type(ticket.request).__name__.lower()} {ticket.number} is overdue")
+
+    def _check_idle(self) -> None:
+        """Nobody waits for what is there."""
+        if any(lane.state is LaneState.READY and lane.partition.ready_count for lane in self.machine.lanes.values()):
+            waits = any(not ticket.keyed for ticket in self.machine.waiters.values())
+            check(not waits, "items are ready, and a consumer waits")
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Reply):
+            self._reply(effect)
+        elif isinstance(effect, Commit):
+            self._tasks += 1
+            self._commit(effect)
+        elif isinstance(effect, Open):
+            self._begin_to_open(effect)
+        elif isinstance(effect, Transfer):
+            check(effect.number in self.queue.stores[effect.partition].look().transfers, "a transfer began before it was durable")
+            if not self.stopping:
+                self._tasks += 1
+                self.world.note(self.queue.incarnation, "transfer", effect.partition, effect.number, "begins")
+                self.world.after(self.world.latency(), lambda: self.queue.carry_over(self, effect))
+        elif isinstance(effect.error, InjectedMistakeError):
+            self.world.note(self.queue.incarnation, "partition", effect.partition, "made a mistake")
+        else:
+            raise effect.error
+
+    def _ended(self) -> None:
+        """Something that was in flight has come back."""
+        self._tasks -= 1
+        self.dirty = True
+
+    # ---- opening ----------------------------------------------------------------------------------------------
+
+    def _begin_to_open(self, effect: Open) -> None:
+        count, since = self._openings[effect.partition]
+        since = since or self.world.now
+        # 50 ms, doubling to 5 s.
+        check(count <= 10 + (self.world.now - since) // 4_000, "a partition that takes no commit is opened without a pause")
+        self._openings[effect.partition] = (count + 1, since)
+        if not self.stopping:
+            self._tasks += 1
+            # Loading takes its time, of each partition another: meanwhile some are open and some are not.
+            delay = self.world.random.randint(0, 20 * self.world.weather.slow)
+            self.world.after(delay + self.world.latency(), partial(self._open, effect))
+
+    def _open(self, effect: Open) -> None:
+        store, fence = self.queue.stores[effect.partition], (self.grant, effect.opening)
+        world = self.world
+        fails = world.chance(world.weather.open_fails)
+        # A failed open may have raised the fence all the same.
+        if store.fence < fence and (not fails or world.chance(0.5)):
+            store.open(fence)
+        loaded: Partition | SluicewayError
+        final = False
+        if store.fence > fence:
+            loaded, final = SluicewayError("unavailable", "a higher fence has opened the partition"), True
+        elif store.damaged:
+            loaded, final = SluicewayError("partition_damaged", "a record fails its checksum"), True
+        else:
+            loaded = SluicewayError("unavailable", "the store cannot be reached") if fails else store.load()
+        world.note(self.queue.incarnation, "open", effect.partition, fence, "fails" if fails or final else f"txn {store.txn}")
+        # Nothing else can have written in between: the fence is up.
+        world.after(world.latency(), lambda: self._opened(effect, loaded, final))
+
+    def _opened(self, effect: Open, loaded: Partition | SluicewayError, final: bool) -> None:
+        self.machine.opened(effect.partition, effect.opening, loaded, self.now(), final)
+        self._ended()
+
+    # ---- commits ----------------------------------------------------------------------------------------------
+
+    def _commit(self, effect: Commit) -> None:
+        world, store = self.world, self.queue.stores[effect.partition]
+        luck, weather = world.random.random(), world.weather
+        kind = ""
+        flight = Flight(world, store, effect.changes, (self.grant, effect.opening))
+        lands, syncs, answers = world.latency(), world.latency(), world.latency()
+        if store.damaged or luck < weather.refused or store.out_until > world.now:
+            kind = "refused"
+            world.after(answers, partial(self._committed, effect, flight, Outcome.REFUSED))
+        elif luck < weather.refused + weather.unknown:
+            kind = world.random.choice(["landed", "lost", "late"])
+            if kind == "landed":
+                world.after(lands, flight.write)
+                world.after(lands + syncs, flight.sync)
+                world.after(lands + syncs + answers, partial(self._committed, effect, flight, Outcome.UNKNOWN))
+            else:
+                world.after(answers, partial(self._committed, effect, flight, Outcome.UNKNOWN))
+                if kind == "late":
+                    world.after(answers + lands, flight.write)
+                    world.after(answers + lands + syncs, flight.sync)
+        else:
+            world.after(lands, flight.write)
+            world.after(lands + syncs, flight.sync)
+            world.after(lands + syncs + answers, partial(self._committed, effect, flight, Outcome.DONE))
+        world.note(self.queue.incarnation, "commit", effect.partition, flight.fence, "txn", effect.changes.txn, kind)
+
+    def _committed(self, effect: Commit, flight: Flight, outcome: Outcome) -> None:
+        if outcome is Outcome.DONE:
+            outcome = flight.outcome()
+        if outcome is Outcome.DONE:
+            self._openings[effect.partition] = (0, 0)
+        self.world.note(self.queue.incarnation, "commit", effect.partition, flight.fence, "txn", effect.changes.txn, "is", outcome.value)
+        self.machine.committed(effect.partition, effect.opening, outcome, self.now())
+        self._ended()
+
+    # ---- transfers and damage ---------------------------------------------------------------------------------
+
+    def transferred(self, effect: Transfer, done: bool) -> None:
+        self.world.note(self.queue.incarnation, "transfer", effect.partition, effect.number, "is done" if done else "failed")
+        self.machine.transferred(effect.partition, effect.number, done, self.now())
+        self._ended()
+
+    def make_a_mistake(self, partition: int, step: str) -> None:
+        """The next time that the partition takes that step, it fails, unless the world has healed."""
+        machine = self.machine.lanes[partition].partition
+
+        def fail(*arguments: object) -> object:
+            delattr(machine, step)
+            if self.world.weather.mistakes:
+                raise InjectedMistakeError(step)
+            return getattr(machine, step)(*arguments)
+
+        setattr(machine, step, fail)
+
+    def stop_partition(self, partition: int, problem: str) -> None:
+        self.world.note(self.queue.incarnation, "partition", partition, "is stopped:", problem)
+        self.machine.stop_lane(partition, problem, self.now())
+        self.dirty = True
+
+    # ---- replies ----------------------------------------------------------------------------------------------
+
+    def _reply(self, effect: Reply) -> None:
+        ticket, result = effect.ticket, effect.result
+        check(ticket not in self.answered, "a request is answered after it was answered or cancelled")
+        self.answered.add(ticket)
+        self.replies += 1
+        self.world.note(self.queue.incarnation, ticket, "->", result.code if isinstance(result, SluicewayError) else result)
+        handler = self.waiting.pop(ticket).handler
+        if isinstance(result, list):
+            self.queue.lease_answered(ticket)
+            for grant in result:
+                if self.queue.stores[grant.info.partition].is_damaged(grant.slices):
+                    self.stop_partition(grant.info.partition, "a blob fails its checksum")
+                    result = SluicewayError("partition_damaged", "a blob fails its checksum")
+        handler(None if self.world.chance(self.world.weather.lost_replies) else result)
+
+
+class Flight:
+    """A commit on its way. A loss of power takes what is not durable."""
+
+    def __init__(self, world: World, store: Store, changes: Changes, fence: Fence) -> None:
+        self.world = world
+        self.store = store
+        self.changes = changes
+        self.fence = fence
+        self._cuts = store.cuts
+        self._written = False
+        self._shut_out = False
+
+    def write(self) -> None:
+        if self.store.cuts == self._cuts:
+            self._written = self.store.write(self.changes, self.fence)
+            self._shut_out = not self._written
+            self.world.spring()
+
+    def sync(self) -> None:
+        self.store.sync(self.changes)
+
+    def outcome(self) -> Outcome:
+        """What a store that answers says now."""
+        if self._shut_out:
+            return Outcome.REFUSED
+        return Outcome.DONE if self._written and self.store.cuts == self._cuts else Outcome.UNKNOWN

@@ -1,0 +1,168 @@
+"""One partition in a simulated store, with power that can fail and blobs that can rot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sluiceway.core import looking
+from sluiceway.core.looking import load as load_for_checking
+from sluiceway.core.looking import open_slices, ready_slices
+from sluiceway.core.partition import Partition
+from sluiceway.core.records import to_array, unpack_header
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.items import decode_blob
+from sluiceway.model.leased import Slice, served
+from sluiceway.ports.partition_store import Changes, RecordKey, Snapshot
+from sluiceway.sim.checks import check
+
+EVERYTHING = 10**9
+
+Fence = tuple[int, int]
+"""(grant, opening)"""
+
+
+class Row(NamedTuple):
+    payload: str
+    reference: str | None
+    origin: str | None
+
+
+class Store:
+    """A few dicts, the fence that may write, and what is written but would not survive a loss of power."""
+
+    def __init__(self, max_attempts: int, keeps_dead: bool) -> None:
+        self.max_attempts = max_attempts
+        self.keeps_dead = keeps_dead
+        self.fence: Fence = (0, 0)
+        self.txn = 0
+        self.header: bytes | None = None
+        self.now: Millis = 0
+        """The time in the header."""
+        self.records: dict[RecordKey, bytes] = {}
+        self.blobs: dict[int, bytes] = {}
+        self.written: Changes | None = None
+        self.cuts = 0
+        """How often the power has failed."""
+        self.out_until: Millis = 0
+        """Until then every commit is refused, though the partition can be opened."""
+        self.damaged = False
+        """No longer readable: neither records nor blobs."""
+        self.damaged_blobs: set[int] = set()
+        self._rows: dict[int, list[Row]] = {}
+        self._seen: Partition | None = None
+
+    # ---- what an owner does -----------------------------------------------------------------------------------
+
+    def open(self, fence: Fence) -> None:
+        """Raise the fence, durably: so what was written before is durable too."""
+        self.sync(self.written)
+        self.fence = fence
+
+    def load(self) -> Partition:
+        """A machine of its own in the durable state, made by the code under test."""
+        return looking.load(self._snapshot(), max_attempts=self.max_attempts, keeps_dead=self.keeps_dead)
+
+    def write(self, changes: Changes, fence: Fence) -> bool:
+        """Write without making it durable. False if the fence shuts it out."""
+        if fence != self.fence:
+            return False
+        self.sync(self.written)
+        self.written = changes
+        return True
+
+    def sync(self, changes: Changes | None) -> bool:
+        """Make durable what was written, if it is still those changes."""
+        if changes is None or self.written is not changes:
+            return False
+        self.written = None
+        self._land(changes)
+        return True
+
+    def apply(self, changes: Changes, fence: Fence) -> bool:
+        """Write and sync. False if the fence shuts it out."""
+        return self.write(changes, fence) and self.sync(changes)
+
+    def _land(self, changes: Changes) -> None:
+        check(changes.txn == self.txn + 1, "a change set does not follow the last")
+        check(not changes.blobs.keys() & changes.dropped_blobs, "a blob is new and dropped at once")
+        now = unpack_header(changes.header).now
+        check(now >= self.now, "the stored time goes back")
+        self.txn, self.header, self.now, self._seen = changes.txn, changes.header, now, None
+        self.records.update(changes.puts)
+        for key in changes.deletes:
+            self.records.pop(key, None)
+        for number, data in changes.blobs.items():
+            self.blobs[number] = data
+            self._rows.pop(number, None)
+        for number in changes.dropped_blobs:
+            check(number in self.blobs, "a blob is dropped that is not there")
+            del self.blobs[number]
+            self._rows.pop(number, None)
+        self.damaged_blobs -= changes.dropped_blobs
+
+    # ---- what befalls it --------------------------------------------------------------------------------------
+
+    def lose_power(self) -> None:
+        self.written = None
+        self.cuts += 1
+
+    def repair(self) -> None:
+        self.damaged = False
+        self.damaged_blobs.clear()
+
+    @property
+    def is_sound(self) -> bool:
+        return not self.damaged and not self.damaged_blobs
+
+    def is_damaged(self, pieces: Sequence[Slice]) -> bool:
+        """Whether reading those rows meets a damaged blob."""
+        return self.damaged or any(piece.blob in self.damaged_blobs for piece in pieces)
+
+    # ---- looking ----------------------------------------------------------------------------------------------
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(self.txn, self.header, dict(self.records))
+
+    def look(self) -> Partition:
+        """The durable state, to look at only."""
+        if self._seen is None:
+            self._seen = load_for_checking(self._snapshot(), max_attempts=self.max_attempts, keeps_dead=self.keeps_dead)
+        return self._seen
+
+    def rows_of(self, pieces: Iterable[Slice]) -> list[Row]:
+        """What a consumer would be sent. Every blob must be durable."""
+        return [self.row(piece.blob, row) for piece in pieces for row in piece.rows.tolist()]
+
+    def row(self, blob: int, row: int) -> Row:
+        if blob not in self._rows:
+            batch = self.blob(blob)
+            columns = [
+                batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
+                for name in ("payload", "reference", "origin")
+            ]
+            self._rows[blob] = [Row(payload.decode(), *others) for payload, *others in zip(*columns, strict=True)]
+        return self._rows[blob][row]
+
+    def blob(self, number: int) -> pa.RecordBatch:
+        check(number in self.blobs, f"blob {number} is gone although rows of it are alive")
+        return decode_blob(self.blobs[number], self.look().blobs[number].columns)
+
+    def transfer_rows(self, partition: int, number: int, pieces: Sequence[Slice]) -> list[pa.RecordBatch] | None:
+        """The rows of a transfer as the driver reads them; None if any blob is gone."""
+        if any(piece.blob not in self.blobs for piece in pieces):
+            return None
+        return [served(partition, number, piece, self.blob(piece.blob)) for piece in pieces]
+
+    def places(self) -> Iterator[tuple[str, str]]:
+        """Every durable item that is not settled, and where it is: ready, leased, dying or due."""
+        durable = self.look()
+        yield from ((row.payload, "ready") for row in self.rows_of(ready_slices(durable, EVERYTHING)))
+        for lease in durable.leases.values():
+            yield from ((row.payload, "leased") for row in self.rows_of(open_slices(lease)))
+        for lease in durable.transfers.values():
+            yield from ((row.payload, "dying") for row in self.rows_of(open_slices(lease)))
+        for due in durable.dues.values():
+            yield from ((self.row(due.blob.number, row).payload, "due") for row in to_array(due.rows).tolist())

@@ -1,0 +1,76 @@
+"""Random histories in which stores fail, owners die and clients vanish: every promise is kept, and a seed is a history for good."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from sluiceway.sim.__main__ import main
+from sluiceway.sim.bank import BANK
+from sluiceway.sim.history import History, run_history
+from sluiceway.sim.planting import planted
+from sluiceway.sim.world import EventLog
+
+SEEDS = 180
+SOME = 30
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SOME))
+def test_promises_are_kept_in_any_weather(first: int) -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(first, first + SOME):
+        history = run_history(seed)
+        for queue in history.queues:
+            tally.update(queue.ledger.tally)
+            tally["replies"] += queue.replies
+    # A world in which nothing happens would prove nothing.
+    for what in ("produced", "leased", "done", "retry", "dead", "replies"):
+        assert tally[what] > SOME // 3, what
+
+
+def test_a_world_in_which_nothing_goes_wrong_is_not_all_there_is() -> None:
+    weathers = [History(seed).world.weather for seed in range(SEEDS)]
+    for what in ("refused", "unknown", "hang", "open_fails", "transfer_fails", "cancels", "lost_replies"):
+        assert any(getattr(weather, what) for weather in weathers), what
+    for what in ("kills", "stops", "power_cuts", "outages", "damages", "jumps", "mistakes"):
+        assert sum(getattr(weather, what) for weather in weathers) > SEEDS // 10, what
+
+
+def test_a_seed_is_the_same_history_in_every_process() -> None:
+    def replay(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "sluiceway.sim", "--seed", "7"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    log = EventLog()
+    run_history(7, log)
+    assert log.digest() in replay("1")
+    assert log.digest() in replay("2")
+
+
+def test_another_seed_is_another_history() -> None:
+    first, second = EventLog(), EventLog()
+    run_history(7, first)
+    run_history(8, second)
+    assert first.digest() != second.digest()
+
+
+def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--seeds", "3", "--first", "5"]) == 0
+    assert "3 of 3 seeds, 0 failed" in capsys.readouterr().out
+
+
+def test_a_failing_seed_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    bug = next(bug for bug in BANK if bug.name == "replies_before_the_commit")
+    with planted(bug):
+        assert main(["--seeds", "2"]) == 1
+        said = capsys.readouterr().out
+        assert "python -m sluiceway.sim --seed 0 --trace" in said
+        assert main(["--seed", "0", "--trace"]) == 1
+    trace = capsys.readouterr().out.splitlines()
+    assert any("commit" in line for line in trace)
+    assert "BrokenPromiseError" in trace[-1]
