@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, P
 from sluiceway.node import driver
 from sluiceway.node.blobs import ENTRY_BYTES
 from sluiceway.node.service import Service
+from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.wire.settling import group_items
@@ -227,6 +229,33 @@ async def test_an_incarnation_is_never_given_twice(tmp_path: Path, monkeypatch: 
 
 
 # ---- looking and waiting --------------------------------------------------------------------------------------
+
+
+@driven
+@pytest.mark.parametrize("readable", [True, False])
+async def test_a_queue_whose_creation_ended_unknown_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, readable: bool) -> None:
+    """Recorded and not served, it could be neither used nor deleted until the next start."""
+    async with serving(tmp_path) as (service, _):
+        commit, read = service.meta.commit, service.meta.read
+
+        async def cut_off(*arguments: Any, **fields: Any) -> Stamp:
+            await commit(*arguments, **fields)
+            if not readable:
+                monkeypatch.setattr(service.meta, "read", down)
+            raise MetaUnknownError("the answer was lost")
+
+        monkeypatch.setattr(service.meta, "commit", cut_off)
+        with pytest.raises(SluicewayError) as unknown:
+            await service.create_queue(spec("q"))
+        assert unknown.value.code == "outcome_unknown"
+        monkeypatch.setattr(service.meta, "commit", commit)
+        monkeypatch.setattr(service.meta, "read", read)
+        assert bool(service.queues()) == readable
+        with pytest.raises(SluicewayError) as again:
+            await service.create_queue(spec("q"))
+        assert again.value.code == "queue_exists"
+        await produce(service, "q", "a")
+        assert payloads((await lease(service, "q")).batches) == ["a"]
 
 
 @driven

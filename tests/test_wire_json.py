@@ -108,6 +108,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: produce(idempotency_key=LONG), "idempotency_key"),
     (lambda: produce(idempotency_group="g"), "idempotency_key"),
     (lambda: produce(idempotency_key="k", idempotency_group=""), "idempotency_group"),
+    (lambda: produce(idempotency_key="k", idempotency_group="transfer/k7f3q2ma.0"), "idempotency_group"),
     (lambda: produce(idempotency_key="k", idempotency_sequence=3), "idempotency_sequence"),
     (lambda: produce(idempotency_key="k", idempotency_window="25h"), "idempotency_window"),
     (lambda: produce(idempotency_key="k", idempotency_window="0s"), "idempotency_window"),

@@ -91,7 +91,7 @@ def new_key() -> str:
 
 
 def generated_key(retry_for: float, request_timeout: Duration | None) -> Key:
-    """A key that outlives the call: the last attempt begins within `retry_for` seconds and is carried out within `request_timeout` of that."""
+    """A key that outlives the call, whose last attempt begins within `retry_for` seconds and has `request_timeout` to be carried out."""
     wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
     window = max(GENERATED_WINDOW, round(retry_for * 1000) + wait + 60_000)
     return Key(new_key(), window=format_duration(min(window, KEY_WINDOW)))

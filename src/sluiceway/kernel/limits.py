@@ -12,7 +12,7 @@ MAX_BODY_BYTES = 32 << 20
 """A request body is held in memory whole."""
 
 MAX_CALL_BYTES = 8 << 20
-"""The body of a call that takes no Arrow. 1,000 ids with reasons fit, however they are escaped; a list of tiny values grows much when decoded."""
+"""The body of a call that takes no Arrow. 1,000 ids with reasons fit, however escaped; a list of tiny values grows when decoded."""
 
 MAX_BODIES_BYTES = 512 << 20
 """All request bodies that are held at one time. Beyond it a request is told to come back, rather than the process being killed."""

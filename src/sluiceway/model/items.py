@@ -59,14 +59,18 @@ def decode_blob(data: bytes, columns: int) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(pa.py_buffer(data), stored_schema(columns))
 
 
-def widen(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
-    """Add all-null columns up to the mask, so that batches can be put together."""
-    schema = stored_schema(columns)
+def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Add all-null columns up to the schema, so that batches can be put together."""
     if batch.schema.equals(schema):
         return batch
     present = set(batch.schema.names)
     arrays = [batch.column(field.name) if field.name in present else pa.nulls(batch.num_rows, field.type) for field in schema]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def widen(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
+    """`fit` up to a column mask."""
+    return fit(batch, stored_schema(columns))
 
 
 def batch_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:

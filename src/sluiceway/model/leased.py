@@ -66,12 +66,3 @@ def common_schema(batches: list[pa.RecordBatch]) -> pa.Schema:
     """The narrowest schema that all the batches fit into."""
     names = {name for batch in batches for name in batch.schema.names}
     return pa.schema([*POSITION, PAYLOAD, *(field for field in OPTIONAL if field.name in names)])
-
-
-def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """The batch with all-null columns added up to the schema."""
-    if batch.schema.equals(schema):
-        return batch
-    names = set(batch.schema.names)
-    arrays = [batch.column(f.name) if f.name in names else pa.nulls(batch.num_rows, f.type) for f in schema]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)

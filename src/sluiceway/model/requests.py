@@ -19,6 +19,10 @@ from sluiceway.kernel.limits import KEY_WINDOW
 Offsets = npt.NDArray[np.int64]
 
 
+TRANSFER_GROUP = "transfer/"
+"""Begins the idempotency groups of transfers to a dead queue. A client's key among them could hold up the dead for ever."""
+
+
 class ProduceKey(NamedTuple):
     """Makes a produce repeatable. Without a `group` the key lives for `window` ms; with one, until the group's `sequence` rises."""
 
@@ -69,7 +73,7 @@ class LeaseInfo(NamedTuple):
 
 @dataclass(slots=True)
 class Leased:
-    """Leases and, unless only the leases were asked for, their items: batches in `model.leased.SCHEMA` order, one or more a lease."""
+    """Leases and, unless only the leases were asked for, their items: batches with the columns of `model.leased`, one or more a lease."""
 
     leases: Sequence[LeaseInfo]
     batches: Sequence[pa.RecordBatch] = ()

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluiceway.model.items import HEADERS
-from sluiceway.model.leased import common_schema, fit
+from sluiceway.model.items import HEADERS, fit
+from sluiceway.model.leased import common_schema
 from sluiceway.model.queue import QueueRecord
 
 

@@ -21,6 +21,7 @@ from sluiceway.kernel.limits import MAX_PARTITIONS
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import PartitionRecord, QueueRecord, decode_queue, encode_queue
 from sluiceway.model.requests import (
+    TRANSFER_GROUP,
     Extend,
     Extended,
     Lease,
@@ -138,10 +139,24 @@ class Service:
                 tuple(PartitionRecord(number) for number in range(spec.requested_partitions)),
             )
             key = QUEUE + record.queue_name
-            await self._commit_meta({key: None}, {key: encode_queue(record)}, ())
+            try:
+                await self._commit_meta({key: None}, {key: encode_queue(record)}, ())
+            except SluicewayError:
+                await self._adopt(key)
+                raise
             await self._open(record)
         log.info("queue %s created with %d partitions", record.queue_name, len(record.partitions))
         return record
+
+    async def _adopt(self, key: str) -> None:
+        """Serve the queue if it is recorded: its creation, now or earlier, ended unknown, and it could be neither used nor deleted."""
+        try:
+            entry = (await self.meta.read([key])).entries.get(key)
+        except StoreUnavailableError as error:
+            log.warning("not known whether %s is recorded: %s", key, error)
+            return
+        if entry is not None:
+            await self._open(decode_queue(entry.value))
 
     async def _new_incarnation(self) -> str:
         """One that no queue has, nor any deleted one whose data may still be there."""
@@ -254,7 +269,7 @@ class Service:
     async def _bury(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> None:
         """Produce dead items into the dead queue, once: the key is the transfer, and transfers of a partition come in order."""
         assert source.dead_queue is not None
-        group = f"transfer/{source.incarnation}.{partition}"
+        group = f"{TRANSFER_GROUP}{source.incarnation}.{partition}"
         key = ProduceKey(f"{group}/{transfer.number}", group, transfer.number)
         batch = dead_rows(source, transfer.reason, rows)
         await self.produce(source.dead_queue, Produce(batch, BURIAL_TIMEOUT, key))

@@ -13,8 +13,8 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_SCHEDULE
 from sluiceway.kernel.names import check_queue_name, check_text
-from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, PRODUCED, TIME
-from sluiceway.model.leased import common_schema, fit
+from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, PRODUCED, TIME, fit
+from sluiceway.model.leased import common_schema
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Fate, Offsets, Produce, Settle, Verdict
 from sluiceway.wire.checks import check_batch, too_many

@@ -25,7 +25,7 @@ from sluiceway.kernel.limits import (
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, ProduceKey, QueueSpec, Settle
+from sluiceway.model.requests import DONE, TRANSFER_GROUP, Extend, Fate, Lease, Peek, Produce, ProduceKey, QueueSpec, Settle
 from sluiceway.wire.checks import check_batch, check_count
 from sluiceway.wire.decoding import JsonDecoder, given_text, lease_timeout, request_timeout, retry_after
 from sluiceway.wire.settling import complete_leases, group_items, group_leases, has_partition
@@ -60,6 +60,8 @@ class ProduceFields(_Call):
     def key(self) -> ProduceKey | None:
         key = given_text(self.idempotency_key, "idempotency_key")
         group = given_text(self.idempotency_group, "idempotency_group")
+        if group is not None and group.startswith(TRANSFER_GROUP):
+            raise invalid("idempotency_group", f"groups that begin with {TRANSFER_GROUP} are the server's own")
         if group is None and self.idempotency_sequence is not None:
             raise invalid("idempotency_sequence", "is only meant together with idempotency_group")
         if key is None:
