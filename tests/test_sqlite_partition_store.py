@@ -7,14 +7,16 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import apsw
 import pytest
 
 from sluiceway.adapters.lock import DirectoryInUseError
+from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.partition_file import CHECKPOINT_BYTES, SCHEMA_VERSION
-from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.adapters.storage.sqlite import ON_LOOP_BYTES, Pace, SqlitePartitionStore
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, RecordKind, StoreUnavailableError
 from sluiceway.testing.drive import driven
@@ -181,7 +183,8 @@ async def test_a_directory_has_one_owner(tmp_path: Path) -> None:
 OWNER = """
 import asyncio, sys
 from pathlib import Path
-from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.adapters.storage import partition_file
+from sluiceway.adapters.storage.sqlite import ON_LOOP_BYTES, Pace, SqlitePartitionStore
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Fence
 from sluiceway.testing.partition_store_suite import REF, turn
@@ -248,4 +251,55 @@ async def test_one_store_serves_several_event_loops(tmp_path: Path) -> None:
         assert await store.apply(REF, turn(txn), FENCE) is Outcome.DONE
     await thread
     assert await store.browse(OTHER) == after(20)
+    await store.close()
+
+
+def proved(pace: Pace, quick: int) -> bool:
+    """Whether the pace is proved after so many more quick commits."""
+    for _ in range(quick):
+        pace.note(Pace.QUICK)
+    return pace.is_quick
+
+
+def test_quick_commits_are_proved_by_a_long_run_and_a_slow_one_asks_for_a_longer() -> None:
+    pace = Pace()
+    assert not proved(pace, Pace.PROOF - 1)
+    assert proved(pace, 1)
+    pace.note(Pace.QUICK * 1.01)
+    assert not proved(pace, 10 * Pace.PROOF - 1)
+    assert proved(pace, 1)
+
+
+@driven
+async def test_small_commits_move_to_the_event_loop_when_proved_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, commits, checkpoints = threading.get_ident(), list[bool](), list[bool]()
+    commit, checkpoint = partition_file.PartitionFile.apply, partition_file.PartitionFile.checkpoint
+
+    def applied(file: partition_file.PartitionFile, changes: Changes, fence: Fence) -> Outcome:
+        commits.append(threading.get_ident() == here)
+        return commit(file, changes, fence)
+
+    def checkpointed(file: partition_file.PartitionFile) -> None:
+        checkpoints.append(threading.get_ident() == here)
+        checkpoint(file)
+
+    monkeypatch.setattr(partition_file.PartitionFile, "apply", applied)
+    monkeypatch.setattr(partition_file.PartitionFile, "checkpoint", checkpointed)
+    monkeypatch.setattr(Pace, "PROOF", 3)
+    monkeypatch.setattr(Pace, "QUICK", float("inf"))
+    store = SqlitePartitionStore(tmp_path)
+    await store.open(REF, FENCE)
+    blob = b"b" * (ON_LOOP_BYTES // 2)
+    for txn in range(1, 101):
+        assert await store.apply(REF, Changes(txn, b"h", blobs={txn: blob}), FENCE) is Outcome.DONE
+    assert commits[:3] == [False] * 3
+    assert commits.count(True) > 50
+    assert checkpoints
+    assert not any(checkpoints)
+    large = Changes(101, b"h", blobs={200: blob * 3})
+    both = list(await asyncio.gather(store.apply(REF, large, FENCE), store.apply(REF, Changes(102, b"h"), FENCE)))
+    assert both == [Outcome.DONE, Outcome.DONE]
+    assert commits[-2:] == [False, False]
+    assert (await store.browse(REF)).txn == 102
+    assert set(await store.read(REF, range(1, 101))) == set(range(1, 101))
     await store.close()

@@ -36,3 +36,8 @@ def now() -> Millis:
 def new_incarnation() -> str:
     """A fresh incarnation for a queue. Unpredictable; about 40 bits, so the caller still checks that it is not in use."""
     return "".join(secrets.choice(INCARNATION_ALPHABET) for _ in range(INCARNATION_LENGTH))
+
+
+def stopwatch() -> float:
+    """Seconds from a point of no meaning: only differences within this process say something."""
+    return time.perf_counter()

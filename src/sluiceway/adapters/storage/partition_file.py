@@ -174,13 +174,16 @@ class PartitionFile:
         with self._translated():
             return self._load(self._row())
 
-    def checkpoint_if_due(self) -> None:
-        """Move what the log holds into the database file, if the log has reached CHECKPOINT_BYTES."""
-        if self._log_pages * PAGE_BYTES >= CHECKPOINT_BYTES:
-            # A failure loses nothing: the log keeps everything, and the next commit tries again.
-            with contextlib.suppress(apsw.Error):
-                self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-                self._log_pages = 0
+    @property
+    def checkpoint_is_due(self) -> bool:
+        """Whether the log has reached CHECKPOINT_BYTES."""
+        return self._log_pages * PAGE_BYTES >= CHECKPOINT_BYTES
+
+    def checkpoint(self) -> None:
+        """Move what the log holds into the database file. If that fails, the log keeps it, and the next commit tries again."""
+        with contextlib.suppress(apsw.Error):
+            self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+            self._log_pages = 0
 
     def close(self) -> None:
         self._db.close()

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sluiceway.adapters import system
 from sluiceway.adapters.disk import make_directory, sync_directory
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.storage.partition_file import PartitionFile
@@ -17,6 +18,30 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, Snapshot, StoreUnavailableError
 
 T = TypeVar("T")
+
+ON_LOOP_BYTES = 256 << 10
+"""Blob bytes of a turn that may be committed on the event loop: copying and checking more takes too long by itself."""
+
+
+class Pace:
+    """Whether commits have proved quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
+
+    A long run of quick ones is the proof; one slow one ends it, and asks for a run ten times as long.
+    """
+
+    QUICK = 0.003
+    """Seconds. What a turn may hold up the loop."""
+    PROOF = 500
+
+    def __init__(self) -> None:
+        self._run = 0
+
+    @property
+    def is_quick(self) -> bool:
+        return self._run >= self.PROOF
+
+    def note(self, seconds: float) -> None:
+        self._run = min(self._run + 1, self.PROOF) if seconds <= self.QUICK else -9 * self.PROOF
 
 
 class _Strand:
@@ -75,7 +100,8 @@ class _Strand:
 class SqlitePartitionStore:
     """A PartitionStore in a directory of this machine. DONE means synced to the disk (as far as the disk tells the truth).
 
-    Everything runs in threads, one job at a time per partition, several partitions in parallel. A job that has begun is carried
+    Everything runs in threads, one job at a time per partition, several partitions in parallel; but small commits run on the event
+    loop once they have proved quick on this disk (docs/adr/0010). A job that has begun is carried
     to its end even if its caller is cancelled. At most `max_open` files are kept open, plus those that are in use at the moment;
     each costs two handles. An incarnation is of ASCII letters and digits, anything else a ValueError.
 
@@ -89,6 +115,7 @@ class SqlitePartitionStore:
         self._lock = DirectoryLock(directory)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sluiceway-sqlite")
         self._mutex = threading.Lock()
+        self._pace = Pace()
         self._strands: OrderedDict[PartitionRef, _Strand] = OrderedDict()
         """Those that have a job or an open file; the least recently used first. Guarded by the mutex, as are their jobs."""
 
@@ -96,7 +123,16 @@ class SqlitePartitionStore:
         return await self._run(ref, lambda strand: strand.open(fence))
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
-        return await self._run(ref, lambda strand: strand.apply(changes, fence))
+        small = sum(map(len, changes.blobs.values())) <= ON_LOOP_BYTES
+
+        def job(strand: _Strand) -> Outcome:
+            began = system.stopwatch()
+            outcome = strand.apply(changes, fence)
+            if small:
+                self._pace.note(system.stopwatch() - began)
+            return outcome
+
+        return await self._run(ref, job, on_loop=small and self._pace.is_quick)
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
         return await self._run(ref, lambda strand: strand.read(blobs))
@@ -116,7 +152,7 @@ class SqlitePartitionStore:
             self._pool.shutdown()
             self._lock.release()
 
-    async def _run(self, ref: PartitionRef, job: Callable[[_Strand], T]) -> T:
+    async def _run(self, ref: PartitionRef, job: Callable[[_Strand], T], on_loop: bool = False) -> T:
         if not (ref.incarnation.isascii() and ref.incarnation.isalnum()):
             raise ValueError(f"{ref.incarnation[:64]!r} is not an incarnation")
         with self._mutex:
@@ -125,7 +161,11 @@ class SqlitePartitionStore:
                 self._make_room()
                 strand = self._strands[ref] = _Strand(self._directory / f"{ref.incarnation}-{ref.partition}.sqlite")
             self._strands.move_to_end(ref)
-            future = self._submit(ref, strand, lambda: job(strand))
+            here = on_loop and strand.file is not None and not strand.running
+            future = self._submit(ref, strand, lambda: job(strand), here)
+        if here:
+            self._work_here(ref, strand)
+            return future.result()
         return await asyncio.wrap_future(future)
 
     def _make_room(self) -> None:
@@ -134,15 +174,29 @@ class SqlitePartitionStore:
             if idle is not None:
                 self._submit(*idle, idle[1].close)
 
-    def _submit(self, ref: PartitionRef, strand: _Strand, call: Callable[[], T]) -> Future[T]:
+    def _submit(self, ref: PartitionRef, strand: _Strand, call: Callable[[], T], here: bool = False) -> Future[T]:
+        """Put a job into the line. If it begins one, a thread works on it, or (`here`) the caller promises to."""
         future: Future[T] = Future()
         strand.jobs.append((call, future))
         if not strand.running:
             strand.running = True
-            self._pool.submit(self._work, ref, strand)
+            if not here:
+                self._pool.submit(self._work, ref, strand)
         return future
 
     def _work(self, ref: PartitionRef, strand: _Strand) -> None:
+        self._do(strand)
+        self._tidy(ref, strand)
+
+    def _work_here(self, ref: PartitionRef, strand: _Strand) -> None:
+        """On the event loop: a checkpoint would hold it up, so that and what follows is left to a thread."""
+        self._do(strand)
+        if strand.file is not None and strand.file.checkpoint_is_due:
+            self._pool.submit(self._tidy, ref, strand)
+        else:
+            self._tidy(ref, strand)
+
+    def _do(self, strand: _Strand) -> None:
         with self._mutex:
             call, future = strand.jobs.popleft()
         if future.set_running_or_notify_cancel():
@@ -150,8 +204,11 @@ class SqlitePartitionStore:
                 future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
-            if strand.file is not None:
-                strand.file.checkpoint_if_due()
+
+    def _tidy(self, ref: PartitionRef, strand: _Strand) -> None:
+        """After a job, and after its answer: the log, and whoever comes next."""
+        if strand.file is not None and strand.file.checkpoint_is_due:
+            strand.file.checkpoint()
         with self._mutex:
             if strand.jobs:
                 # Back to the end of the line, so that a busy partition does not keep a thread to itself.
