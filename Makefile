@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench crash sim sim-bank clean
+.PHONY: help setup demo test explore lint bench crash sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
@@ -51,6 +51,9 @@ lint: setup ## Style, types and the floors
 	@$(BIN)/ruff format --check $(LINTED)
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-logo
+
+explore: setup ## The property tests on examples that no run has seen
+	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "not slow" $$(grep -lE '^(from|import) hypothesis' tests/test_*.py) $(ARGS)
 
 bench: setup ## Measure, side by side with a row-per-item store
 	@$(BIN)/python -m sluiceway.bench $(ARGS)

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sluiceway.kernel.errors import SluicewayError
@@ -65,6 +65,7 @@ def test_an_id_is_a_string(value: object) -> None:
 
 
 @given(st.text(max_size=80))
+@example("\U000119e5" * 64)
 def test_an_id_is_read_or_refused(text: str) -> None:
     for parse in (parse_item_id, parse_lease_id):
         try:

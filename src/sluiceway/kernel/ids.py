@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 
 INCARNATION_LENGTH = 8
 INCARNATION_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
@@ -42,14 +42,19 @@ def _parts(text: object, field: str, expected: str) -> tuple[str, int, str]:
         parts = text.split(".")
         if len(parts) == 3 and parts[1].isascii() and parts[1].isdigit() and len(parts[1]) < 10 and _plain(parts[1]):
             return parts[0], int(parts[1]), parts[2]
-    raise invalid(field, f"{str(text)[:64]!r} is not {expected}")
+    raise _refused(text, field, expected)
+
+
+def _refused(text: object, field: str, expected: str) -> SluicewayError:
+    # Cut after quoting: a quoted character may be ten long.
+    return invalid(field, f"{repr(str(text)[:64])[:66]} is not {expected}")
 
 
 def parse_item_id(text: object, field: str = "ids") -> ItemId:
     expected = "an item id such as k7f3q2ma.0.1042"
     incarnation, partition, offset = _parts(text, field, expected)
     if not (offset.isascii() and offset.isdigit() and len(offset) < 19 and _plain(offset)):
-        raise invalid(field, f"{str(text)[:64]!r} is not {expected}")
+        raise _refused(text, field, expected)
     return ItemId(incarnation, partition, int(offset))
 
 
@@ -57,5 +62,5 @@ def parse_lease_id(text: object, field: str = "lease_ids") -> LeaseId:
     expected = "a lease id such as k7f3q2ma.0.L17"
     incarnation, partition, number = _parts(text, field, expected)
     if not (number[:1] == "L" and number[1:].isascii() and number[1:].isdigit() and len(number) < 19 and _plain(number[1:])):
-        raise invalid(field, f"{str(text)[:64]!r} is not {expected}")
+        raise _refused(text, field, expected)
     return LeaseId(incarnation, partition, int(number[1:]))

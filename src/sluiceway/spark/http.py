@@ -27,6 +27,9 @@ SERVER_WAIT: Millis = 20_000
 """The `request_timeout` sent with a call: below `_ATTEMPT`, so that the server gives up before this side does."""
 
 _ATTEMPT = 30.0
+_LEAST_ATTEMPT = 1.0
+"""Seconds. A call that begins just before the time is up would only replace the server's last word by a time-out of its own."""
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _AGAIN = (429, 503, 504)
 
@@ -34,8 +37,8 @@ _AGAIN = (429, 503, 504)
 class Client:
     """One connection to one server, for one thread.
 
-    A call is repeated after connection errors, time-outs, 429, 503 and 504 for `request_timeout` (ms), then raises the last
-    error. Any other refusal raises `SluicewayError` at once, with the server's code and detail.
+    A call is repeated after connection errors, time-outs, 429, 503 and 504 for `request_timeout` (ms; the last try may take a
+    second more), then raises the last error. Any other refusal raises `SluicewayError` at once, with the server's code and detail.
     """
 
     def __init__(self, url: str, request_timeout: Millis) -> None:
@@ -90,15 +93,15 @@ class Client:
                 self.close()
                 reason = str(broken) or type(broken).__name__
                 error = SluicewayError("outcome_unknown", f"{self._url}{_path(target)}: {reason}")
-            left = deadline - time.monotonic()
-            if left <= 0:
+            pause, next_pause = pause * random.uniform(0.5, 1.0), min(pause * 2, _LONGEST_PAUSE)
+            if time.monotonic() + pause >= deadline:
                 tried = format_duration(self._request_timeout)
                 raise SluicewayError(error.code, f"{error.detail} (tried for {tried}; option requestTimeout)", error.field)
-            time.sleep(min(pause * random.uniform(0.5, 1.0), left))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            time.sleep(pause)
+            pause = next_pause
 
     def _once(self, target: str, body: bytes | memoryview, headers: dict[str, str], deadline: float) -> tuple[int, bytes]:
-        timeout = max(0.01, min(_ATTEMPT, deadline - time.monotonic()))
+        timeout = max(_LEAST_ATTEMPT, min(_ATTEMPT, deadline - time.monotonic()))
         if self._connection is None:
             kind = HTTPSConnection if self._secure else HTTPConnection
             self._connection = kind(self._host, self._port, timeout=timeout)
