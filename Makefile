@@ -2,16 +2,16 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore lint bench crash sim sim-bank clean
+.PHONY: help setup demo test explore lint bench bench-scale crash sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
 UV := .tools/bin/uv
 STAMP := .venv/.synced
-LINTED := src tests tools
+LINTED := src tests tools conformance
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make demo INPUT=path      the same path on your own CSV, JSON lines, Parquet or text"
 	@echo "  make test ARGS='-k name'  more arguments for pytest (also: make crash)"
@@ -58,6 +58,9 @@ explore: setup ## The property tests on examples that no run has seen
 bench: setup ## Measure, side by side with a row-per-item store
 	@$(BIN)/python -m sluiceway.bench $(ARGS)
 
+bench-scale: setup ## Long lines, mass expiry, idle partitions (ARGS='idle --json': some of it)
+	@$(BIN)/python -m sluiceway.bench scale $(ARGS)
+
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
 	@PYTHONPATH=tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
 
@@ -69,4 +72,4 @@ sim-bank: setup ## Plant each bug of the bank and see that the simulator finds i
 
 clean: ## Remove everything that make built
 	@rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	@find src tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src tests conformance tools -name __pycache__ -type d -prune -exec rm -rf {} +

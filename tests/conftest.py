@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# A deadline per example would measure the machine, not the code. The same examples in every run, so that a change is judged by what it
-# changed; `make explore` tries new ones.
-settings.register_profile("sluiceway", deadline=None, print_blob=True, derandomize=True)
-settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1_000)
+# A deadline per example, or for the first ones together, would measure the machine, not the code. The same examples in every run, so that
+# a change is judged by what it changed; `make explore` tries new ones.
+settings.register_profile("sluiceway", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, derandomize=True)
+settings.register_profile("explore", settings.get_profile("sluiceway"), derandomize=False, max_examples=1_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "sluiceway"))
+
+# Whoever starts the tests in the background, or under nohup, ignores Ctrl-C, and a process inherits that. Some tests send it to theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What a user's or a CI's shell says about proxies, colours, servers and Spark is not for the tests, which talk to their own over loopback.
+os.environ["no_proxy"] = "*"
+for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "SLUICEWAY_URL", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
+    os.environ.pop(name, None)
+
+# Most of a short run of Spark is Java compiling itself; this halves it.
+os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @pytest.fixture(scope="session")

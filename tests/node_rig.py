@@ -1,4 +1,4 @@
-"""A Service in a directory of its own, over a store that can be told to fail."""
+"""A Service in a directory of its own, over stores that can be told to fail."""
 
 from __future__ import annotations
 
@@ -10,18 +10,22 @@ from pathlib import Path
 import pyarrow as pa
 
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.model.backends import BackendSettings
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Fate, Lease, Leased, Produce, Produced, ProduceKey, QueueSpec, Selection, Settle, Settled
 from sluiceway.node.service import Service
-from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, Snapshot, StoreUnavailableError
+from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore, Snapshot, StoreUnavailableError
 
 PATIENCE = 20.0
 """Seconds a test waits for something that must happen."""
 
 
 class Store:
-    """A real store, with a hook before each call: what a hook raises, or the outcome that it gives, is the answer."""
+    """A real store, with a hook before each call: what a hook raises, or the outcome that it gives, is the answer.
+
+    Like every store it carries a call that has begun to its end, whether its caller still waits or not.
+    """
 
     def __init__(self, directory: Path) -> None:
         self._store = SqlitePartitionStore(directory)
@@ -30,6 +34,8 @@ class Store:
         self.on_apply: Callable[[PartitionRef], Awaitable[Outcome | None]] = fine
         self.on_read: Callable[[PartitionRef], Awaitable[None]] = fine
         self.on_drop: Callable[[PartitionRef], Awaitable[None]] = fine
+        self.on_applied: Callable[[PartitionRef], Awaitable[None]] = fine
+        """After the commit, before its answer."""
         self.missing: set[int] = set()
         """Blobs that the store has lost."""
 
@@ -39,8 +45,15 @@ class Store:
         return await self._store.open(ref, fence)
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        return await asyncio.shield(self._apply(ref, changes, fence))
+
+    async def _apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         outcome = await self.on_apply(ref)
-        return await self._store.apply(ref, changes, fence) if outcome is None else outcome
+        if outcome is not None:
+            return outcome
+        outcome = await self._store.apply(ref, changes, fence)
+        await self.on_applied(ref)
+        return outcome
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
         await self.on_read(ref)
@@ -74,10 +87,28 @@ async def down(_: PartitionRef) -> None:
 
 
 @contextlib.asynccontextmanager
+async def serving_on(directory: Path, **backends: BackendSettings) -> AsyncIterator[tuple[Service, dict[str, Store]]]:
+    """A started service on these backends, each over a store with hooks; stopped at the end."""
+    stores = {name: Store(directory / name) for name in backends}
+    service = Service(directory, backends, open_store=lambda name, *_: stores[name])
+    await service.start()
+    try:
+        yield service, stores
+    finally:
+        async with asyncio.timeout(PATIENCE):
+            await service.stop()
+
+
+def service_on(directory: Path, store: PartitionStore) -> Service:
+    """A service whose only backend is that store."""
+    return Service(directory, open_store=lambda *_: store)
+
+
+@contextlib.asynccontextmanager
 async def serving(directory: Path) -> AsyncIterator[tuple[Service, Store]]:
     """A started service, stopped at the end."""
     store = Store(directory / "partitions")
-    service = Service(directory, store)
+    service = service_on(directory, store)
     await service.start()
     try:
         yield service, store

@@ -137,7 +137,16 @@ class PostgresServer:
         self._process.wait(PATIENCE)
         wait_until(lambda: not refusing_to_die(self._data), "the end of the killed server")
 
+    def stop(self) -> None:
+        """As `pg_ctl stop -m immediate` does: it ends without tidying up, and has to recover at its next start."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGQUIT)
+        self._process.wait(PATIENCE)
+
     def pause(self) -> None:
+        """Nothing of it does anything until `resume`."""
+        # The parent first, so that it makes no more children.
+        signal_one(self.pids()[0], signal.SIGSTOP)
         for pid in self.pids():
             signal_one(pid, signal.SIGSTOP)
 

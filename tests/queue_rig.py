@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from sluiceway.core.logical_queue import LogicalQueue
@@ -13,11 +14,13 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
+from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import (
     DONE,
     Fate,
     Lease,
     LeaseInfo,
+    Offsets,
     Produce,
     Produced,
     ProduceKey,
@@ -50,25 +53,40 @@ def lease(
     return Lease(client, count, timeout, lease_timeout, most, key)
 
 
-def settle(offsets: Mapping[int, Iterable[int]], fate: Fate = DONE, timeout: Millis = 5_000, *, stage: bool = False) -> Settle:
-    chosen = {n: [Selection(fate, offsets=np.array(sorted(those), dtype=np.int64))] for n, those in offsets.items()}
-    return Settle(chosen, timeout, stage)
+def array(offsets: Iterable[int]) -> Offsets:
+    return np.array(sorted(offsets), dtype=np.int64)
+
+
+def settle(
+    offsets: Mapping[int, Iterable[int]],
+    fate: Fate = DONE,
+    timeout: Millis = 5_000,
+    *,
+    stage: bool = False,
+    client: str | None = None,
+) -> Settle:
+    return Settle({n: [Selection(fate, offsets=array(those))] for n, those in offsets.items()}, timeout, stage, client_id=client)
 
 
 class Rig:
-    def __init__(self, partitions: int = 1, *, opened: bool = True, max_attempts: int = 0, keeps_dead: bool = False) -> None:
+    def __init__(
+        self, partitions: int | Sequence[int] = 1, *, opened: bool = True, max_attempts: int = 0, keeps_dead: bool = False
+    ) -> None:
+        numbers = range(partitions) if isinstance(partitions, int) else partitions
         self.now = START
-        self.queue = LogicalQueue("q", range(partitions), LEASE_TIMEOUT)
-        self.stores = [Store(max_attempts, keeps_dead) for _ in range(partitions)]
+        self.queue = LogicalQueue("q", numbers, LEASE_TIMEOUT)
+        self.stores = {number: Store() for number in numbers}
         self.commits: dict[int, Commit] = {}
         self.opens: dict[int, Open] = {}
         self.transfers: list[Transfer] = []
         self.faults: list[Fault] = []
         self.answers: dict[Ticket, Result | SluicewayError] = {}
         self.commit_count = 0
+        if max_attempts or keeps_dead:
+            self.configure(max_attempts=max_attempts, dead_queue="dead" if keeps_dead else None)
         self.turn()
         if opened:
-            for number in range(partitions):
+            for number in numbers:
                 self.open(number)
 
     # ---- what happens -----------------------------------------------------------------------------------------
@@ -101,6 +119,12 @@ class Rig:
             self.now = max(self.now, wake)
             self.turn()
         raise AssertionError("the queue turns without end")
+
+    def configure(self, **settings: Any) -> None:
+        """The queue's settings are now these, and the defaults."""
+        record = QueueRecord("q", "q", START, START, LEASE_TIMEOUT, 0, None, "", ())
+        self.queue.configure(msgspec.structs.replace(record, **settings))
+        self.turn()
 
     def open(self, number: int, error: Exception | None = None, *, final: bool = False) -> None:
         """End the opening that waits."""

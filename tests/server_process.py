@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
 COMMAND = [sys.executable, "-m", "sluiceway.cli.main"]
+PATIENCE = 120.0
+"""Seconds a test waits for something that must happen. Only what hangs takes so long, on the slowest machine too."""
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = PATIENCE) -> None:
     """Poll until the condition holds; fail by name when it does not in time."""
     deadline = time.monotonic() + timeout
+    pause = threading.Event()
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout} s"
+        pause.wait(0.01)
+
+
+@contextmanager
+def closed_port() -> Iterator[int]:
+    """A port of the loopback address on which nobody listens, nor can as long as the block lasts."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
 
 
 class ServerProcess:
@@ -49,7 +64,7 @@ class ServerProcess:
         return self._reap()
 
     def _reap(self) -> int:
-        code = self.process.wait(timeout=30)
+        code = self.process.wait(PATIENCE)
         assert self.process.stdout is not None
         self.process.stdout.close()
         self._log.close()

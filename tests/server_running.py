@@ -17,6 +17,7 @@ import httpx
 import pyarrow as pa
 import uvloop
 
+from server_process import PATIENCE
 from sluiceway.node.service import Service
 from sluiceway.server.app import create_app
 from sluiceway.server.run import Server, bind, url_of
@@ -25,7 +26,7 @@ ARROW = "application/vnd.apache.arrow.stream"
 _numbers = itertools.count()
 
 
-def eventually(condition: Callable[[], object], within: float = 10.0) -> None:
+def eventually(condition: Callable[[], object], within: float = PATIENCE) -> None:
     """Wait until the condition holds; fails when it does not in that many seconds."""
     deadline = time.monotonic() + within
     pause = threading.Event()
@@ -40,7 +41,7 @@ class Running:
     def __init__(self, service: Service, server: Server, url: str) -> None:
         self.service = service
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=30)
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
         self._server = server
         self.thread: threading.Thread
 
@@ -85,7 +86,7 @@ class Running:
     def raw(self, data: bytes) -> socket.socket:
         """A connection on which those bytes were sent."""
         address = httpx.URL(self.url)
-        connection = socket.create_connection((address.host, address.port or 0), timeout=20)
+        connection = socket.create_connection((address.host, address.port or 0), timeout=PATIENCE)
         connection.sendall(data)
         return connection
 
@@ -96,7 +97,8 @@ class Running:
 
 
 def balances(sums: dict[str, int]) -> bool:
-    return sums["produced"] == sums["completed"] + sums["dead"] + sums["total"] + sums["transferring"]
+    gone = sums["completed"] + sums["dead"] + sums["cleared"] + sums["redriven"]
+    return sums["produced"] == gone + sums["total"] + sums["transferring"]
 
 
 @contextmanager
@@ -125,10 +127,10 @@ def running(data: Path) -> Iterator[Running]:
     served.thread = threading.Thread(target=thread, name="server")
     served.thread.start()
     try:
-        assert ready.wait(20)
+        assert ready.wait(PATIENCE)
         yield served
     finally:
         served.http.close()
         served.stop()
-        served.thread.join(30)
+        served.thread.join(PATIENCE)
         assert not served.thread.is_alive()

@@ -53,7 +53,7 @@ class Server:
         self._process.wait()
 
     def call(self, path: str, **body: object) -> dict[str, Any]:
-        client = Client(self.url, 10_000)
+        client = Client(self.url, 60_000)
         try:
             return client.call(path, body)
         finally:

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
+from server_process import PATIENCE, closed_port
 from sluiceway.cli import lines, main
 from sluiceway.cli.common import chunks, exit_code, print_table, printable, table
 from sluiceway.client import CallError
@@ -51,7 +52,7 @@ assert not heavy, heavy
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    commands = ("dev", "serve", "queue", "produce", "lease", "complete", "retry", "stats", "demo")
+    commands = ("dev", "serve", "queue", "produce", "lease", "complete", "retry", "release", "stats", "explain", "redrive", "demo")
     assert all(f"  {command} " in done.stdout for command in commands)
 
 
@@ -97,7 +98,7 @@ def test_wrong_usage_is_2_and_says_what_is_wrong(run: Run, arguments: list[str],
 
 def test_exit_codes_follow_the_kind_of_error() -> None:
     codes = {code: exit_code(CallError(code, "")) for code in KINDS}
-    assert {code for code, exit in codes.items() if exit == 4} == {"unavailable", "too_many_requests"}
+    assert {code for code, exit in codes.items() if exit == 4} == {"unavailable", "queue_paused", "too_many_requests"}
     assert {code for code, exit in codes.items() if exit == 5} == {"outcome_unknown"}
     assert {code for code, exit in codes.items() if exit == 1} == {"internal"}
     assert set(codes.values()) == {1, 3, 4, 5}
@@ -105,16 +106,16 @@ def test_exit_codes_follow_the_kind_of_error() -> None:
 
 
 def test_no_server_is_4_and_says_how_to_start_one(run: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-    code, out, err = run("stats", "q", "--url", url)
-    assert (code, out) == (4, "")
-    assert f"cannot reach {url}" in err
-    assert "sluiceway dev" in err
-    code, out, err = run("stats", "q", "--url", url, "--json")
-    assert (code, out) == (4, "")
-    assert '"code": "unavailable"' in err
-    assert '"retryable": true' in err
+    with closed_port() as port:
+        url = f"http://127.0.0.1:{port}"
+        code, out, err = run("stats", "q", "--url", url)
+        assert (code, out) == (4, "")
+        assert f"cannot reach {url}" in err
+        assert "sluiceway dev" in err
+        code, out, err = run("stats", "q", "--url", url, "--json")
+        assert (code, out) == (4, "")
+        assert '"code": "unavailable"' in err
+        assert '"retryable": true' in err
 
 
 def test_a_lost_answer_is_5(run: Run) -> None:
@@ -127,7 +128,7 @@ def test_a_lost_answer_is_5(run: Run) -> None:
         thread = threading.Thread(target=hang_up)
         thread.start()
         code, out, err = run("produce", "q", "x", "--url", f"http://127.0.0.1:{server.getsockname()[1]}")
-        thread.join(timeout=10)
+        thread.join(PATIENCE)
     assert (code, out) == (5, "")
     assert "outcome_unknown" in err
     assert "may or may not" in err

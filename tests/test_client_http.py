@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from server_process import PATIENCE, closed_port
 from sluiceway.client import AsyncClient, CallError, Client, SluicewayError, http
 
 PRODUCED = b'{"queue_name":"q","partition":0,"first_id":"k7f3q2ma.0.0","count":1,"deduplicated":false}'
@@ -229,19 +230,17 @@ def server(*replies: bytes | None) -> Iterator[tuple[str, list[bytes]]]:
     thread.start()
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}", requests
-        finished.result(timeout=10)
+        finished.result(PATIENCE)
     finally:
         listener.close()
-        thread.join(timeout=10)
+        thread.join(PATIENCE)
 
 
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (len(PRODUCED), PRODUCED)
 
 
 def test_no_server_is_a_refusal(face: Face) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(CallError, match="cannot reach") as raised:
+    with closed_port() as port, pytest.raises(CallError, match="cannot reach") as raised:
         face.call(lambda c: c.produce("q", ["x"]), url=f"http://127.0.0.1:{port}", retry_for="0s")
     assert (raised.value.code, raised.value.retryable, raised.value.outcome_unknown) == ("unavailable", True, False)
 

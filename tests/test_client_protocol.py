@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from sluiceway.client import CallError, Item, Retry, SluicewayError, Verdict, protocol
+from sluiceway.client import Backoff, CallError, Ignored, Item, Retry, SluicewayError, Verdict, item_calls, protocol, queue_calls
+from sluiceway.client.item_calls import Check
 from sluiceway.client.protocol import LONGEST_PAUSE, Call, Repeats
 from sluiceway.kernel.errors import KINDS
 
@@ -23,7 +24,7 @@ def sent(call: Call[Any]) -> dict[str, object]:
 def test_an_item_is_sent_as_text_or_base64_with_what_was_given() -> None:
     at = datetime(2026, 1, 31, 9, tzinfo=timezone(timedelta(hours=1)))
     items: list[Item | bytes | str] = ["é", b"\xff\x00", Item("x", kind="k", headers={"a": "b"}, enqueue_at=at), Item(b"y")]
-    body = sent(protocol.produce("q", items, None, protocol.Key("key")))
+    body = sent(item_calls.produce("q", items, None, item_calls.Key("key")))
     assert body == {
         "queue_name": "q",
         "items": [
@@ -37,30 +38,76 @@ def test_an_item_is_sent_as_text_or_base64_with_what_was_given() -> None:
 
 
 def test_fields_that_are_not_given_are_left_to_the_server() -> None:
-    assert sent(protocol.create_queue("q", None, None, None, None, None)) == {"queue_name": "q"}
-    assert sent(protocol.create_queue("q", 4, timedelta(seconds=90), 0, "d", "r")) == {
-        "queue_name": "q",
-        "requested_partitions": 4,
-        "lease_timeout": "1m30s",
-        "max_attempts": 0,
-        "dead_queue": "d",
-        "reference": "r",
-    }
-    assert sent(protocol.complete("q", [], ["q.0.L1"], None)) == {"queue_name": "q", "lease_ids": ["q.0.L1"]}
-    assert sent(protocol.retry("q", ["a.0.1", Retry("a.0.2", retry_after="5s"), Retry("a.0.3", dead=True, reason="no")], None))[
+    assert sent(queue_calls.create_queue("q", None, {})) == {"queue_name": "q"}
+    assert sent(queue_calls.redrive("q", None, None, None, None, False, None)) == {"queue_name": "q"}
+    assert sent(queue_calls.pause("q", None, True)) == {"queue_name": "q"}
+    assert sent(item_calls.complete("q", [], ["q.0.L1"], None, Check())) == {"queue_name": "q", "lease_ids": ["q.0.L1"]}
+    assert sent(item_calls.retry("q", ["a.0.1", Retry("a.0.2", retry_after="5s"), Retry("a.0.3", dead=True, reason="no")], None, Check()))[
         "items"
     ] == [
         {"id": "a.0.1"},
         {"id": "a.0.2", "retry_after": "5s"},
         {"id": "a.0.3", "dead": True, "reason": "no"},
     ]
-    assert sent(protocol.settle("q", [Verdict("a.0.1", "retry", retry_after=timedelta(minutes=1))], None))["items"] == [
+    assert sent(item_calls.settle("q", [Verdict("a.0.1", "retry", retry_after=timedelta(minutes=1))], None))["items"] == [
         {"id": "a.0.1", "outcome": "retry", "retry_after": "1m"}
     ]
 
 
+def test_a_setting_that_is_none_is_sent_as_null_and_one_that_is_not_given_is_not_sent() -> None:
+    settings: queue_calls.Settings = {
+        "lease_timeout": timedelta(seconds=90),
+        "max_attempts": 0,
+        "dead_queue": None,
+        "retry_backoff": Backoff("1s", "10m"),
+        "write_timeout": None,
+        "reference": "r",
+    }
+    written = {
+        "lease_timeout": "1m30s",
+        "max_attempts": 0,
+        "dead_queue": None,
+        "retry_backoff": {"first": "1s", "most": "10m"},
+        "write_timeout": None,
+        "reference": "r",
+    }
+    assert sent(queue_calls.create_queue("q", 4, settings)) == {"queue_name": "q", "requested_partitions": 4, **written}
+    assert sent(queue_calls.update_queue("q", 7, settings)) == {"queue_name": "q", "version": 7, **written}
+    assert sent(queue_calls.update_queue("q", None, {"dead_queue": None})) == {"queue_name": "q", "dead_queue": None}
+
+
+def test_what_a_call_on_leased_items_insists_on_is_sent_with_it() -> None:
+    calls: list[tuple[Call[Any], dict[str, object]]] = [
+        (item_calls.complete("q", ["a.0.1"], [], None, Check("c", True)), {"ids": ["a.0.1"]}),
+        (item_calls.release("q", [], ["a.0.L1"], None, Check("c", True)), {"lease_ids": ["a.0.L1"]}),
+        (item_calls.retry("q", ["a.0.1"], None, Check("c", True)), {"items": [{"id": "a.0.1"}]}),
+        (
+            item_calls.extend("q", ["a.0.L1"], ["a.0.1"], "5s", None, Check("c", True)),
+            {"lease_ids": ["a.0.L1"], "ids": ["a.0.1"], "lease_timeout": "5s"},
+        ),
+    ]
+    for call, fields in calls:
+        assert sent(call) == {"queue_name": "q", "client_id": "c", "strict": True, **fields}
+
+
+def test_calls_on_queues_are_written_as_the_api_says() -> None:
+    calls: list[tuple[Call[Any], str, dict[str, object]]] = [
+        (queue_calls.pause("q", ["lease"], True), "pause", {"verbs": ["lease"]}),
+        (queue_calls.pause("q", ["produce"], False), "resume", {"verbs": ["produce"]}),
+        (queue_calls.clear("q", True, True, "5s"), "clear", {"ready": True, "scheduled": True, "request_timeout": "5s"}),
+        (
+            queue_calls.redrive("q", "t", 5, "r", "s", True, timedelta(seconds=1)),
+            "redrive",
+            {"target": "t", "limit": 5, "reason": "r", "source": "s", "dry_run": True, "request_timeout": "1s"},
+        ),
+        (item_calls.explain("q", "a.0.1"), "explain", {"id": "a.0.1"}),
+    ]
+    for call, name, fields in calls:
+        assert (call.path, sent(call)) == (f"/v1/queue.{name}", {"queue_name": "q", **fields})
+
+
 def test_an_arrow_produce_has_its_fields_in_the_query() -> None:
-    call = protocol.produce_stream("q", b"stream", "5s", protocol.Key("a/b c", "g", 3))
+    call = item_calls.produce_stream("q", b"stream", "5s", item_calls.Key("a/b c", "g", 3))
     assert call.path == (
         "/v1/queue.produce?queue_name=q&request_timeout=5s&idempotency_key=a%2Fb+c&idempotency_group=g&idempotency_sequence=3"
     )
@@ -70,11 +117,15 @@ def test_an_arrow_produce_has_its_fields_in_the_query() -> None:
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: protocol.produce("q", "hello", None, protocol.Key()),
-        lambda: protocol.complete("q", "a.0.1", [], None),
-        lambda: protocol.extend("q", "a.0.L1", None, None),
-        lambda: protocol.lease("q", "c", 1, "5 seconds", None, None, None),
-        lambda: protocol.produce("q", [Item("x", enqueue_at=datetime(2026, 1, 31))], None, protocol.Key()),  # noqa: DTZ001
+        lambda: item_calls.produce("q", "hello", None, item_calls.Key()),
+        lambda: item_calls.complete("q", "a.0.1", [], None, Check()),
+        lambda: item_calls.release("q", [], "a.0.L1", None, Check()),
+        lambda: item_calls.extend("q", "a.0.L1", [], None, None, Check()),
+        lambda: item_calls.extend("q", [], "a.0.1", None, None, Check()),
+        lambda: queue_calls.pause("q", "lease", True),  # type: ignore[arg-type]
+        lambda: queue_calls.clear("q", True, False, "5 seconds"),
+        lambda: item_calls.lease("q", "c", 1, "5 seconds", None, None, None),
+        lambda: item_calls.produce("q", [Item("x", enqueue_at=datetime(2026, 1, 31))], None, item_calls.Key()),  # noqa: DTZ001
     ],
 )
 def test_what_would_be_misunderstood_is_refused_before_sending(build: object) -> None:
@@ -87,34 +138,43 @@ def test_what_would_be_misunderstood_is_refused_before_sending(build: object) ->
 
 def test_what_may_be_repeated() -> None:
     repeatable: list[Call[Any]] = [
-        protocol.produce("q", ["x"], None, protocol.Key("key")),
-        protocol.lease("q", "c", 1, "0s", None, None, "key"),
-        protocol.complete("q", ["a.0.1"], [], None),
-        protocol.retry("q", ["a.0.1"], None),
-        protocol.extend("q", ["a.0.L1"], None, None),
-        protocol.settle("q", [], None),
-        protocol.peek("q", 10, None, None, None),
-        protocol.stats("q"),
-        protocol.queue_info("q"),
-        protocol.list_queues(None, None),
+        item_calls.produce("q", ["x"], None, item_calls.Key("key")),
+        item_calls.lease("q", "c", 1, "0s", None, None, "key"),
+        item_calls.complete("q", ["a.0.1"], [], None, Check()),
+        item_calls.release("q", ["a.0.1"], [], None, Check("c", strict=True)),
+        item_calls.retry("q", ["a.0.1"], None, Check()),
+        item_calls.extend("q", ["a.0.L1"], [], None, None, Check()),
+        item_calls.settle("q", [], None),
+        item_calls.peek("q", 10, None, None, None),
+        item_calls.explain("q", "a.0.1"),
+        queue_calls.stats("q"),
+        queue_calls.update_queue("q", None, {"reference": ""}),
+        queue_calls.pause("q", None, True),
+        queue_calls.pause("q", None, False),
+        queue_calls.clear("q", True, False, None),
+        queue_calls.redrive("q", None, None, None, None, True, None),
+        queue_calls.queue_info("q"),
+        queue_calls.list_queues(None, None),
     ]
     once: list[Call[Any]] = [
-        protocol.produce("q", ["x"], None, protocol.Key()),
-        protocol.lease("q", "c", 1, "0s", None, None, None),
-        protocol.create_queue("q", None, None, None, None, None),
-        protocol.delete_queue("q", False),
+        item_calls.produce("q", ["x"], None, item_calls.Key()),
+        item_calls.lease("q", "c", 1, "0s", None, None, None),
+        queue_calls.create_queue("q", None, {}),
+        queue_calls.update_queue("q", 7, {"reference": ""}),
+        queue_calls.redrive("q", None, None, None, None, False, None),
+        queue_calls.delete_queue("q", False),
     ]
     assert all(call.repeatable for call in repeatable)
     assert not any(call.repeatable for call in once)
 
 
 def test_answers_are_read_with_their_types_and_unknown_fields_are_passed_over() -> None:
-    produced = protocol.produce("q", ["x"], None, protocol.Key()).read(
+    produced = item_calls.produce("q", ["x"], None, item_calls.Key()).read(
         b'{"queue_name":"q","partition":2,"first_id":"k7f3q2ma.2.98","count":3,"deduplicated":true,"new":1}'
     )
     assert produced.ids == ["k7f3q2ma.2.98", "k7f3q2ma.2.99", "k7f3q2ma.2.100"]
     assert produced.deduplicated
-    leased = protocol.lease("q", "c", 1, "0s", None, None, None).read(
+    leased = item_calls.lease("q", "c", 1, "0s", None, None, None).read(
         b'{"queue_name":"q","partition":0,"leases":[{"lease_id":"k.0.L1","partition":0,"count":1,"lease_deadline":"2026-01-31T08:00:00Z"}],'
         b'"items":[{"id":"k.0.1","origin":"k.0.0","partition":0,"lease_id":"k.0.L1","lease_deadline":"2026-01-31T08:00:00Z","attempts":2,'
         b'"enqueued_at":"2026-01-31T07:00:00.250Z","kind":null,"headers":{"a":"b"},"bytes":"/wA="}]}'
@@ -123,7 +183,17 @@ def test_answers_are_read_with_their_types_and_unknown_fields_are_passed_over() 
     assert (item.payload, item.attempts, item.headers) == (b"\xff\x00", 2, {"a": "b"})
     assert item.enqueued_at == datetime(2026, 1, 31, 7, 0, 0, 250_000, tzinfo=UTC)
     assert (leased.ids, leased.lease_ids, leased.leases[0].lease_deadline.hour) == (["k.0.1"], ["k.0.L1"], 8)
-    assert len(protocol.lease("q", "c", 1, "0s", None, None, None).read(b'{"queue_name":"q","partition":null,"leases":[],"items":[]}')) == 0
+    info = queue_calls.queue_info("q").read(
+        b'{"queue_name":"q","incarnation":"k","created_at":"2026-01-31T08:00:00Z","updated_at":"2026-01-31T08:00:00Z","version":3,'
+        b'"lease_timeout":"1m","max_attempts":0,"requested_partitions":1,"partitions":[{"partition":0,"backend":"b","state":"s"}],'
+        b'"retry_backoff":{"first":"1s","most":"10m"},"write_timeout":null,"paused":["lease"]}'
+    )
+    assert (info.version, info.retry_backoff, info.write_timeout, info.paused) == (3, Backoff("1s", "10m"), None, ["lease"])
+    explained = item_calls.explain("q", "k.0.1").read(b'{"id":"k.0.1","state":"scheduled","reason":"why","due_at":"2026-01-31T08:00:00Z"}')
+    assert (explained.due_at, explained.lease_id) == (datetime(2026, 1, 31, 8, tzinfo=UTC), None)
+    assert (
+        len(item_calls.lease("q", "c", 1, "0s", None, None, None).read(b'{"queue_name":"q","partition":null,"leases":[],"items":[]}')) == 0
+    )
 
 
 def test_a_problem_keeps_all_that_the_server_said() -> None:
@@ -134,6 +204,18 @@ def test_a_problem_keeps_all_that_the_server_said() -> None:
         assert isinstance(each, CallError)
         assert (each.code, each.detail, each.retryable, each.field, each.request_id) == ("brand_new", "why", True, "items", "r1")
         assert (each.kind.status, each.kind.title, str(each)) == (409, "T", "why")
+
+
+def test_stale_ids_come_with_the_error_even_after_an_attempt_in_doubt() -> None:
+    stale = protocol.read_problem(
+        409, b'{"status":409,"code":"stale_ids","detail":"1 ignored","ignored":[{"id":"a.0.1","reason":"expired"}]}'
+    )
+    repeats = Repeats(KEYED, retry_for=1, started=0)
+    repeats.pause(error("outcome_unknown"), now=0, roll=0)
+    with pytest.raises(CallError, match="an earlier attempt") as raised:
+        repeats.pause(stale, now=0.1, roll=0)
+    for each in (stale, raised.value, pickle.loads(pickle.dumps(stale))):
+        assert (each.code, list(each.ignored)) == ("stale_ids", [Ignored(id="a.0.1", reason="expired")])
 
 
 @pytest.mark.parametrize(
@@ -147,8 +229,8 @@ def test_an_error_that_is_not_the_servers_is_not_taken_for_one(status: int, code
 
 # -- repeating ----------------------------------------------------------------------------------------------------------
 
-KEYED = protocol.produce("q", ["x"], None, protocol.Key("key"))
-UNKEYED = protocol.produce("q", ["x"], None, protocol.Key())
+KEYED = item_calls.produce("q", ["x"], None, item_calls.Key("key"))
+UNKEYED = item_calls.produce("q", ["x"], None, item_calls.Key())
 
 
 def error(code: str) -> CallError:
@@ -159,7 +241,7 @@ def error(code: str) -> CallError:
 @pytest.mark.parametrize("call", [KEYED, UNKEYED])
 def test_only_what_may_help_and_cannot_harm_is_repeated(code: str, call: Call[Any]) -> None:
     repeats = Repeats(call, retry_for=10, started=100)
-    surely_nothing = code in ("unavailable", "too_many_requests")
+    surely_nothing = code in ("unavailable", "queue_paused", "too_many_requests")
     if surely_nothing or (call.repeatable and code == "outcome_unknown"):
         assert 0 < repeats.pause(error(code), now=100, roll=0.5) < 1
     else:

@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from server_process import ServerProcess, wait_until
-from sluiceway.client import AsyncClient, CallError, Client, Item, LeasedItem, QueueStats, Retry, Verdict
+from client_faces import Blocking
+from server_process import PATIENCE, ServerProcess, wait_until
+from sluiceway.client import CallError, Client, Item, LeasedItem, QueueStats, Retry, Verdict
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with ServerProcess(tmp_path_factory.mktemp("client") / "data") as server:
         yield server.url
-
-
-class Blocking:
-    """The asyncio client with the blocking one's face, so that one test runs on both."""
-
-    def __init__(self, url: str) -> None:
-        self._runner = asyncio.Runner()
-        self._client = AsyncClient(url)
-
-    def __getattr__(self, name: str) -> Any:
-        method = getattr(self._client, name)
-        return lambda *args, **options: self._runner.run(method(*args, **options))
-
-    def __enter__(self) -> Blocking:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.run(self._client.close())
-        self._runner.close()
 
 
 @pytest.fixture(params=[Client, Blocking], ids=["sync", "async"])
@@ -105,14 +85,14 @@ def test_complete_retry_extend_and_their_repetitions(client: Client, queue: str)
     ids = leased.ids
     assert client.complete(queue, ids[:2]).completed == 2
     again = client.complete(queue, ids[:3])
-    assert (again.completed, [(each.id, each.reason) for each in again.ignored]) == (1, [(ids[0], "settled"), (ids[1], "settled")])
+    assert (again.completed, [(each.id, each.reason) for each in again.ignored]) == (1, [(ids[0], "completed"), (ids[1], "completed")])
 
     put_back = client.retry(queue, [ids[3], Retry(ids[4], retry_after="1h"), Retry(ids[5], dead=True, reason="bad")])
     assert (put_back.retried, put_back.dead) == (2, 1)
-    assert [each.reason for each in client.retry(queue, [ids[3]]).ignored] == ["settled"]
+    assert [each.reason for each in client.retry(queue, [ids[3]]).ignored] == ["retried"]
     (retried,) = client.lease(queue, batch_size=6)
     assert (retried.origin, retried.attempts, retried.id != ids[3]) == (ids[3], 2, True)
-    dead = client.lease(f"{queue}.dead", request_timeout="10s").items[0]
+    dead = client.lease(f"{queue}.dead", request_timeout="2m").items[0]
     assert (dead.payload, dead.origin, (dead.headers or {})["sluiceway-reason"]) == (b"5", ids[5], "bad")
 
     assert retried.lease_id is not None
@@ -171,13 +151,13 @@ def test_bulk_as_arrow(client: Client, queue: str) -> None:
 def test_a_waiting_lease_gets_what_is_produced_meanwhile(client: Client, url: str, queue: str) -> None:
     def consume() -> list[bytes]:
         with Client(url) as consumer:
-            return [item.payload for item in consumer.lease(queue, request_timeout="20s")]
+            return [item.payload for item in consumer.lease(queue, request_timeout="15m")]
 
     with ThreadPoolExecutor() as threads:
         consumed = threads.submit(consume)
         wait_until(lambda: client.stats(queue).logical_queues[0].lease_waiting == 1, "the consumer's wait")
         client.produce(queue, ["at last"])
-        assert consumed.result(timeout=20) == [b"at last"]
+        assert consumed.result(PATIENCE) == [b"at last"]
 
 
 def test_items_of_the_future_wait(client: Client, queue: str) -> None:
@@ -191,7 +171,7 @@ def test_a_produce_outlives_a_killed_server(tmp_path: Path) -> None:
     calls, acknowledged = 400, list[str]()
 
     def produce(url: str) -> None:
-        with Client(url) as client:
+        with Client(url, retry_for="10m") as client:
             for n in range(calls):
                 acknowledged.extend(client.produce("q", [f"{n}/{part}" for part in range(10)]).ids)
 
@@ -209,7 +189,7 @@ def test_a_produce_outlives_a_killed_server(tmp_path: Path) -> None:
             server.kill()
             server = stack.enter_context(ServerProcess(tmp_path / "data", server.address))
         for producer in producers:
-            producer.result(timeout=60)
+            producer.result(PATIENCE)
         stored: list[LeasedItem] = []
         while leased := client.lease("q", batch_size=1_000).items:
             stored += leased

@@ -36,8 +36,7 @@ class Demo:
         self.process = subprocess.Popen(
             [sys.executable, "-c", RUN.format(arguments)],
             cwd=cwd,
-            # Most of a short run is Java compiling itself; this halves it.
-            env={**os.environ, name: value, "TMPDIR": str(cwd / "tmp"), "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
+            env={**os.environ, name: value, "TMPDIR": str(cwd / "tmp")},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -80,7 +79,7 @@ def demo(cwd: Path, arguments: str) -> Iterator[Demo]:
     finally:
         if running.process.poll() is None:
             running.process.terminate()
-            running.process.communicate(timeout=60)
+            running.process.communicate(timeout=PATIENCE)
         if running.process.stdout is not None:
             running.process.stdout.close()
 
@@ -167,4 +166,4 @@ def test_a_kill_leaves_no_process_behind(tmp_path: Path) -> None:
         assert len(run.left_over()) >= 3
         run.process.kill()
         run.process.wait()
-        assert wait_until(lambda: not run.left_over(), 30)
+        assert wait_until(lambda: not run.left_over(), PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from server_process import PATIENCE
 from sluiceway.client import PartitionStats
 from sluiceway.demo.check import Check
 from sluiceway.demo.children import Child, session_members, wait_until
@@ -285,7 +287,7 @@ def family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def alive(pid: int) -> bool:
     try:
         return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except OSError:
         return False
 
 
@@ -296,8 +298,8 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="ne
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_a_child_goes_with_all_it_started(family: Path, how: str) -> None:
     child = Child("family_of_two", [str(family / "pid")], family / "log", family)
-    assert wait_until((family / "pid").exists, 20), (family / "log").read_text()
-    assert wait_until(lambda: len(list(session_members(child.pid))) == 2, 20)
+    assert wait_until((family / "pid").exists, PATIENCE), (family / "log").read_text()
+    assert wait_until(lambda: len(list(session_members(child.pid))) == 2, PATIENCE)
     if how == "kill":
         child.kill()
     else:
@@ -321,12 +323,13 @@ threading.Event().wait()
     assert process.stdout is not None
     pid = int(process.stdout.readline())
     try:
-        assert wait_until((family / "pid").exists, 20)
+        assert wait_until((family / "pid").exists, PATIENCE)
         assert alive(pid)
         process.kill()
         process.wait()
-        assert wait_until(lambda: not alive(pid), 10)
+        assert wait_until(lambda: not alive(pid), PATIENCE)
     finally:
         process.stdout.close()
         for left in session_members(pid):
-            os.kill(left, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)

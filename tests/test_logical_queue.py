@@ -282,7 +282,7 @@ def test_a_settle_fails_at_once_when_a_partition_is_down_and_keeps_what_was_done
     rig.end_all()
     answer = rig.settled(again)
     assert answer.completed == 4
-    assert answer.ignored == [(f"q.1.{offset}", "settled") for offset in range(4)]
+    assert answer.ignored == [(f"q.1.{offset}", "completed") for offset in range(4)]
 
 
 @pytest.mark.parametrize(("landed", "code"), [(True, None), (False, "unavailable")])
@@ -331,7 +331,7 @@ def test_a_lease_is_closed_once() -> None:
     rig.turn()
     rig.end(0)
     assert (rig.settled(first).completed, rig.settled(first).retried) == (2, 1)
-    assert rig.settled(second).ignored == [(f"q.0.L{number}", "settled")]
+    assert rig.settled(second).ignored == [(f"q.0.L{number}", "completed")]
 
 
 def test_extend_counts_from_when_it_was_asked() -> None:

@@ -46,7 +46,8 @@ def test_leases_rotate_over_the_partitions() -> None:
         ticket = rig.ask(lease(1))
         rig.end_all()
         seen.append(rig.grants(ticket)[0].partition)
-    assert seen == [0, 1, 2, 0, 2, 0]
+    # Those never served come first, the fullest of them before the others.
+    assert seen == [0, 2, 1, 0, 2, 0]
 
 
 def test_several_waiters_are_spread_over_the_partitions() -> None:
@@ -110,7 +111,7 @@ def test_a_waiter_is_woken_by_an_expiry() -> None:
     waiter = rig.ask(lease(5, 1_000))
     rig.wait(500)
     rig.end_all()
-    assert rig.grants(waiter)[0].items == 2
+    assert rig.grants(waiter)[0].items == 1, "what ran out comes back in smaller leases"
 
 
 def test_a_waiter_is_woken_when_an_item_is_due() -> None:
@@ -221,12 +222,13 @@ def test_what_is_durable_is_told_soon_after_the_deadline_though_another_partitio
     assert [(info.partition, info.items) for info in rig.grants(ticket)] == [(0, 2)]
 
 
-def test_what_becomes_durable_long_after_the_deadline_is_told_at_once() -> None:
+def test_what_becomes_durable_after_the_client_was_told_unknown_comes_back() -> None:
     rig = filled(2, 2)
     ticket = rig.ask(lease(4, 300, most=2))
     rig.wait(300 + BUSY_PATIENCE)
-    rig.end(1)
-    assert [(info.partition, info.items) for info in rig.grants(ticket)] == [(1, 2)]
+    assert rig.code(ticket) == "outcome_unknown"
+    rig.end_all()
+    assert rig.durable(0) == rig.durable(1) == (2, 0, 0)
 
 
 def test_a_lease_that_ran_out_before_it_was_told_is_not_told() -> None:

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, serving, settle, spec, total
+from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, service_on, serving, settle, spec, total
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Peek
 from sluiceway.node import service as service_module
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 
@@ -92,7 +91,7 @@ async def test_a_dead_queue_that_is_down_keeps_dead_items_waiting_and_does_not_h
         await service.create_queue(spec("q", dead_queue="dead"))
         await produce(service, "q", "a")
     store = Store(tmp_path / "partitions")
-    service = Service(tmp_path, store)
+    service = service_on(tmp_path, store)
 
     async def dead_is_down(ref: PartitionRef) -> None:
         if ref.incarnation == dead.incarnation:
@@ -228,10 +227,10 @@ async def test_a_start_does_not_wait_for_partitions_that_keep_failing(tmp_path: 
         await down(ref)
 
     store.on_open = in_turns
-    service = Service(tmp_path, store)
+    service = service_on(tmp_path, store)
     async with asyncio.timeout(PATIENCE):
         await service.start()
-    assert len(service.problems()) == 3
+    assert service.problems() == ["backend default does not answer: the disk is gone"]
     store.on_open = down
     async with order:
         asked = 10**9
@@ -245,7 +244,7 @@ async def test_a_stop_leaves_nobody_without_an_answer(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
     store = Store(tmp_path / "partitions")
-    service = Service(tmp_path, store)
+    service = service_on(tmp_path, store)
     await service.start()
     store.die()
     flying = asyncio.ensure_future(produce(service, "q", "a", timeout=600_000))
@@ -323,3 +322,34 @@ async def test_a_transfer_whose_answer_was_lost_buries_once(tmp_path: Path, monk
         assert service.stats("q").partitions[0].dead == 1
         (stats,) = service.stats("dead").partitions
         assert (stats.produced, stats.deduplicated) == (1, 1)
+
+
+@driven
+async def test_at_a_start_dead_items_wait_for_their_queue_to_be_opened(tmp_path: Path) -> None:
+    """To the queue that opened first it seemed that the other was no more, and it took its dead items back."""
+    async with serving(tmp_path) as (service, store):
+        dead = await service.create_queue(spec("dead"))
+        await service.create_queue(spec("q", dead_queue="dead"))
+        await produce(service, "q", "x")
+        leased = await lease(service, "q")
+
+        async def to_the_dead(ref: PartitionRef) -> Outcome | None:
+            return Outcome.UNKNOWN if ref.incarnation == dead.incarnation else None
+
+        store.on_apply = to_the_dead
+        await settle(service, "q", leased, DEAD)
+    store = Store(tmp_path / "partitions")
+    others = asyncio.Event()
+
+    async def last(ref: PartitionRef) -> None:
+        if ref.incarnation == dead.incarnation:
+            await others.wait()
+        else:
+            asyncio.get_running_loop().call_later(0.05, others.set)
+
+    store.on_open = last
+    service = service_on(tmp_path, store)
+    await service.start()
+    await eventually(lambda: total(service, "q") == 0)
+    assert payloads((await lease(service, "dead")).batches) == ["x"]
+    await service.stop()

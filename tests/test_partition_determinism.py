@@ -31,7 +31,7 @@ def history(seed: int, turns: int = 50) -> str:
         offsets = array_of(chance.randrange(rig.machine.header.next) for _ in range(8))
         rig.machine.settle_offsets(offsets, chance.choice(FATES), now, chance.random() < 0.5, Settled())
         for number in list(rig.machine.leases)[: chance.randrange(2)]:
-            rig.machine.close_lease(number, now, Settled())
+            rig.machine.close_lease(rig.machine.leases[number], now, Settled())
         if chance.random() < 0.2:
             rig.reload()
         changes = rig.commit()

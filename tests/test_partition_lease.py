@@ -103,25 +103,24 @@ def test_extend_moves_the_deadline_either_way() -> None:
     rig.produce(rows_of("a"))
     lease = rig.lease(1, timeout=100)
     rig.commit()
-    assert rig.machine.extend(lease.number, START + 500) is lease
+    rig.machine.extend(lease, START + 500)
     assert rig.machine.next_timer() == START + 500
-    assert rig.machine.extend(lease.number, START + 50) is lease
+    rig.machine.extend(lease, START + 50)
     rig.reload()
     assert rig.machine.next_timer() == START + 50
-    assert rig.machine.extend(lease.number, START + 500) is not None
+    rig.machine.extend(rig.machine.leases[lease.number], START + 500)
     assert rig.machine.tick(START + 499) == 0
     assert rig.machine.tick(START + 500) == 1
 
 
-def test_a_lease_that_is_gone_or_never_was_is_not_extended() -> None:
+def test_a_lease_is_found_by_its_number_and_for_its_client() -> None:
     rig = Rig()
     rig.produce(rows_of("a"))
-    lease = rig.lease(1)
-    rig.close(lease)
-    rig.commit()
-    assert rig.machine.extend(lease.number, START + 500) is None
-    assert rig.machine.extend(99, START + 500) is None
-    assert rig.commit() is None
+    lease = rig.lease(1, client="c")
+    assert rig.machine.lease_of(lease.number, None) is lease
+    assert rig.machine.lease_of(lease.number, "c") is lease
+    assert rig.machine.lease_of(lease.number, "d") == "not_yours"
+    assert [rig.machine.lease_of(number, None) for number in (-1, 0, 2)] == ["unknown"] * 3
 
 
 def test_a_look_at_a_lease_counts_positions_from_its_beginning() -> None:
@@ -173,13 +172,13 @@ def test_an_offset_is_never_given_twice() -> None:
     given = {0, 1}
     for turn in range(20):
         now = START + turn * 100
-        lease = rig.lease(2, now, timeout=100)
+        leases = [rig.lease(1, now, timeout=100) for _ in "ab"]
         rig.reload()
         rig.machine.tick(now + 100)
         fresh = {served.offset for served in rig.ready()}
         assert len(fresh) == 2
         assert not fresh & given
         given |= fresh
-        assert lease.number == turn + 1
+        assert [lease.number for lease in leases] == [2 * turn + 1, 2 * turn + 2]
     assert {served.attempts for served in rig.ready()} == {20}
     assert {served.origin for served in rig.ready()} == {0, 1}

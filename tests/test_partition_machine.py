@@ -7,12 +7,20 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from core_model import START, Model, ModelLease, Rig, Row, Served, array_of
-from sluiceway.core.looking import open_slices
+from core_model import START, Rig, Row, array_of
+from partition_model import Model, ModelLease
+from sluiceway.core import closed
+from sluiceway.core.looking import explain, open_slices
+from sluiceway.core.partition import Rules
+from sluiceway.core.records import LeaseState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import KEY_WINDOW
-from sluiceway.model.requests import DONE, Fate, ProduceKey, Settled
+from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
+from sluiceway.model.queue import Backoff
+from sluiceway.model.requests import DONE, RELEASE, Fate, ProduceKey, Settled
+
+REMEMBERS = 4
+"""Closed leases, so that a history of some fifty steps forgets many."""
 
 BODIES = (
     [Row(b"x1"), Row(b"x2")],
@@ -21,9 +29,8 @@ BODIES = (
 )
 DELAYS = st.none() | st.sampled_from([-5, 0, 1, 10, 60])
 ROWS = st.lists(st.tuples(DELAYS, st.none() | st.just("kind")), min_size=1, max_size=7)
-KEYS = st.sampled_from("ab").map(ProduceKey) | st.tuples(st.sampled_from("ab"), st.just("a"), st.integers(0, 3)).map(
-    lambda key: ProduceKey(*key)
-)
+GROUPED = st.builds(ProduceKey, st.sampled_from("ab"), st.sampled_from(["a", "a", "transfer/a"]), st.integers(0, 3))
+KEYS = st.sampled_from("ab").map(ProduceKey) | GROUPED
 FATES = st.one_of(
     st.just(DONE),
     st.sampled_from(["", "bad"]).map(lambda reason: Fate("dead", reason=reason)),
@@ -31,16 +38,22 @@ FATES = st.one_of(
     st.sampled_from([0, 1, 10, 60]).map(lambda after: Fate("retry", retry_after=after)),
     st.integers(START - 10, START + 300).map(lambda at: Fate("retry", retry_at=at)),
 )
+RULES = st.builds(
+    Rules,
+    st.integers(0, 3),
+    st.booleans(),
+    st.sampled_from([0, 0, 15, 70]),
+    st.none() | st.sampled_from([Backoff(0, 0), Backoff(5, 12), Backoff(1, 1_000)]),
+)
+CLIENTS = st.sampled_from([None, None, "c", "d"])
 PICKS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
 
 class PartitionMachine(RuleBasedStateMachine):
-    @initialize(max_attempts=st.integers(0, 3), keeps_dead=st.booleans())
-    def begin(self, max_attempts: int, keeps_dead: bool) -> None:
-        self.rig = Rig(max_attempts=max_attempts, keeps_dead=keeps_dead)
-        self.model = Model(max_attempts, keeps_dead)
-        self.now: Millis = START
-        self.unread: list[tuple[int, list[Served]]] = []
+    @initialize(rules=RULES)
+    def begin(self, rules: Rules) -> None:
+        self.rig, self.model, self.now = Rig(), Model(rules, REMEMBERS), START
+        self.rig.follow(rules)
 
     @rule(rows=ROWS)
     def produce(self, rows: list[tuple[int | None, str | None]]) -> None:
@@ -81,34 +94,67 @@ class PartitionMachine(RuleBasedStateMachine):
         assert shown == [(item.offset, item.origin, item.attempts + 1) for item in taken]
         assert lease in self.rig.machine.keyed(client, key or "") or key is None
 
-    @rule(picks=PICKS, wild=st.lists(st.integers(-1, 60), max_size=3), fate=FATES, stage=st.sampled_from([False, False, True]))
-    def settle(self, picks: list[int], wild: list[int], fate: Fate, stage: bool) -> None:
+    @rule(
+        picks=PICKS,
+        wild=st.lists(st.integers(-1, 60), max_size=6),
+        fate=FATES | st.just(RELEASE),
+        stage=st.sampled_from([False, False, True]),
+        client=CLIENTS,
+    )
+    def settle(self, picks: list[int], wild: list[int], fate: Fate, stage: bool, client: str | None) -> None:
         leased = [item.offset for item in self.model.leased() if item.offset is not None]
         offsets = array_of([*wild, *(leased[pick % len(leased)] for pick in picks if leased)])
+        stage = stage and fate != RELEASE
+        expected = self.model.settle(offsets.tolist(), fate, self.now, stage, client)
         result = Settled()
-        ignored = self.rig.machine.settle_offsets(offsets, fate, self.now, stage, result)
-        assert all(self.model.may_be_ignored(*each) for each in ignored)
-        assert (result, [offset for offset, _ in ignored]) == self.model.settle(offsets.tolist(), fate, self.now, stage)
+        ignored = self.rig.machine.settle_offsets(offsets, fate, self.now, stage, result, client)
+        assert (result, [offset for offset, _ in ignored]) == (expected[0], list(expected[1]))
+        assert all(reason in expected[1][offset] for offset, reason in ignored)
+
+    def _lease(self, pick: int) -> LeaseState:
+        number = sorted(self.model.leases)[pick % len(self.model.leases)]
+        lease = self.rig.machine.lease_of(number, self.model.leases[number].client_id)
+        assert isinstance(lease, LeaseState)
+        assert self.rig.machine.lease_of(number, "another") == "not_yours"
+        return lease
 
     @precondition(lambda self: self.model.leases)
     @rule(pick=st.integers(0, 20))
     def close(self, pick: int) -> None:
-        numbers = sorted(self.model.leases)
-        number = numbers[pick % len(numbers)]
-        result = Settled()
-        assert self.rig.machine.close_lease(number, self.now, result)
-        assert result == self.model.close(number, self.now)
-        assert not self.rig.machine.close_lease(number, self.now, result)
+        lease = self._lease(pick)
+        assert self.rig.close(lease, self.now) == self.model.close(lease.number, self.now)
+
+    @precondition(lambda self: self.model.leases)
+    @rule(pick=st.integers(0, 20))
+    def release(self, pick: int) -> None:
+        lease = self._lease(pick)
+        assert self.rig.release(lease, self.now) == self.model.release(lease.number, self.now)
 
     @precondition(lambda self: self.model.leases)
     @rule(pick=st.integers(0, 20), timeout=st.sampled_from([0, 1, 10, 60]))
     def extend(self, pick: int, timeout: Millis) -> None:
-        numbers = sorted(self.model.leases)
-        number = numbers[pick % len(numbers)]
-        assert self.rig.machine.extend(number, self.now + timeout) is self.rig.machine.leases[number]
-        self.model.leases[number].deadline = self.now + timeout
+        lease = self._lease(pick)
+        self.rig.machine.extend(lease, self.now + timeout)
+        self.model.leases[lease.number].deadline = self.now + timeout
 
-    @rule(step=st.sampled_from([0, 1, 9, 10, 60, KEY_WINDOW]))
+    @rule(ready=st.booleans(), scheduled=st.booleans())
+    def clear(self, ready: bool, scheduled: bool) -> None:
+        assert self.rig.machine.clear(ready, scheduled, self.now) == self.model.clear(ready, scheduled, self.now)
+
+    @rule(picks=PICKS, wild=st.lists(st.integers(-1, 60), max_size=3), queue=st.sampled_from(["orders", "bills"]))
+    def redrive(self, picks: list[int], wild: list[int], queue: str) -> None:
+        ready = [item.offset for item in self.model.ready() if item.offset is not None]
+        offsets = array_of([*wild, *(ready[pick % len(ready)] for pick in picks if ready)])
+        number, items = self.rig.machine.redrive(offsets, queue, self.now)
+        assert items == self.model.redrive(offsets.tolist(), queue, self.now)
+        assert (number > 0) == (items > 0)
+
+    @rule(rules=RULES)
+    def the_rules_change(self, rules: Rules) -> None:
+        self.rig.follow(rules)
+        self.model.rules = rules
+
+    @rule(step=st.sampled_from([0, 1, 9, 10, 60, 60, KEY_WINDOW, GROUP_KEEP]))
     def time_passes(self, step: Millis) -> None:
         self.now += step
         assert self.rig.machine.tick(self.now) == self.model.tick(self.now)
@@ -116,18 +162,18 @@ class PartitionMachine(RuleBasedStateMachine):
         assert timer is None or timer > self.now
 
     @precondition(lambda self: self.rig.machine.transfers)
-    @rule(pick=st.integers(0, 20))
-    def dead_letters_arrive(self, pick: int) -> None:
-        numbers = sorted(self.rig.machine.transfers)
+    @rule(pick=st.integers(0, 20), arrives=st.booleans())
+    def a_transfer_ends(self, pick: int, arrives: bool) -> None:
+        machine, numbers = self.rig.machine, sorted(self.rig.machine.transfers)
         number = numbers[pick % len(numbers)]
-        self.rig.machine.transferred(number)
-        self.rig.machine.transferred(number)
-        self.model.transferred(number)
+        for end in (machine.transferred, machine.call_back) if arrives else (machine.call_back, machine.transferred):
+            end(number)
+        (self.model.transferred if arrives else self.model.called_back)(number)
 
     @rule()
     def commit(self) -> None:
         if self.rig.commit() is not None:
-            self.model.forget(self.model.header.now)
+            self.model.forget_keys(self.model.header.now)
         self._payloads_are_whole()
 
     @rule(back=st.integers(0, 20))
@@ -135,7 +181,23 @@ class PartitionMachine(RuleBasedStateMachine):
         """Its clock may be behind."""
         self.commit()
         self.rig.reload()
+        self.model.reloaded()
         self.now -= back
+
+    @rule(offset=st.integers(-1, 60))
+    def somebody_asks(self, offset: int) -> None:
+        """Why is that item not being served?"""
+        told, model = explain(self.rig.machine, offset), self.model
+        item = next((item for item in model.at("ready", "leased", "dying") if item.offset == offset), None)
+        item = item or next((item for item in model.at("due") if item.origin == offset), None)
+        if item is None:
+            assert told.state == ("gone" if 0 <= offset < model.header.next else "unknown")
+            return
+        assert told.state == {"due": "scheduled"}.get(item.place, item.place)
+        if item.place != "dying":
+            assert (told.attempts, told.expires_at or 0) == (item.attempts + (item.place == "leased"), item.expires_at)
+            assert (told.due_at, told.lease) == (item.due_at, item.number)
+            assert told.ahead == (model.ready().index(item) if item.place == "ready" else None)
 
     @invariant()
     def the_model_agrees(self) -> None:
@@ -156,27 +218,35 @@ class PartitionMachine(RuleBasedStateMachine):
 
     def _drain(self) -> None:
         """Everything can be completed, and then nothing is left on the disk."""
-        machine, forever = self.rig.machine, START + 100 * KEY_WINDOW
-        machine.max_attempts = self.model.max_attempts = 0
-        self.now = forever
+        machine = self.rig.machine
+        self.the_rules_change(Rules())
+        self.now = START + 1_000 * KEY_WINDOW
         self.time_passes(0)
         self.the_model_agrees()
-        while machine.ready:
+        while machine.ready_count:
             self.lease(12, 0, "c", None)
-        for number in list(machine.leases):
-            assert machine.close_lease(number, forever, Settled())
+        for lease in list(machine.leases.values()):
+            self.rig.close(lease, self.now)
         for number in list(machine.transfers):
             machine.transferred(number)
         self.rig.commit()
-        assert machine.header.produced == machine.header.completed + machine.header.dead
+        header = machine.header
+        assert header.produced == header.completed + header.dead + header.cleared + header.redriven
         assert not self.rig.disk.blobs
-        assert {kind.value for kind, _ in self.rig.disk.records} <= {"key"}
+        assert not machine.ready, "what is gone is held"
+        assert {kind.value for kind, _ in self.rig.disk.records} <= {"key", "lease"}
+        assert sum(kind.value == "lease" for kind, _ in self.rig.disk.records) <= REMEMBERS
 
 
 def run(examples: int, steps: int) -> None:
     run_state_machine_as_test(
         PartitionMachine, settings=settings(max_examples=examples, stateful_step_count=steps, deadline=None, report_multiple_bugs=False)
     )
+
+
+@pytest.fixture(autouse=True)
+def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(closed, "MAX_CLOSED_LEASES", REMEMBERS)
 
 
 def test_a_random_history_agrees_with_the_model() -> None:

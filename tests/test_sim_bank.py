@@ -15,7 +15,7 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 
 
 def test_there_are_enough_of_them_and_each_has_a_name_and_a_reason() -> None:
-    assert len(BANK) >= 25
+    assert len(BANK) >= 80
     assert len({bug.name for bug in BANK}) == len(BANK)
     assert all(bug.what.endswith(".") for bug in BANK)
 

@@ -27,17 +27,40 @@ def test_promises_are_kept_in_any_weather(first: int) -> None:
         for queue in history.queues:
             tally.update(queue.ledger.tally)
             tally["replies"] += queue.replies
+            for trail in queue.ledger.trails:
+                tally.update(trail.tally)
     # A world in which nothing happens would prove nothing.
-    for what in ("produced", "leased", "done", "retry", "dead", "replies"):
+    for what in (
+        "produced",
+        "leased",
+        "done",
+        "retry",
+        "dead",
+        "release",
+        "expired",
+        "expired in the line",
+        "given back",
+        "cleared",
+        "replies",
+    ):
         assert tally[what] > SOME // 3, what
+    for what in ("arrived", "redriven", "called back"):
+        assert tally[what], what
 
 
 def test_a_world_in_which_nothing_goes_wrong_is_not_all_there_is() -> None:
-    weathers = [History(seed).world.weather for seed in range(SEEDS)]
+    histories = [History(seed) for seed in range(SEEDS)]
+    weathers = [history.world.weather for history in histories]
     for what in ("refused", "unknown", "hang", "open_fails", "transfer_fails", "cancels", "lost_replies"):
         assert any(getattr(weather, what) for weather in weathers), what
-    for what in ("kills", "stops", "power_cuts", "outages", "damages", "jumps", "mistakes"):
+    for what in (
+        *("kills", "stops", "power_cuts", "outages", "damages", "jumps", "mistakes"),
+        *("hangs", "ghosts", "pauses", "updates", "redrives"),
+    ):
         assert sum(getattr(weather, what) for weather in weathers) > SEEDS // 10, what
+    assert sum(len(queue.sides) > 1 for history in histories for queue in history.queues) > SEEDS // 10
+    for setting in ("max_attempts", "expire_timeout", "retry_backoff"):
+        assert sum(bool(getattr(queue.record, setting)) for history in histories for queue in history.queues) > SEEDS // 10, setting
 
 
 def test_a_seed_is_the_same_history_in_every_process() -> None:

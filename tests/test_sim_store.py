@@ -14,7 +14,7 @@ NOW = 1_000
 
 
 def opened() -> tuple[Store, Partition]:
-    store = Store(0, False)
+    store = Store()
     store.open((1, 1))
     return store, store.load()
 
@@ -27,7 +27,7 @@ def produce(partition: Partition, *payloads: str, now: int = NOW) -> Changes:
 
 
 def payloads(store: Store) -> list[str]:
-    return [payload for payload, _ in store.places()]
+    return list(store.scene().alive)
 
 
 def test_what_is_synced_survives_a_loss_of_power() -> None:

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sluiceway.spark import session, settle
-from spark_world import Server, server
+from spark_world import PATIENCE, Server, server, until
 
 pytestmark = pytest.mark.spark
 
@@ -140,6 +140,7 @@ def test_outcomes_take_effect_when_the_batch_is_closed(spark: SparkSession, worl
     seen.clear()
     each_batch(stream, tmp_path, work)
     assert seen == [("late", 2)] * 30
+    until("the dead are buried", lambda: world.count(queue, "dead") == 9)
     assert (world.count(queue, "completed"), world.count(queue, "dead"), world.count(queue, "total")) == (90, 9, 0)
     dead = world.call("/v1/queue.peek", queue_name="graveyard", limit=20)["items"]
     assert len(dead) == 9
@@ -221,7 +222,7 @@ def test_a_continuous_query_takes_items_as_they_come(spark: SparkSession, world:
         for text in ("first", "second"):
             world.produce(queue, [text])
             with arrived:
-                assert arrived.wait_for(lambda text=text: text in got, 60), query.exception()  # type: ignore[misc]
+                assert arrived.wait_for(lambda text=text: text in got, PATIENCE), query.exception()  # type: ignore[misc]
     finally:
         query.stop()
     assert got == ["first", "second"]

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
+from server_process import closed_port
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import http
 from sluiceway.spark.http import Client
@@ -74,7 +75,7 @@ DROPPED = (0, b"")
 )
 def test_a_passing_fault_is_repeated_with_the_same_body(fault: tuple[int, bytes]) -> None:
     with scripted(fault, fault, OK) as script:
-        client = Client(script.url, 10_000)
+        client = Client(script.url, 60_000)
         assert client.call("/v1/queue.stats", {"queue_name": "q"}) == {"fine": True}
         client.close()
         assert script.seen == [("/v1/queue.stats", b'{"queue_name": "q"}')] * 3
@@ -91,7 +92,7 @@ def test_a_passing_fault_is_repeated_with_the_same_body(fault: tuple[int, bytes]
 )
 def test_a_lasting_refusal_is_raised_at_once(answer: tuple[int, bytes], code: str) -> None:
     with scripted(answer) as script:
-        client = Client(script.url, 10_000)
+        client = Client(script.url, 60_000)
         with pytest.raises(SluicewayError) as caught:
             client.call("/v1/queue.stats", {})
         client.close()
@@ -103,6 +104,7 @@ def test_the_last_error_is_raised_when_the_time_is_up(monkeypatch: pytest.Monkey
     slept = [0.0]
     # The module's own clock only: the server of the test needs the real one.
     monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    monkeypatch.setattr(http, "_LEAST_ATTEMPT", 60.0)
     with scripted(*[problem(503, "unavailable")] * 1_000) as script:
         client = Client(script.url, 30_000)
         with pytest.raises(SluicewayError, match=r"about unavailable .*tried for 30s; option requestTimeout"):
@@ -113,11 +115,8 @@ def test_the_last_error_is_raised_when_the_time_is_up(monkeypatch: pytest.Monkey
 
 
 def test_a_server_that_is_not_there_is_named() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{probe.getsockname()[1]}"
-    with pytest.raises(SluicewayError, match=url) as caught:
-        Client(url, 100).call("/v1/queue.stats", {})
+    with closed_port() as port, pytest.raises(SluicewayError, match=f"http://127.0.0.1:{port}") as caught:
+        Client(f"http://127.0.0.1:{port}", 100).call("/v1/queue.stats", {})
     assert caught.value.retryable
 
 
@@ -127,7 +126,7 @@ def test_arrow_is_sent_and_fetched() -> None:
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
     with scripted(OK, (200, sink.getvalue().to_pybytes())) as script:
-        client = Client(script.url, 1_000)
+        client = Client(script.url, 60_000)
         client.send_arrow("/v1/queue.produce", {"idempotency_key": "a/b c"}, batch)
         assert client.fetch_arrow("/v1/queue.peek", {}).read_all().to_batches() == [batch]
         client.close()

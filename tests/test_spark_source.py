@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
+from sluiceway.kernel.clock import Millis, parse_time
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.spark import source
 from sluiceway.spark.offsets import Offset
 from sluiceway.spark.options import source_options
 from sluiceway.spark.source import LeaseStreamReader, Task
@@ -25,7 +29,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 def reader(world: Server, queue: str, **options: str) -> LeaseStreamReader:
     """A driver that has just started."""
-    return LeaseStreamReader(source_options({"url": world.url, "queue": queue, "consumer": "c", "requestTimeout": "5s", **options}))
+    return LeaseStreamReader(source_options({"url": world.url, "queue": queue, "consumer": "c", "requestTimeout": "1m", **options}))
 
 
 def texts(driver: LeaseStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[list[str]]:
@@ -205,17 +209,33 @@ def test_the_first_batch_is_held_as_long_as_the_others_once_it_is_logged(world: 
     driver.stop()
 
 
-def test_a_running_batch_keeps_its_leases_beyond_their_timeout(world: Server) -> None:
+def test_a_running_batch_keeps_its_leases_beyond_their_timeout(world: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+
+    class Hurried(threading.Event):
+        """Notes how long it was to wait, and does not."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout or 0)
+            return super().wait(0.01)
+
+    monkeypatch.setattr(source, "threading", SimpleNamespace(Event=Hurried, Lock=threading.Lock, Thread=threading.Thread))
     queue = world.create("kept", partitions=1)
     world.produce(queue, ["a"])
-    driver = reader(world, queue, holdFor="1s")
+    driver = reader(world, queue, holdFor="1h")
     start = driver.initialOffset()
     end = driver.latestOffset(start, ALL)
     driver.partitions(start, end)
-    # Another lease of the same length, which nobody extends, says when the time is up.
-    world.produce(queue, ["clock"])
-    world.call("/v1/queue.lease", queue_name=queue, client_id="clock", lease_timeout="1500ms")
-    until("the other lease expires", lambda: world.count(queue, "expired") == 1)
-    assert world.count(queue, "leases") == 1
+
+    def deadline() -> Millis:
+        key = f"{Offset.parse(end).nonce}/1/0"
+        (lease,) = world.call("/v1/queue.lease", queue_name=queue, client_id="c", lease_key=key)["leases"]
+        return parse_time(lease["lease_deadline"], "")
+
+    first = deadline()
+    until("the lease lives longer", lambda: deadline() > first)
+    second = deadline()
+    until("and longer", lambda: deadline() > second)
+    assert set(pauses) == {20 * 60}
     assert texts(driver, start, end) == [["a"]]
     driver.stop()

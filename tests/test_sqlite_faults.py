@@ -12,6 +12,7 @@ from pathlib import Path
 import apsw
 import pytest
 
+from server_process import PATIENCE
 from sluiceway.adapters.storage.partition_file import CHECKPOINT_BYTES
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.model.outcomes import Outcome
@@ -198,13 +199,13 @@ async def test_the_answer_does_not_wait_for_the_checkpoint(tmp_path: Path, disk:
     def hook(_call: str, path: Path) -> None:
         if path.suffix == ".sqlite":
             begun.set()
-            go_on.wait(20)
+            go_on.wait(2 * PATIENCE)
 
     disk.hook = hook
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             assert await store.apply(REF, Changes(1, b"", blobs={1: bytes(CHECKPOINT_BYTES)}), FENCE) is Outcome.DONE
-            assert await asyncio.to_thread(begun.wait, 10)
+            assert await asyncio.to_thread(begun.wait, PATIENCE)
     finally:
         go_on.set()
     assert await store.apply(REF, Changes(2, b""), FENCE) is Outcome.DONE
@@ -220,13 +221,13 @@ async def test_a_stalled_commit_holds_up_its_partition_alone(tmp_path: Path, dis
 
     def hook(_call: str, path: Path) -> None:
         if path.name.startswith("k7f3q2ma-0."):
-            go_on.wait(20)
+            go_on.wait(2 * PATIENCE)
 
     disk.hook = hook
     stalled = asyncio.create_task(store.apply(REF, turn(1), FENCE))
     waiting = asyncio.create_task(store.browse(REF))
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             for txn in range(1, 6):
                 assert await store.apply(OTHER, turn(txn), FENCE) is Outcome.DONE
         assert not stalled.done()

@@ -11,9 +11,10 @@ from pathlib import Path
 import apsw
 import pytest
 
+from server_process import PATIENCE
 from sluiceway.adapters.meta.commit import HISTORY
 from sluiceway.adapters.meta.memory import MemoryMetaStore
-from sluiceway.adapters.meta.sqlite import SCHEMA_VERSION, SqliteMetaStore
+from sluiceway.adapters.meta.sqlite import MIGRATIONS, SqliteMetaStore
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import Opened, driven
@@ -26,7 +27,7 @@ from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.ports.meta_store import ConflictError
 
 async def main():
-    store = SqliteMetaStore(Path(sys.argv[1]))
+    store = SqliteMetaStore(Path(sys.argv[1]), busy_timeout=60_000)
     print("ready", flush=True)
     sys.stdin.readline()
     for number in range(int(sys.argv[3])):
@@ -57,7 +58,7 @@ def wait_until_ready(writer: subprocess.Popen[str]) -> None:
 
 def finish(writer: subprocess.Popen[str]) -> list[int]:
     """Let it write; its stamps."""
-    reports, _ = writer.communicate("go\n", timeout=60)
+    reports, _ = writer.communicate("go\n", timeout=PATIENCE)
     assert writer.returncode == 0
     return [int(stamp) for stamp in reports.split()]
 
@@ -203,6 +204,6 @@ def test_a_file_that_is_no_store_or_a_newer_one_is_refused(tmp_path: Path) -> No
     with pytest.raises(StoreUnavailableError):
         SqliteMetaStore(tmp_path / "missing" / "meta.sqlite")
     asyncio.run(SqliteMetaStore(tmp_path / "meta.sqlite").close())
-    apsw.Connection(str(tmp_path / "meta.sqlite")).pragma("user_version", SCHEMA_VERSION + 1)
+    apsw.Connection(str(tmp_path / "meta.sqlite")).pragma("user_version", len(MIGRATIONS) + 1)
     with pytest.raises(StoreUnavailableError, match="newer version"):
         SqliteMetaStore(tmp_path / "meta.sqlite")

@@ -22,7 +22,8 @@ from sluiceway.model.requests import Fate, Leased, LeaseInfo, ProduceKey
 from sluiceway.wire import answers
 from sluiceway.wire.arrow_codec import METADATA_KEY, produce_request, settle_request
 from sluiceway.wire.decoding import from_query
-from sluiceway.wire.json_codec import ProduceFields, SettleQuery
+from sluiceway.wire.json_items import ProduceFields
+from sluiceway.wire.json_settling import SettleQuery
 
 NOW = 1_700_000_000_000
 RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
@@ -42,7 +43,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 
 
 def produced(body: bytes) -> pa.RecordBatch:
-    return produce_request(ProduceFields(queue_name="q"), body, NOW).batch
+    return produce_request(ProduceFields(queue_name="q"), body, RECORD, NOW).batch
 
 
 def payload(*values: bytes | str | None, kind: pa.DataType | None = None) -> pa.Array:
@@ -208,7 +209,7 @@ def test_a_damaged_stream_is_refused_or_sound(seed: int, changes: int) -> None:
 
 def test_query_parameters() -> None:
     fields = {"queue_name": "q", "request_timeout": "5s", "idempotency_key": "k", "idempotency_group": "g", "idempotency_sequence": "7"}
-    request = produce_request(from_query(fields, ProduceFields), stream(ALL), NOW)
+    request = produce_request(from_query(fields, ProduceFields), stream(ALL), RECORD, NOW)
     assert (request.request_timeout, request.key) == (5_000, ProduceKey("k", "g", 7))
     for change, field in (({"colour": "1"}, "colour"), ({"idempotency_sequence": "x"}, "idempotency_sequence")):
         with pytest.raises(SluicewayError) as caught:
@@ -250,7 +251,7 @@ def test_settle_groups_rows_as_a_loop_would(wanted: dict[tuple[int, int], tuple[
         if partition > 2:
             foreign.add(f"k7f3q2ma.{partition}.{offset}")
         else:
-            fate = Fate(outcome, retry_after=delay or None, reason=reason or "")  # type: ignore[arg-type]
+            fate = Fate(outcome, retry_after=delay, reason=reason or "")  # type: ignore[arg-type]
             expected.setdefault(partition, {}).setdefault(fate, []).append(offset)
     request = settled(settle_batch((partition, offset, *fate) for (partition, offset), fate in wanted.items()))
     got: dict[int, dict[Fate, list[int]]] = {}
@@ -276,6 +277,7 @@ def test_settle_of_another_incarnation_is_foreign() -> None:
         ((-1, 2, "done", None, None), "items[1].partition"),
         ((0, -2, "done", None, None), "items[1].offset"),
         ((0, 2, "perhaps", None, None), "items[1].outcome"),
+        ((0, 2, "release", None, None), "items[1].outcome"),
         ((0, 2, "done", 5, None), "items[1].retry_after_ms"),
         ((0, 2, "retry", -5, None), "items[1].retry_after_ms"),
         ((0, 2, "retry", MAX_SCHEDULE + 1, None), "items[1].retry_after_ms"),

@@ -20,11 +20,12 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES, MAX_SCHEDULE, MAX_TEXT_BYTES
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
-from sluiceway.model.requests import DONE, Fate, Leased, LeaseInfo, Peek, Produce, ProduceKey
-from sluiceway.wire import answers, json_codec
+from sluiceway.model.requests import DONE, RELEASE, Fate, Leased, LeaseInfo, Peek, Produce, ProduceKey, Selection
+from sluiceway.wire import answers, json_items, json_settling
 
 NOW = 1_700_000_000_000
 RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
+SHORT = msgspec.structs.replace(RECORD, max_lease_timeout=300_000, idempotency_window=600_000)
 TOO_LATE = format_time(NOW + MAX_SCHEDULE + 1000)
 LONG = "x" * (MAX_TEXT_BYTES + 1)
 WIDE = "é" * (MAX_TEXT_BYTES // 2 + 1)
@@ -32,7 +33,7 @@ WIDE = "é" * (MAX_TEXT_BYTES // 2 + 1)
 
 
 def produce(**fields: object) -> Produce:
-    return json_codec.decode_produce(msgspec.json.encode({"queue_name": "q", "items": [{"utf8": "x"}], **fields})).request(NOW)
+    return json_items.decode_produce(msgspec.json.encode({"queue_name": "q", "items": [{"utf8": "x"}], **fields})).request(RECORD, NOW)
 
 
 def item(**fields: object) -> Callable[[], object]:
@@ -44,41 +45,35 @@ def call(decode: Callable[[bytes], Any], *more: object, **fields: object) -> Any
 
 
 def lease(**fields: object) -> Callable[[], object]:
-    return lambda: call(json_codec.decode_lease, **{"client_id": "c", **fields})
+    return lambda: call(json_items.decode_lease, RECORD, **{"client_id": "c", **fields})
 
 
 def complete(**fields: object) -> Callable[[], object]:
-    return lambda: call(json_codec.decode_complete, RECORD, **fields)
+    return lambda: call(json_settling.decode_select, RECORD, DONE, **fields)
 
 
 def retry(**fields: object) -> Callable[[], object]:
     items = [{"id": "k7f3q2ma.0.1"}, {"id": "k7f3q2ma.0.2", **fields}]
-    return lambda: call(json_codec.decode_retry, RECORD, NOW, items=items)
+    return lambda: call(json_settling.decode_retry, RECORD, NOW, items=items)
 
 
 def settle(**fields: object) -> Callable[[], object]:
-    return lambda: call(json_codec.decode_settle, RECORD, items=[{"id": "k7f3q2ma.0.2", "outcome": "done", **fields}])
+    return lambda: call(json_settling.decode_settle, RECORD, items=[{"id": "k7f3q2ma.0.2", "outcome": "done", **fields}])
 
 
 def extend(**fields: object) -> Callable[[], object]:
-    return lambda: call(json_codec.decode_extend, RECORD, **{"lease_ids": ["k7f3q2ma.0.L1"], **fields})
+    return lambda: call(json_settling.decode_extend, RECORD, **{"lease_ids": ["k7f3q2ma.0.L1"], **fields})
 
 
 def peek(**fields: object) -> Callable[[], object]:
-    return lambda: call(json_codec.decode_peek, RECORD, **fields)
-
-
-def create(**fields: object) -> Callable[[], object]:
-    return lambda: json_codec.decode_create(msgspec.json.encode({"queue_name": "q", **fields})).spec()
+    return lambda: call(json_items.decode_peek, RECORD, **fields)
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: produce(colour=1), "colour"),
     (lambda: produce(queue_name=7), "queue_name"),
-    (lambda: produce(queue_name=""), "queue_name"),
-    (lambda: produce(queue_name="../etc"), "queue_name"),
-    (lambda: json_codec.decode_produce(b'{"items":[]}'), "queue_name"),
-    (lambda: json_codec.decode_produce(b'{"queue_name":"q"}'), "items"),
+    (lambda: json_items.decode_produce(b'{"items":[]}'), "queue_name"),
+    (lambda: json_items.decode_produce(b'{"queue_name":"q"}'), "items"),
     (lambda: produce(items=[]), "items"),
     (lambda: produce(items={}), "items"),
     (lambda: produce(items=[1]), "items[0]"),
@@ -115,7 +110,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: produce(idempotency_key="k", idempotency_group="g", idempotency_window="1h"), "idempotency_window"),
     (lambda: produce(idempotency_key="k", idempotency_group="g", idempotency_sequence=-1), "idempotency_sequence"),
     (lambda: produce(idempotency_key="k", idempotency_group="g", idempotency_sequence=1 << 63), "idempotency_sequence"),
-    (lambda: json_codec.decode_lease(b'{"queue_name":"q"}'), "client_id"),
+    (lambda: json_items.decode_lease(b'{"queue_name":"q"}'), "client_id"),
     (lease(client_id=""), "client_id"),
     (lease(client_id=LONG), "client_id"),
     (lease(batch_size=0), "batch_size"),
@@ -128,6 +123,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lease(max_partitions=0), "max_partitions"),
     (lease(lease_timeout="0s"), "lease_timeout"),
     (lease(lease_timeout="31d"), "lease_timeout"),
+    (lambda: call(json_items.decode_lease, SHORT, client_id="c", lease_timeout="5m1ms"), "lease_timeout"),
+    (lambda: call(json_settling.decode_extend, SHORT, lease_ids=["k7f3q2ma.0.L1"], lease_timeout="6m"), "lease_timeout"),
+    (
+        lambda: call(json_items.decode_produce, SHORT, NOW, items=[{"utf8": "x"}], idempotency_key="k", idempotency_window="11m"),
+        "idempotency_window",
+    ),
     (lease(request_timeout="16m"), "request_timeout"),
     (lease(lease_key=""), "lease_key"),
     (lease(payload="yes"), "payload"),
@@ -145,6 +146,10 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (complete(ids=["k7f3q2ma.0.1"], partition=-1), "partition"),
     (complete(lease_ids=["k7f3q2ma.0.L1", "k7f3q2ma.0.1"]), "lease_ids[1]"),
     (complete(lease_ids=["k7f3q2ma.0.L1", "k7f3q2ma.1.L1"], partition=0), "lease_ids[1]"),
+    (complete(ids=["k7f3q2ma.0.1"], client_id=""), "client_id"),
+    (complete(ids=["k7f3q2ma.0.1"], client_id=LONG), "client_id"),
+    (complete(ids=["k7f3q2ma.0.1"], client_id=7), "client_id"),
+    (complete(ids=["k7f3q2ma.0.1"], strict=1), "strict"),
     (retry(retry_after="1s", retry_at=format_time(NOW)), "items[1].retry_after"),
     (retry(retry_after="soon"), "items[1].retry_after"),
     (retry(retry_after="400d"), "items[1].retry_after"),
@@ -156,13 +161,19 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (retry(id="nonsense"), "items[1].id"),
     (retry(id="k7f3q2ma.0.1", dead=True), "items"),
     (settle(outcome="perhaps"), "items[0].outcome"),
+    (settle(outcome="release"), "items[0].outcome"),
     (settle(retry_after="1s"), "items[0].retry_after"),
     (settle(outcome="retry", retry_after="-1s"), "items[0].retry_after"),
     (settle(reason=LONG), "items[0].reason"),
-    (lambda: json_codec.decode_settle(b'{"queue_name":"q","items":[{"id":"k7f3q2ma.0.2"}]}'), "items[0].outcome"),
-    (extend(lease_ids=[]), "lease_ids"),
+    (lambda: json_settling.decode_settle(b'{"queue_name":"q","items":[{"id":"k7f3q2ma.0.2"}]}'), "items[0].outcome"),
+    (extend(lease_ids=[]), "ids"),
     (extend(lease_ids=["k7f3q2ma.0.1"]), "lease_ids[0]"),
+    (extend(ids=["k7f3q2ma.0.L1"]), "ids[0]"),
     (extend(lease_timeout="0s"), "lease_timeout"),
+    (extend(lease_timeout="31d"), "lease_timeout"),
+    (extend(client_id=""), "client_id"),
+    (extend(strict="yes"), "strict"),
+    (extend(partition=0), "partition"),
     (peek(limit=0), "limit"),
     (peek(limit=MAX_ITEMS_ARROW + 1), "limit"),
     (peek(start=3), "start"),
@@ -170,14 +181,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (peek(lease_id="k7f3q2ma.0.L1", partition=0), "partition"),
     (peek(lease_id="k7f3q2ma.0.1"), "lease_id"),
     (peek(partition=9), "partition"),
-    (create(requested_partitions=0), "requested_partitions"),
-    (create(requested_partitions=1_001), "requested_partitions"),
-    (create(lease_timeout="0s"), "lease_timeout"),
-    (create(max_attempts=-1), "max_attempts"),
-    (create(max_attempts=10**12), "max_attempts"),
-    (create(dead_queue=""), "dead_queue"),
-    (create(reference=LONG), "reference"),
-    (lambda: json_codec.decode_list(b'{"limit":0}'), "limit"),
 ]
 
 
@@ -207,7 +210,7 @@ def test_refusal_names_its_field(request_of: Callable[[], object], field: str) -
 )
 def test_what_is_no_json_object_is_an_invalid_body(body: bytes) -> None:
     with pytest.raises(SluicewayError) as caught:
-        json_codec.decode_lease(body)
+        json_items.decode_lease(body)
     assert caught.value.code in ("invalid_body", "invalid_request")
     assert caught.value.kind.status == 400
 
@@ -219,16 +222,17 @@ def test_what_is_no_json_object_is_an_invalid_body(body: bytes) -> None:
         (lambda n: complete(ids=[f"k7f3q2ma.0.{i}" for i in range(n)])(), "ids", MAX_ITEMS_JSON),
         (lambda n: complete(lease_ids=[f"k7f3q2ma.0.L{i}" for i in range(n)])(), "lease_ids", MAX_ITEMS_JSON),
         (
-            lambda n: call(json_codec.decode_retry, RECORD, NOW, items=[{"id": f"k7f3q2ma.0.{i}"} for i in range(n)]),
+            lambda n: call(json_settling.decode_retry, RECORD, NOW, items=[{"id": f"k7f3q2ma.0.{i}"} for i in range(n)]),
             "items",
             MAX_ITEMS_JSON,
         ),
         (
-            lambda n: call(json_codec.decode_settle, RECORD, items=[{"id": f"k7f3q2ma.0.{i}", "outcome": "done"} for i in range(n)]),
+            lambda n: call(json_settling.decode_settle, RECORD, items=[{"id": f"k7f3q2ma.0.{i}", "outcome": "done"} for i in range(n)]),
             "items",
             MAX_ITEMS_ARROW,
         ),
         (lambda n: extend(lease_ids=[f"k7f3q2ma.0.L{i}" for i in range(n)])(), "lease_ids", MAX_ITEMS_JSON),
+        (lambda n: extend(ids=[f"k7f3q2ma.0.{i}" for i in range(n)])(), "ids", MAX_ITEMS_JSON),
     ],
 )
 def test_the_most_items_pass_and_one_more_is_too_many(request_of: Callable[[int], object], field: str, most: int) -> None:
@@ -245,8 +249,6 @@ def test_defaults_are_those_of_the_documents() -> None:
     assert produce().key is None
     taken = lease()()
     assert taken == type(taken)("c", 1)  # type: ignore[call-arg]
-    spec = create()()
-    assert spec == type(spec)("q")  # type: ignore[call-arg]
     assert peek()() == Peek(10)
 
 
@@ -256,9 +258,17 @@ def test_produce_key() -> None:
     assert produce(idempotency_key="k", idempotency_group="g", idempotency_sequence=7).key == ProduceKey("k", "g", 7)
 
 
+def test_what_a_queue_allows_at_most_is_what_a_call_may_ask_for() -> None:
+    keyed = {"items": [{"utf8": "x"}], "idempotency_key": "k"}
+    assert call(json_items.decode_produce, SHORT, NOW, **keyed).key == ProduceKey("k", window=600_000)
+    assert call(json_items.decode_produce, SHORT, NOW, **keyed, idempotency_window="10m").key == ProduceKey("k", window=600_000)
+    assert call(json_items.decode_lease, SHORT, client_id="c", lease_timeout="5m").lease_timeout == 300_000
+    assert call(json_items.decode_lease, SHORT, client_id="c").lease_timeout is None
+
+
 def test_ids_are_grouped_by_partition_sorted_and_unique() -> None:
     ids = ["k7f3q2ma.1.5", "k7f3q2ma.0.9", "k7f3q2ma.0.2", "k7f3q2ma.0.9", "other.0.1", "k7f3q2ma.7.1"]
-    request = call(json_codec.decode_complete, RECORD, ids=ids, lease_ids=["k7f3q2ma.2.L4", "other.2.L4", "k7f3q2ma.2.L4"])
+    request = call(json_settling.decode_select, RECORD, DONE, ids=ids, lease_ids=["k7f3q2ma.2.L4", "other.2.L4", "k7f3q2ma.2.L4"])
     assert {partition: len(chosen) for partition, chosen in request.selections.items()} == {0: 1, 1: 1, 2: 1}
     assert request.selections[0][0].offsets.tolist() == [2, 9]
     assert request.selections[0][0].offsets.dtype == np.int64
@@ -268,9 +278,26 @@ def test_ids_are_grouped_by_partition_sorted_and_unique() -> None:
     assert not request.stage
 
 
+def test_all_that_is_named_is_released_alike_and_only_from_its_owner() -> None:
+    fields = {"ids": ["k7f3q2ma.0.9", "k7f3q2ma.0.2", "other.0.1"], "lease_ids": ["k7f3q2ma.2.L4"], "client_id": "c", "strict": True}
+    request = call(json_settling.decode_select, RECORD, RELEASE, **fields)
+    assert (request.client_id, request.strict, request.stage, request.foreign) == ("c", True, False, ["other.0.1"])
+    assert (request.selections[0][0].fate, request.selections[0][0].offsets.tolist()) == (RELEASE, [2, 9])
+    assert request.selections[2] == [Selection(RELEASE, lease=4)]
+    assert complete(ids=["k7f3q2ma.0.1"])().client_id is None  # type: ignore[attr-defined]
+
+
+def test_an_extension_names_leases_items_or_both() -> None:
+    ids = ["k7f3q2ma.0.9", "k7f3q2ma.0.2", "k7f3q2ma.1.3", "k7f3q2ma.0.9", "other.0.1"]
+    request = call(json_settling.decode_extend, RECORD, ids=ids, lease_ids=["k7f3q2ma.2.L4", "other.0.L1"], client_id="c", strict=True)
+    assert {partition: offsets.tolist() for partition, offsets in request.offsets.items()} == {0: [2, 9], 1: [3]}
+    assert (request.leases, request.foreign) == ([(2, 4)], ["other.0.1", "other.0.L1"])
+    assert (request.client_id, request.strict, request.lease_timeout, request.request_timeout) == ("c", True, None, 30_000)
+
+
 def test_retries_are_grouped_by_fate() -> None:
     request = call(
-        json_codec.decode_retry,
+        json_settling.decode_retry,
         RECORD,
         NOW,
         items=[
@@ -282,7 +309,8 @@ def test_retries_are_grouped_by_fate() -> None:
         ],
     )
     assert [(chosen.fate, chosen.offsets.tolist()) for chosen in request.selections[0]] == [
-        (Fate("retry"), [1, 2]),
+        (Fate("retry"), [1]),
+        (Fate("retry", retry_after=0), [2]),
         (Fate("retry", retry_after=5_000), [3]),
         (Fate("retry", retry_at=NOW + 1000), [4]),
         (Fate("dead", reason="bad"), [5]),
@@ -361,10 +389,10 @@ def test_problem_document() -> None:
 
 def test_a_long_unknown_field_is_refused_without_searching_it_through() -> None:
     name = " - at " * 200_000
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(SluicewayError) as caught:
-        json_codec.decode_lease(json.dumps({"queue_name": "q", "client_id": "c", name: 1}).encode())
-    assert time.perf_counter() - began < 5, "quadratic: hours"
+        json_items.decode_lease(json.dumps({"queue_name": "q", "client_id": "c", name: 1}).encode())
+    assert time.thread_time() - began < 60, "quadratic: hours"
     assert caught.value.code == "invalid_request"
     assert caught.value.detail.endswith("unknown field")
 
@@ -373,7 +401,7 @@ def test_a_long_unknown_field_is_refused_without_searching_it_through() -> None:
 def test_a_body_of_millions_of_items_is_refused_before_it_is_decoded(item: str) -> None:
     body = '{"queue_name":"q","items":[' + ",".join([item] * 500_000) + "]}"
     with pytest.raises(SluicewayError) as caught:
-        json_codec.decode_produce(body.encode())
+        json_items.decode_produce(body.encode())
     assert (caught.value.code, caught.value.field) == ("too_many_items", "items")
 
 
@@ -382,13 +410,13 @@ def test_payloads_full_of_braces_are_no_items() -> None:
     items = [{"utf8": payload, "headers": {"k": "{"}}] * MAX_ITEMS_JSON
     body = json.dumps({"queue_name": "q", "items": items}).encode()
     assert len(body) > 1 << 20
-    assert len(json_codec.decode_produce(body).items) == MAX_ITEMS_JSON
+    assert len(json_items.decode_produce(body).items) == MAX_ITEMS_JSON
 
 
 @pytest.mark.parametrize("tail", [b'"', b"\\", b""])
 def test_an_unending_string_is_read_once(tail: bytes) -> None:
     body = b"{" * 3_000 + b'"' + b'\\"' * 1_000_000 + tail
-    began = time.perf_counter()
+    began = time.thread_time()
     with pytest.raises(SluicewayError):
-        json_codec.decode_produce(body)
-    assert time.perf_counter() - began < 5, "quadratic: hours"
+        json_items.decode_produce(body)
+    assert time.thread_time() - began < 60, "quadratic: hours"

@@ -1,7 +1,8 @@
 """Crash rounds on a real server: crash it under load, start it again on the same data, compare it with what its clients were told.
 
 `python tests/crash/campaign.py ROUNDS` (with `tests` on the path) prints progress and one line at the end; exit code 1 if anything was
-wrong. A crash is kill −9; with `--power-cut` the disk loses what was not synced as well (Linux and root only).
+wrong. A crash is kill −9; with `--power-cut` the disk loses what was not synced as well (Linux and root only). With `--backend postgres`
+the partitions lie in a PostgreSQL server of its own, which goes on.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ledger import Ledger, Tally
 from load import DEAD_QUEUE, LEASE_TIMEOUT, MAX_ATTEMPTS, QUEUE, Address, Load
 from loop_disk import LoopDisk, LoopDiskError
 
+from postgres_server import PostgresServer
 from server_process import COMMAND, wait_until
 
 ROUNDS_BETWEEN_DRAINS = 5
@@ -36,8 +38,12 @@ Progress = Callable[[str], None]
 class Server:
     """`sluiceway serve` as a child process."""
 
-    def __init__(self, data: Path, log: Path, command: list[str]) -> None:
+    def __init__(self, data: Path, log: Path, command: list[str], config: str) -> None:
         self._command = [*command, "serve", "--data", str(data), "--listen", "127.0.0.1:0"]
+        if config:
+            path = log.with_name("sluiceway.toml")
+            path.write_text(config)
+            self._command += ["--config", str(path)]
         self.log = log
         self._child: subprocess.Popen[str] | None = None
         self.url = ""
@@ -73,20 +79,26 @@ class Server:
 
 
 class Campaign:
-    """A server under load that crashes again and again; with a `disk`, on that disk and together with it."""
+    """A server under load that crashes again and again; with a `disk`, on that disk and together with it.
 
-    def __init__(self, folder: Path, seed: int, command: list[str] = COMMAND, disk: LoopDisk | None = None) -> None:
+    `config` is the text of its configuration file, `partitions` the queue's.
+    """
+
+    partitions = 3
+
+    def __init__(self, folder: Path, seed: int, command: list[str] = COMMAND, disk: LoopDisk | None = None, config: str = "") -> None:
         self.tally = Tally()
-        self.start_times: list[float] = []
+        self.times: list[float] = []
+        """Seconds until it served again, by round."""
         self._random = random.Random(seed)
         self._disk = disk
-        self._server = Server((disk.mount if disk else folder) / "data", folder / "server.log", command)
+        self._server = Server((disk.mount if disk else folder) / "data", folder / "server.log", command, config)
         self._address = Address()
         self._ledger = Ledger(self.tally)
         self._http = httpx.Client(timeout=20)
 
     def run(self, rounds: int, progress: Progress) -> Tally:
-        load = Load(self._ledger, self._address, "0")
+        load = self._load("0")
         try:
             self._server.start()
             self._create_queues()
@@ -99,7 +111,7 @@ class Campaign:
                 if number % ROUNDS_BETWEEN_DRAINS == 0 or number == rounds:
                     self._drain(load)
                     progress(f"{number}/{rounds} rounds: {self.summary()}")
-                    load = Load(self._ledger, self._address, str(number))
+                    load = self._load(str(number))
                     load.start()
             self._check_log()
         finally:
@@ -109,6 +121,9 @@ class Campaign:
             self._http.close()
         return self.tally
 
+    def _load(self, seed: str) -> Load:
+        return Load(self._ledger, self._address, seed)
+
     def summary(self) -> str:
         counts = self.tally.counts
         good = ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()) if kind not in Tally.WRONG)
@@ -116,15 +131,19 @@ class Campaign:
 
     # -- rounds ---------------------------------------------------------------------------------
 
-    def _round(self) -> None:
-        goal = self._ledger.acknowledged + self._random.randint(100, 1_500)
+    def _progress(self, count: int) -> None:
+        """Wait until so many items more were acknowledged."""
+        goal = self._ledger.acknowledged + count
         wait_until(lambda: self._ledger.acknowledged >= goal or self.tally.faults > 0, "progress", 60)
+
+    def _round(self) -> None:
+        self._progress(self._random.randint(100, 1_500))
         self._crash()
         if self._random.random() < 0.15:
             self._server.launch()
             threading.Event().wait(self._random.random())
             self._crash()
-        self.start_times.append(self._server.start())
+        self.times.append(self._server.start())
         self._ledger.check_counters(self._counters(QUEUE))
         self._address.set(self._server.url)
 
@@ -171,7 +190,7 @@ class Campaign:
     def _create_queues(self) -> None:
         self._ask("queues.create", DEAD_QUEUE, requested_partitions=2)
         limits = {"lease_timeout": f"{LEASE_TIMEOUT}ms", "max_attempts": MAX_ATTEMPTS}
-        self._ask("queues.create", QUEUE, requested_partitions=3, dead_queue=DEAD_QUEUE, **limits)
+        self._ask("queues.create", QUEUE, requested_partitions=self.partitions, dead_queue=DEAD_QUEUE, **limits)
 
     def _counters(self, queue: str) -> Counter[str]:
         sums: Counter[str] = Counter()
@@ -185,11 +204,17 @@ class Campaign:
             self.tally.wrong("other", f"the server's log has a traceback: {self._server.log}")
 
 
+def postgres_config(server: PostgresServer, name: str = "default", write_timeout: str = "10s") -> str:
+    """A backend of that name on that server."""
+    return f'[backends.{name}]\nkind = "postgres"\nurl = "{server.dsn()}"\nwrite_timeout = "{write_timeout}"\n'
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("rounds", type=int)
     parser.add_argument("--seed", type=int, default=time.time_ns() % 100_000)
     parser.add_argument("--power-cut", action="store_true")
+    parser.add_argument("--backend", choices=("sqlite", "postgres"), default="sqlite")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="sluiceway-crash-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
@@ -197,12 +222,13 @@ def main() -> int:
             disk = stack.enter_context(LoopDisk(folder)) if given.power_cut else None
         except LoopDiskError as error:
             parser.exit(2, f"this machine does not allow a power cut: {error}\n")
-        campaign = Campaign(folder, given.seed, disk=disk)
+        config = postgres_config(stack.enter_context(PostgresServer())) if given.backend == "postgres" else ""
+        campaign = Campaign(folder, given.seed, disk=disk, config=config)
         begun = time.monotonic()
         tally = campaign.run(given.rounds, lambda line: print(line, flush=True))
         for example in tally.examples[:20]:
             print(example)
-        times = sorted(campaign.start_times)
+        times = sorted(campaign.times)
         print(
             f"{'FAILED' if tally.faults else 'ok'}: seed {given.seed}, {len(times)} rounds in {time.monotonic() - begun:.0f} s, "
             f"start after a crash {times[len(times) // 2]:.2f} s (median), {times[-1]:.2f} s (most); {campaign.summary()}"

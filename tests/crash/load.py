@@ -6,19 +6,25 @@ import base64
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import httpx
 from ledger import Ledger, payload_of
 
+from sluiceway.core.logical_queue import FLIGHT_PATIENCE
+
 QUEUE, DEAD_QUEUE = "q", "dead"
 PRODUCERS, CONSUMERS = 2, 3
 LEASE_TIMEOUT = 1_500
 MAX_ATTEMPTS = 6
+WAYS = ("keyed", "grouped", "unkeyed")
 BACKLOG = 2_000
 """Items that are under way at most, so that a queue can be drained soon."""
+REQUEST_TIMEOUT = 30_000
+MARGIN = 5_000
+"""Milliseconds past its `request_timeout` after which a call has not ended as it was promised."""
 
 
 class Address:
@@ -44,19 +50,24 @@ class Answer(NamedTuple):
 
     outcome: str
     body: Any = None
+    problem: str = ""
+    """The code that the server gave."""
 
 
 def millis(text: str) -> int:
     return round(datetime.fromisoformat(text).timestamp() * 1_000)
 
 
-def call(http: httpx.Client, url: str | None, name: str, fields: dict[str, Any]) -> Answer:
+def call(http: httpx.Client, url: str | None, name: str, fields: dict[str, Any], patience: int) -> Answer:
+    """One call; an AssertionError for an answer that says neither, and for none within `patience` ms."""
     if url is None:
         return Answer("refused")
     try:
-        answer = http.post(f"{url}/v1/{name}", json=fields)
+        answer = http.post(f"{url}/v1/{name}", json=fields, timeout=patience / 1_000)
     except httpx.ConnectError:
         return Answer("refused")
+    except httpx.TimeoutException:
+        raise AssertionError(f"{name}: no answer within {patience} ms") from None
     except httpx.TransportError:
         return Answer("unknown")
     if answer.status_code == 200:
@@ -64,15 +75,22 @@ def call(http: httpx.Client, url: str | None, name: str, fields: dict[str, Any])
     problem = answer.json()
     if not problem["retryable"]:
         raise AssertionError(f"{name}: {answer.text}")
-    return Answer("unknown" if problem["code"] == "outcome_unknown" else "refused")
+    return Answer("unknown" if problem["code"] == "outcome_unknown" else "refused", problem=problem["code"])
 
 
 class Load:
-    """Threads that work from `start` to `stop`; what goes wrong with them is in the ledger's tally."""
+    """Threads that work from `start` to `stop`; what goes wrong with them is in the ledger's tally.
 
-    def __init__(self, ledger: Ledger, address: Address, seed: str) -> None:
+    Each call has `request_timeout` (ms) to end, but for a lease; `ways` are those in which items are produced.
+    """
+
+    def __init__(
+        self, ledger: Ledger, address: Address, seed: str, request_timeout: int = REQUEST_TIMEOUT, ways: Sequence[str] = WAYS
+    ) -> None:
         self._ledger = ledger
         self._address = address
+        self._request_timeout = request_timeout
+        self._ways = ways
         self._producing, self._consuming = threading.Event(), threading.Event()
         self._producing.set()
         self._consuming.set()
@@ -82,8 +100,8 @@ class Load:
     def _thread(self, kind: type[Worker], name: str, goes_on: threading.Event) -> threading.Thread:
         def work() -> None:
             try:
-                with httpx.Client(timeout=20) as http:
-                    worker = kind(name, http, self._address, self._ledger)
+                with httpx.Client() as http:
+                    worker = kind(name, http, self._address, self._ledger, self._request_timeout, self._ways)
                     while goes_on.is_set():
                         worker.work()
             except Exception as error:
@@ -120,21 +138,27 @@ class Load:
 
 
 class Worker:
-    def __init__(self, name: str, http: httpx.Client, address: Address, ledger: Ledger) -> None:
+    def __init__(self, name: str, http: httpx.Client, address: Address, ledger: Ledger, request_timeout: int, ways: Sequence[str]) -> None:
         self.name = name
+        self.ways = ways
+        self._request_timeout = request_timeout
         self.ledger = ledger
         self.random = random.Random(name)
         self.number = 0
         self._http = http
         self._address = address
-        self._stop_repeating: Callable[[], bool] = lambda: False
 
     def work(self) -> None:
         raise NotImplementedError
 
     def once(self, call_name: str, **fields: Any) -> Answer:
         """One try."""
-        answer = call(self._http, self._address.get(), call_name, {"queue_name": QUEUE, **fields})
+        fields = {"queue_name": QUEUE, "request_timeout": f"{self._request_timeout}ms", **fields}
+        # A lease may wait longer than it asked to, for what is just being written for it.
+        patience = (FLIGHT_PATIENCE if call_name == "queue.lease" else self._request_timeout) + MARGIN
+        answer = call(self._http, self._address.get(), call_name, fields, patience)
+        if answer.problem:
+            self.ledger.tally.counts[answer.problem] += 1
         if answer.outcome != "done":
             threading.Event().wait(0.01)
         return answer
@@ -164,7 +188,7 @@ class Producer(Worker):
             items = [{**item, "enqueue_at": moment.isoformat(timespec="milliseconds")} for item in items]
         self.ledger.sending(names, not_before)
         key: dict[str, Any] = {"idempotency_key": f"{self.name}-{self.number}"}
-        way = self.random.choice(("keyed", "grouped", "unkeyed"))
+        way = self.random.choice(self.ways)
         if way == "unkeyed":
             self._unkeyed(names, items)
             return

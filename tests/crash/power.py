@@ -66,6 +66,8 @@ class PowerDisk(apsw.VFS):
         self.mutex = threading.RLock()
         self.before_change: Callable[[], None] = lambda: None
         """Called with each change and sync of a file, before it takes effect."""
+        self.lies: Callable[[], bool] = lambda: False
+        """Asked at each sync, of a file or a folder: whether to say that it is done and not to do it."""
         self._files: dict[Path, Content] = {}
         self._safe_files: dict[Path, Content] = {}
         self._safe_folders = {root}
@@ -128,6 +130,8 @@ class PoweredFile(apsw.VFSFile):
         self._disk.before_change()
         super().xSync(flags)
         with self._disk.mutex:
+            if self._disk.lies():
+                return
             self._content.sync()
             if self._names_follow:
                 self._names_follow = False
@@ -143,7 +147,8 @@ def powered(root: Path) -> Iterator[PowerDisk]:
 
     def sync_directory(folder: Path) -> None:
         really_sync(folder)
-        disk.names_are_safe(folder)
+        if not disk.lies():
+            disk.names_are_safe(folder)
 
     apsw.set_default_vfs("powered")
     try:

@@ -11,7 +11,7 @@ import apsw
 import httpx
 import pytest
 
-from server_process import ServerProcess, wait_until
+from server_process import PATIENCE, ServerProcess, wait_until
 from server_running import running
 from test_sqlite_faults import Disk, sound
 
@@ -23,7 +23,7 @@ class Api:
         self._url = url
 
     def post(self, call: str, **fields: Any) -> httpx.Response:
-        return httpx.post(f"{self._url}/v1/{call}", json={"queue_name": "q", **fields}, timeout=20)
+        return httpx.post(f"{self._url}/v1/{call}", json={"queue_name": "q", **fields}, timeout=PATIENCE)
 
     def ask(self, call: str, **fields: Any) -> Any:
         answer = self.post(call, **fields)
@@ -41,7 +41,7 @@ class Api:
             payloads += [base64.b64decode(item["bytes"]).decode() for item in answer.json().get("items", ())]
 
     def ready(self) -> httpx.Response:
-        return httpx.get(f"{self._url}/readyz")
+        return httpx.get(f"{self._url}/readyz", timeout=PATIENCE)
 
 
 def flip_a_bit(partitions: Path, content: bytes) -> Path:

@@ -43,7 +43,7 @@ def crashes(call: str, base: Path, copies: Path) -> list[dict[str, Any]]:
     """Every crash of the call, and at the end its success without one; at least so many of each way."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(folder) for folder in (Path(__file__).parent, Path(__file__).parents[1]))}
     command = [sys.executable, every_call.__file__, call, str(base), str(copies)]
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert result.returncode == 0, result.stderr
     reports = [json.loads(line) for line in result.stdout.splitlines()]
     assert sum(report["crashed"] for report in reports) >= 6, "it hardly wrote anything"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import random
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
+import apsw
 import pytest
 from aftermath import Aftermath, aftermath
 from ledger import name_of, payload_of
@@ -17,8 +21,10 @@ from power import PowerDisk, powered
 from node_rig import PATIENCE, produce, rows, serving, settle, spec
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.partition_file import PartitionFile
+from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Fate, Lease, Produce, ProduceKey
 from sluiceway.node.service import Service
+from sluiceway.ports.partition_store import Changes, DamagedError, Fence, RecordKind, Snapshot, StoreUnavailableError
 
 pytestmark = pytest.mark.crash
 
@@ -152,6 +158,134 @@ def test_without_syncs_the_same_cuts_lose_what_was_acknowledged(tmp_path: Path, 
     run = Run(tmp_path, 20, seed=2)
     run.run()
     assert any(run.faults(cut).lost for cut in run.cuts)
+
+
+class LyingRun(Run):
+    """The same on a disk that says "synced" and, this `share` of the times, has not. Keeps every state that a partition ever had."""
+
+    def __init__(self, folder: Path, most_cuts: int, share: float) -> None:
+        super().__init__(folder, most_cuts, seed=most_cuts)
+        self._share = share
+        self._states: dict[str, list[Snapshot]] = {}
+        self._blobs: dict[str, dict[int, bytes]] = {}
+        self._at_cut: list[dict[str, int]] = []
+        """Turns of each partition that were answered as done when the power went."""
+
+    def run(self) -> None:
+        chance = random.Random(3)
+        apply = PartitionFile.apply
+
+        def noted(file: PartitionFile, changes: Changes, fence: Fence) -> Outcome:
+            outcome = apply(file, changes, fence)
+            assert outcome is Outcome.DONE
+            self._note(file._name, changes)
+            return outcome
+
+        with powered(self.root) as disk, mock.patch.object(PartitionFile, "apply", noted):
+            disk.lies = lambda: chance.random() < self._share
+            asyncio.run(self._serve(disk))
+
+    def _note(self, name: str, changes: Changes) -> None:
+        states = self._states.setdefault(name, [Snapshot(0, None, {})])
+        records = {key: value for key, value in states[-1].records.items() if key not in changes.deletes}
+        states.append(Snapshot(changes.txn, changes.header, records | changes.puts))
+        self._blobs.setdefault(name, {}).update(changes.blobs)
+
+    def _count_down(self, disk: PowerDisk) -> None:
+        with disk.mutex:
+            before = len(self.cuts)
+            super()._count_down(disk)
+            if len(self.cuts) > before:
+                self._at_cut.append({name: states[-1].txn for name, states in list(self._states.items())})
+
+    def judge(self) -> Counter[str]:
+        """What became of each partition in each cut. Fails if one has a state that it never had, or a blob that was never written."""
+        seen: Counter[str] = Counter()
+        for cut, done in zip(self.cuts, self._at_cut, strict=True):
+            seen.update(self._verdict(cut.directory / "data" / "partitions" / f"{name}.sqlite", name, txn) for name, txn in done.items())
+        return seen
+
+    def _verdict(self, path: Path, name: str, txn: int) -> str:
+        try:
+            with contextlib.closing(PartitionFile(path) if path.exists() else NoFile()) as file:
+                found = file.browse()
+                assert found == self._states[name][found.txn], f"{path}: never was so"
+                for kind, key in found.records:
+                    if kind is RecordKind.BLOB:
+                        assert file.read([int(key)]) == {int(key): self._blobs[name][int(key)]}, f"{path}: blob {key}"
+        except (DamagedError, StoreUnavailableError) as error:
+            assert name in str(error)
+            return "damaged"
+        return "whole" if found.txn >= txn else "older"
+
+
+class NoFile:
+    """Stands for a partition whose file is gone: the same as a new one."""
+
+    def browse(self) -> Snapshot:
+        return Snapshot(0, None, {})
+
+    def read(self, blobs: Sequence[int]) -> dict[int, bytes]:
+        return {}
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("cuts", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_a_disk_that_lies_about_syncs_loses_but_nothing_false_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuts: int, share: float
+) -> None:
+    monkeypatch.setattr(partition_file, "CHECKPOINT_BYTES", 64 << 10)
+    run = LyingRun(tmp_path, cuts, share)
+    run.run()
+    seen = run.judge()
+    assert seen["older"], "the disk's lies have cost nothing"
+    assert seen["damaged"], "no damage was met, so it may be that none is found"
+
+
+def test_a_disk_that_does_not_lie_keeps_every_partition_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_file, "CHECKPOINT_BYTES", 64 << 10)
+    run = LyingRun(tmp_path, 25, 0.0)
+    run.run()
+    assert set(run.judge()) == {"whole"}
+
+
+def test_a_power_cut_while_a_layout_is_brought_up_to_date_leaves_the_old_or_the_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    path, fence = root / "k7f3q2ma-0.sqlite", Fence(1, 1, 1)
+    older = len(partition_file.MIGRATIONS)
+    cuts = itertools.count()
+
+    def cut() -> None:
+        (tmp_path / str(number := next(cuts))).mkdir()
+        disk.cut(tmp_path / str(number), random.Random(number))
+
+    with powered(root) as disk:
+        file = PartitionFile(path)
+        file.open(fence)
+        file.apply(Changes(1, b"header", {(RecordKind.LEASE, "7"): b"record"}), fence)
+        state = file.browse()
+        file.close()
+        further = "CREATE TABLE added (number INTEGER); INSERT INTO added VALUES (7);"
+        monkeypatch.setattr(partition_file, "MIGRATIONS", (*partition_file.MIGRATIONS, further))
+        disk.before_change = cut
+        PartitionFile(path).close()
+        cut()
+    versions = set()
+    for number in range(next(cuts)):
+        copy = tmp_path / str(number) / path.name
+        with contextlib.closing(apsw.Connection(str(copy))) as database:
+            versions.add(version := database.pragma("user_version"))
+            tables = database.execute("SELECT name FROM sqlite_schema").fetchall()
+            assert version == (older + 1 if ("added",) in tables else older)
+        with contextlib.closing(PartitionFile(copy)) as file:
+            assert file.browse() == state
+    assert versions == {older, older + 1}
 
 
 @pytest.mark.parametrize("step", ["queue", "items"])

@@ -11,37 +11,20 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
+from sluiceway.bench import scale
 from sluiceway.bench.load import Connection, Load, drive
+from sluiceway.bench.servers import SLUICEWAY, server
 
 LOADS = [Load(clients, 1_000, 100) for clients in (1, 8)]
-SYSTEMS = {"sluiceway": "sluiceway.server.run", "sqlite-rows": "sluiceway.bench.rows"}
+SYSTEMS = {"sluiceway": SLUICEWAY, "sqlite-rows": "sluiceway.bench.rows"}
 RIVAL = "sqlite-rows"
 QUEUE = "bench"
 PARTITIONS = 4
-
-
-@contextmanager
-def server(module: str, data: Path) -> Iterator[str]:
-    """A server of its own process; yields its URL."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, "--data", str(data)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if "http://" not in line:
-            raise RuntimeError(f"{module} did not start: {line!r}")
-        yield line.split()[-1]
-    finally:
-        process.terminate()
-        process.wait(15)
 
 
 async def measure(urls: dict[str, str], load: Load, rounds: int, seconds: float) -> dict[str, list[float]]:
@@ -72,7 +55,7 @@ def main() -> None:
     ratios: dict[str, dict[str, float]] = {}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluiceway-bench-")))
-        urls = {name: stack.enter_context(server(module, folder / name)) for name, module in SYSTEMS.items()}
+        urls = {name: stack.enter_context(server(module, folder / name)).url for name, module in SYSTEMS.items()}
         for url in urls.values():
             asyncio.run(create(url))
         print(f"produce → lease → complete over HTTP, Arrow, synchronous=FULL, {PARTITIONS} partitions; items/s, median of {given.rounds}")
@@ -98,4 +81,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:2] == ["scale"]:
+        sys.exit(scale.main(sys.argv[2:]))
     main()

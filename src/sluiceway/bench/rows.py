@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,11 @@ import uvloop
 from sluiceway.adapters import system
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.leased import POSITION
-from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
 from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Explanation,
     Extend,
     Extended,
     Lease,
@@ -32,8 +35,11 @@ from sluiceway.model.requests import (
     Peek,
     Produce,
     Produced,
+    QueuePatch,
     QueueSpec,
     QueueStats,
+    Redrive,
+    Redriven,
     Settle,
     Settled,
 )
@@ -196,6 +202,21 @@ class RowService:
 
     def problems(self) -> list[str]:
         return []
+
+    async def update_queue(self, queue_name: str, patch: QueuePatch) -> QueueRecord:
+        raise _unsupported()
+
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool) -> QueueRecord:
+        raise _unsupported()
+
+    async def clear(self, queue_name: str, request: Clear) -> Cleared:
+        raise _unsupported()
+
+    async def redrive(self, queue_name: str, request: Redrive) -> Redriven:
+        raise _unsupported()
+
+    async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
+        raise _unsupported()
 
 
 def _batch(info: LeaseInfo, rows: list[Any]) -> pa.RecordBatch:

@@ -35,6 +35,8 @@ _NEXT = {
     "queue_not_found": "`sluiceway queue list` shows the queues, `sluiceway queue create NAME` makes one",
     "queue_exists": "`sluiceway queue info NAME` shows it",
     "queue_not_empty": "complete what is in it, or delete it all the same with --force",
+    "queue_paused": "`sluiceway queue resume NAME` lets it go on",
+    "version_conflict": "`sluiceway queue info NAME` shows the settings and the version that it has now",
     "key_conflict": "the key was used for other items; take a new one",
     "outcome_unknown": "it may or may not have happened; look with `sluiceway stats QUEUE` before you repeat it",
 }
@@ -72,18 +74,21 @@ def exit_code(error: SluicewayError) -> int:
     return EXIT_UNAVAILABLE if error.retryable else EXIT_REFUSED
 
 
-def duration_option(*names: str, help: str, default: str | None = None) -> Callable[[Callable[..., T]], Callable[..., T]]:
-    """An option that takes a duration, checked where it is typed and passed on as text."""
+def duration_option(
+    name: str, *, help: str, default: str | None = None, metavar: str = "DURATION"
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    """An option that takes a duration, or one for each word of `metavar`; checked where it is typed and passed on as text."""
+    count = len(metavar.split())
 
-    def check(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-        try:
-            if value is not None:
-                parse_duration(value, "duration")
-        except SluicewayError:
-            raise click.BadParameter(f"{value!r} is not a duration such as 500ms, 30s or 1h30m", ctx, param) from None
+    def check(ctx: click.Context, param: click.Parameter, value: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+        for text in (value,) if isinstance(value, str) else value or ():
+            try:
+                parse_duration(text, "duration")
+            except SluicewayError:
+                raise click.BadParameter(f"{text!r} is not a duration such as 500ms, 30s or 1h30m", ctx, param) from None
         return value
 
-    return click.option(*names, metavar="DURATION", default=default, show_default=default is not None, callback=check, help=help)
+    return click.option(name, nargs=count, metavar=metavar, default=default, show_default=default is not None, callback=check, help=help)
 
 
 class Session:

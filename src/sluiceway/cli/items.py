@@ -1,11 +1,13 @@
-"""Commands on items: produce, lease, complete, retry, stats."""
+"""Commands on items: produce, lease, complete, retry, release, explain, stats."""
 
 from __future__ import annotations
 
 import shutil
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
     from sluiceway.client import Ignored, LeasedItem, QueueStats
 
+T = TypeVar("T")
 WATCH_PAUSE = 1.0
 
 
@@ -87,38 +90,66 @@ def _json_item(item: LeasedItem) -> dict[str, Any]:
         return fields | {"bytes": payload}
 
 
+def _ids_options(command: Callable[..., T]) -> Callable[..., T]:
+    """A queue, item ids, and leases."""
+    lease = click.option("--lease", "lease_ids", multiple=True, metavar="LEASE_ID", help="All that is open in the lease. May be repeated.")
+    return click.argument("queue")(click.argument("ids", nargs=-1, metavar="[ID...|-]")(lease(command)))
+
+
+def _id_calls(ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> Iterator[tuple[list[str], list[str]]]:
+    """Item ids and lease ids, as many as one call may carry."""
+    if not ids and not lease_ids:
+        raise click.UsageError("give item ids, - for ids on stdin, or --lease LEASE_ID")
+    for chunk in chunks(lease_ids, MAX_ITEMS_JSON):
+        yield [], chunk
+    for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON):
+        yield chunk, []
+
+
 @click.command()
-@click.argument("queue")
-@click.argument("ids", nargs=-1, metavar="[ID...|-]")
-@click.option("--lease", "lease_ids", multiple=True, metavar="LEASE_ID", help="Complete all that is open in the lease. May be repeated.")
+@_ids_options
 @connected
 def complete(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> None:
     """Settle leased items of QUEUE for good: ids, ids on stdin (`-`), or whole leases. Repeating it is safe."""
-    if not ids and not lease_ids:
-        raise click.UsageError("give item ids, - for ids on stdin, or --lease LEASE_ID")
     completed = 0
     ignored: list[Ignored] = []
     try:
-        for whole, values in ((True, iter(lease_ids)), (False, arguments_or_stdin(ids, "ids"))):
-            for chunk in chunks(values, MAX_ITEMS_JSON):
-                answer = session.client.complete(queue, () if whole else chunk, lease_ids=chunk if whole else ())
-                completed += answer.completed
-                ignored += answer.ignored
+        for items, leases in _id_calls(ids, lease_ids):
+            answer = session.client.complete(queue, items, lease_ids=leases)
+            completed += answer.completed
+            ignored += answer.ignored
     except SluicewayError as error:
         session.fail(error, completed, "items were completed before this; repeating the command is safe")
     session.print({"completed": completed, "ignored": ignored}, _settled(f"completed {completed:,}", ignored))
 
 
 @click.command()
+@_ids_options
+@connected
+def release(session: Session, queue: str, ids: tuple[str, ...], lease_ids: tuple[str, ...]) -> None:
+    """Give leased items of QUEUE back untouched: they are offered again and the attempt is not counted. Repeating it is safe."""
+    released = 0
+    ignored: list[Ignored] = []
+    try:
+        for items, leases in _id_calls(ids, lease_ids):
+            answer = session.client.release(queue, items, lease_ids=leases)
+            released += answer.released
+            ignored += answer.ignored
+    except SluicewayError as error:
+        session.fail(error, released, "items were given back before this; repeating the command is safe")
+    session.print({"released": released, "ignored": ignored}, _settled(f"released {released:,}", ignored))
+
+
+@click.command()
 @click.argument("queue")
 @click.argument("ids", nargs=-1, required=True, metavar="ID...|-")
-@duration_option("--after", help="Serve them again only after this time.")
+@duration_option("--after", help="Serve them again only after this time; 0s: at once. [default: as the queue's back-off says]")
 @click.option("--dead", is_flag=True, help="Put them into the dead queue instead; without one they are dropped.")
 @click.option("--reason", help="Why they are dead. Only with --dead.")
 @connected
 def retry(session: Session, queue: str, ids: tuple[str, ...], after: str | None, dead: bool, reason: str | None) -> None:
     """Put leased items of QUEUE back: ids, or ids on stdin (`-`). Repeating it is safe."""
-    if dead and after:
+    if dead and after is not None:
         raise click.UsageError("--after and --dead exclude each other")
     if reason and not dead:
         raise click.UsageError("--reason goes with --dead")
@@ -140,6 +171,32 @@ def retry(session: Session, queue: str, ids: tuple[str, ...], after: str | None,
 
 def _settled(text: str, ignored: list[Ignored]) -> str:
     return "\n".join([text, *(f"ignored {each.id}: {each.reason.replace('_', ' ')}" for each in ignored)])
+
+
+@click.command()
+@click.argument("queue")
+@click.argument("item_id", metavar="ID")
+@connected
+def explain(session: Session, queue: str, item_id: str) -> None:
+    """Say where the item ID of QUEUE is, and why it is not being served."""
+    answer = session.client.explain(queue, item_id)
+    facts = (
+        ("item", answer.id),
+        ("state", answer.state),
+        ("why", printable(answer.reason.encode(), 1_000)),
+        ("ready before it", answer.ahead),
+        ("attempts", answer.attempts),
+        ("due", _moment(answer.due_at)),
+        ("expires", _moment(answer.expires_at)),
+        ("lease", answer.lease_id),
+        ("leased by", answer.client_id and printable(answer.client_id.encode())),
+        ("leased until", _moment(answer.lease_deadline)),
+    )
+    session.print(answer, table(("", ""), [(name, value) for name, value in facts if value is not None]))
+
+
+def _moment(at: datetime | None) -> str | None:
+    return None if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 @click.command()
@@ -171,6 +228,7 @@ def _stats_table(stats: QueueStats) -> Table:
     rows: list[tuple[object, ...]] = []
     for part in stats.partitions:
         state = "" if part.state == "available" else f" {part.state}"
+        state += " degraded" if part.degraded else ""
         rows.append((f"{part.partition}{state}", *(getattr(part, name) for name in names)))
     rows.append(("all", *(sum(getattr(part, name) for part in stats.partitions) for name in names)))
     return table(("part", *titles), rows, right=titles)

@@ -9,8 +9,9 @@ import click
 
 from sluiceway import __version__
 from sluiceway.cli.common import EXIT_INTERRUPTED, Failure, exit_code
-from sluiceway.cli.items import complete, lease, produce, retry, stats
+from sluiceway.cli.items import complete, explain, lease, produce, release, retry, stats
 from sluiceway.cli.queues import queue
+from sluiceway.cli.redrive import redrive
 from sluiceway.cli.servers import dev, serve
 from sluiceway.kernel.errors import SluicewayError
 
@@ -51,7 +52,7 @@ def demo(input_: str | None, kill: str | None, data: Path | None) -> int:
     return int(run_demo(input_, kill, data))
 
 
-for command in (dev, serve, queue, produce, lease, complete, retry, stats):
+for command in (dev, serve, queue, produce, lease, complete, retry, release, stats, explain, redrive):
     cli.add_command(command)
 cli.add_command(cli.commands.pop("demo"))
 

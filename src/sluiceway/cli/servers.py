@@ -38,14 +38,15 @@ def _host_and_port(ctx: click.Context, param: click.Parameter, value: str) -> tu
     callback=_host_and_port,
     help="Port 0 takes a free one.",
 )
+@click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A TOML file that names the storage backends.")
 @click.option("--insecure", is_flag=True, help="Listen on other than loopback addresses, although there is no authentication yet.")
 @click.option("--url-file", type=click.Path(dir_okay=False, path_type=Path), help="Write the server's URL there once it listens.")
-def serve(data: Path, listen: tuple[str, int], insecure: bool, url_file: Path | None) -> None:
+def serve(data: Path, listen: tuple[str, int], config: Path | None, insecure: bool, url_file: Path | None) -> None:
     """Run a server until it is told to stop (Ctrl-C or SIGTERM)."""
     from sluiceway.server.run import serve as run
 
     try:
-        run(data, *listen, insecure=insecure, url_file=url_file)
+        run(data, *listen, insecure=insecure, url_file=url_file, config=config)
     except OSError as error:
         raise click.ClickException(str(error)) from error
 

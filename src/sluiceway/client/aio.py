@@ -7,14 +7,16 @@ import random
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import httpx
 
-from sluiceway.client import answers, protocol
+from sluiceway.client import answers, item_calls, queue_calls
 from sluiceway.client.errors import CallError
 from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
-from sluiceway.client.protocol import Call, Duration, Item, Repeats, Retry, Verdict
+from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
+from sluiceway.client.protocol import Call, Duration, Repeats
+from sluiceway.client.queue_calls import Settings, Verb
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,7 +77,7 @@ class AsyncClient:
             raise self._endpoint.broken(error) from error
         return read_answer(call, response.status_code, body)
 
-    def _key(self, given: protocol.Key, request_timeout: Duration | None) -> protocol.Key:
+    def _key(self, given: Key, request_timeout: Duration | None) -> Key:
         if given.key is None and given.group is None and self._generate_keys and self._retry_for:
             return generated_key(self._retry_for, request_timeout)
         return given
@@ -83,29 +85,58 @@ class AsyncClient:
     # -- queues -------------------------------------------------------------------------------------------------------
 
     async def create_queue(
-        self,
-        queue_name: str,
-        *,
-        requested_partitions: int | None = None,
-        lease_timeout: Duration | None = None,
-        max_attempts: int | None = None,
-        dead_queue: str | None = None,
-        reference: str | None = None,
+        self, queue_name: str, *, requested_partitions: int | None = None, **settings: Unpack[Settings]
     ) -> answers.QueueInfo:
         """As `Client.create_queue`."""
-        return await self._run(protocol.create_queue(queue_name, requested_partitions, lease_timeout, max_attempts, dead_queue, reference))
+        return await self._run(queue_calls.create_queue(queue_name, requested_partitions, settings))
+
+    async def update_queue(self, queue_name: str, *, version: int | None = None, **settings: Unpack[Settings]) -> answers.QueueInfo:
+        """As `Client.update_queue`."""
+        return await self._run(queue_calls.update_queue(queue_name, version, settings))
 
     async def list_queues(self, *, pivot: str | None = None, limit: int | None = None) -> answers.QueuePage:
         """As `Client.list_queues`."""
-        return await self._run(protocol.list_queues(pivot, limit))
+        return await self._run(queue_calls.list_queues(pivot, limit))
 
     async def queue_info(self, queue_name: str) -> answers.QueueInfo:
         """As `Client.queue_info`."""
-        return await self._run(protocol.queue_info(queue_name))
+        return await self._run(queue_calls.queue_info(queue_name))
 
     async def delete_queue(self, queue_name: str, *, force: bool = False) -> None:
         """As `Client.delete_queue`."""
-        await self._run(protocol.delete_queue(queue_name, force))
+        await self._run(queue_calls.delete_queue(queue_name, force))
+
+    async def pause(self, queue_name: str, verbs: Iterable[Verb] | None = None) -> answers.QueueInfo:
+        """As `Client.pause`."""
+        return await self._run(queue_calls.pause(queue_name, verbs, True))
+
+    async def resume(self, queue_name: str, verbs: Iterable[Verb] | None = None) -> answers.QueueInfo:
+        """As `Client.resume`."""
+        return await self._run(queue_calls.pause(queue_name, verbs, False))
+
+    async def clear(
+        self, queue_name: str, *, ready: bool = True, scheduled: bool = False, request_timeout: Duration | None = None
+    ) -> answers.Cleared:
+        """As `Client.clear`."""
+        return await self._run(queue_calls.clear(queue_name, ready, scheduled, request_timeout))
+
+    async def redrive(
+        self,
+        queue_name: str,
+        *,
+        target: str | None = None,
+        limit: int | None = None,
+        reason: str | None = None,
+        source: str | None = None,
+        dry_run: bool = False,
+        request_timeout: Duration | None = None,
+    ) -> answers.Redriven:
+        """As `Client.redrive`."""
+        return await self._run(queue_calls.redrive(queue_name, target, limit, reason, source, dry_run, request_timeout))
+
+    async def stats(self, queue_name: str) -> answers.QueueStats:
+        """As `Client.stats`."""
+        return await self._run(queue_calls.stats(queue_name))
 
     # -- items --------------------------------------------------------------------------------------------------------
 
@@ -121,8 +152,8 @@ class AsyncClient:
         idempotency_window: Duration | None = None,
     ) -> answers.Produced:
         """As `Client.produce`."""
-        given = protocol.Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
-        return await self._run(protocol.produce(queue_name, items, request_timeout, self._key(given, request_timeout)))
+        given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        return await self._run(item_calls.produce(queue_name, items, request_timeout, self._key(given, request_timeout)))
 
     async def produce_arrow(
         self,
@@ -138,9 +169,9 @@ class AsyncClient:
         """As `Client.produce_arrow`."""
         from sluiceway.client.arrow import write_stream
 
-        given = protocol.Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
         stream = write_stream(rows)
-        return await self._run(protocol.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout)))
+        return await self._run(item_calls.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout)))
 
     async def lease(
         self,
@@ -154,7 +185,7 @@ class AsyncClient:
     ) -> answers.Leased:
         """As `Client.lease`."""
         return await self._run(
-            protocol.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+            item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
         )
 
     async def lease_arrow(
@@ -170,7 +201,7 @@ class AsyncClient:
         """As `Client.lease_arrow`."""
         from sluiceway.client.arrow import read_leased
 
-        call = protocol.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+        call = item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
         return await self._run(call.as_arrow(read_leased))
 
     async def complete(
@@ -180,28 +211,55 @@ class AsyncClient:
         *,
         lease_ids: Iterable[str] = (),
         request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
     ) -> answers.Completed:
         """As `Client.complete`."""
-        return await self._run(protocol.complete(queue_name, ids, lease_ids, request_timeout))
+        return await self._run(item_calls.complete(queue_name, ids, lease_ids, request_timeout, Check(client_id, strict)))
 
-    async def retry(self, queue_name: str, items: Iterable[Retry | str], *, request_timeout: Duration | None = None) -> answers.Retried:
+    async def release(
+        self,
+        queue_name: str,
+        ids: Iterable[str] = (),
+        *,
+        lease_ids: Iterable[str] = (),
+        request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
+    ) -> answers.Released:
+        """As `Client.release`."""
+        return await self._run(item_calls.release(queue_name, ids, lease_ids, request_timeout, Check(client_id, strict)))
+
+    async def retry(
+        self,
+        queue_name: str,
+        items: Iterable[Retry | str],
+        *,
+        request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
+    ) -> answers.Retried:
         """As `Client.retry`."""
-        return await self._run(protocol.retry(queue_name, items, request_timeout))
+        return await self._run(item_calls.retry(queue_name, items, request_timeout, Check(client_id, strict)))
 
     async def extend(
         self,
         queue_name: str,
-        lease_ids: Iterable[str],
+        lease_ids: Iterable[str] = (),
         *,
+        ids: Iterable[str] = (),
         lease_timeout: Duration | None = None,
         request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
     ) -> answers.Extended:
         """As `Client.extend`."""
-        return await self._run(protocol.extend(queue_name, lease_ids, lease_timeout, request_timeout))
+        check = Check(client_id, strict)
+        return await self._run(item_calls.extend(queue_name, lease_ids, ids, lease_timeout, request_timeout, check))
 
     async def settle(self, queue_name: str, verdicts: Iterable[Verdict], *, request_timeout: Duration | None = None) -> answers.Staged:
         """As `Client.settle`."""
-        return await self._run(protocol.settle(queue_name, verdicts, request_timeout))
+        return await self._run(item_calls.settle(queue_name, verdicts, request_timeout))
 
     async def peek(
         self,
@@ -213,8 +271,8 @@ class AsyncClient:
         start: int | None = None,
     ) -> list[answers.LeasedItem]:
         """As `Client.peek`."""
-        return (await self._run(protocol.peek(queue_name, limit, partition, lease_id, start))).items
+        return (await self._run(item_calls.peek(queue_name, limit, partition, lease_id, start))).items
 
-    async def stats(self, queue_name: str) -> answers.QueueStats:
-        """As `Client.stats`."""
-        return await self._run(protocol.stats(queue_name))
+    async def explain(self, queue_name: str, item_id: str) -> answers.Explanation:
+        """As `Client.explain`."""
+        return await self._run(item_calls.explain(queue_name, item_id))

@@ -14,8 +14,18 @@ class Partition(msgspec.Struct, frozen=True, kw_only=True):
     state: str
 
 
+class Backoff(msgspec.Struct, frozen=True):
+    """How long a retry without a time of its own waits: `first` (such as `1s`), twice as long with each attempt, `most` at most."""
+
+    first: str
+    most: str
+
+
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue. `lease_timeout` is a duration such as `1m`; `max_attempts` 0 means no limit."""
+    """A queue and its settings. A `…_timeout` is a duration such as `1m`; `max_attempts` 0 means no limit, `expire_timeout` `0s` never.
+
+    `version` counts the changes of the settings. `paused` names the verbs that are: `produce`, `lease`.
+    """
 
     queue_name: str
     incarnation: str
@@ -25,8 +35,15 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_attempts: int
     requested_partitions: int
     partitions: list[Partition]
+    version: int = 1
+    max_lease_timeout: str = "30d"
     dead_queue: str | None = None
+    expire_timeout: str = "0s"
+    retry_backoff: Backoff | None = None
+    idempotency_window: str = "1d"
+    write_timeout: str | None = None
     reference: str | None = ""
+    paused: list[str] = []
 
 
 class QueuePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,7 +120,7 @@ class Leased(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ignored(msgspec.Struct, frozen=True, kw_only=True):
-    """An id on which a call did nothing: it was `settled` already, is `not_leased`, or is `unknown`."""
+    """An id on which a call did nothing. The `reason` is one of those that docs/api.md lists: `completed`, `expired`, `not_leased`, …"""
 
     id: str
     reason: str
@@ -122,6 +139,11 @@ class Retried(msgspec.Struct, frozen=True, kw_only=True):
     ignored: list[Ignored] = []
 
 
+class Released(msgspec.Struct, frozen=True, kw_only=True):
+    released: int
+    ignored: list[Ignored] = []
+
+
 class Extended(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[Lease] = []
     ignored: list[Ignored] = []
@@ -136,11 +158,50 @@ class Peeked(msgspec.Struct, frozen=True, kw_only=True):
     items: list[LeasedItem] = []
 
 
+class Cleared(msgspec.Struct, frozen=True, kw_only=True):
+    """How many items were dropped."""
+
+    ready: int = 0
+    scheduled: int = 0
+
+
+class Redriven(msgspec.Struct, frozen=True, kw_only=True):
+    """`matched` items were found, `redriven` of them are back (none in a dry run); `targets` counts by queue."""
+
+    matched: int = 0
+    redriven: int = 0
+    targets: dict[str, int] = {}
+
+
+class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where an item is (`state`) and why it is not being served (`reason`, in words). What does not apply is None.
+
+    `state` is ready, scheduled, leased, dying, gone, unknown or unavailable; `ahead` counts the ready items before it.
+    """
+
+    id: str
+    state: str
+    reason: str
+    ahead: int | None = None
+    attempts: int | None = None
+    due_at: datetime | None = None
+    expires_at: datetime | None = None
+    lease_id: str | None = None
+    client_id: str | None = None
+    lease_deadline: datetime | None = None
+
+
 class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Items now (`total` = `ready` + `total_leased` + `scheduled`), live `leases`, and counts since the queue was created."""
+    """Items now (`total` = `ready` + `total_leased` + `scheduled`), live `leases`, and counts since the queue was created.
+
+    `commit_time_ms` is a moving average; a `degraded` partition is far slower than its peers, and avoided for produce.
+    """
 
     partition: int
+    backend: str = "default"
     state: str = "available"
+    commit_time_ms: float = 0.0
+    degraded: bool = False
     total: int = 0
     ready: int = 0
     total_leased: int = 0
@@ -155,6 +216,9 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     retried: int = 0
     expired: int = 0
     dead: int = 0
+    released: int = 0
+    cleared: int = 0
+    redriven: int = 0
 
 
 class LogicalQueueStats(msgspec.Struct, frozen=True, kw_only=True):

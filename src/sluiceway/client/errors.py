@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from sluiceway.client.answers import Ignored
 from sluiceway.kernel.errors import KINDS, ErrorKind, SluicewayError
 
 
@@ -11,7 +14,7 @@ class CallError(SluicewayError):
     `code` is one of the server's stable codes (`docs/errors.md`); a server newer than this client may send others. `retryable` is
     what the server said, `field` the field of the request at fault, `request_id` finds the call in the server's log.
     `unavailable` is also raised when the server could not be reached (nothing was sent), and `outcome_unknown` when the
-    connection broke or timed out after sending.
+    connection broke or timed out after sending. With `stale_ids`, `ignored` lists what was ignored (the first 1,000); the rest was done.
     """
 
     def __init__(
@@ -21,10 +24,12 @@ class CallError(SluicewayError):
         field: str | None = None,
         request_id: str | None = None,
         kind: ErrorKind | None = None,
+        ignored: Sequence[Ignored] = (),
     ) -> None:
         super().__init__(code, detail, field)
         self.request_id = request_id
         self._kind = kind or KINDS[code]
+        self.ignored = ignored
 
     @property
     def kind(self) -> ErrorKind:
@@ -32,8 +37,8 @@ class CallError(SluicewayError):
 
     @property
     def outcome_unknown(self) -> bool:
-        """The call may have taken effect. When false, it surely did nothing."""
+        """The call may have taken effect. When false, it surely did nothing (or, with `stale_ids`, what it did is known)."""
         return self.code in ("outcome_unknown", "internal")
 
-    def __reduce__(self) -> tuple[type[CallError], tuple[str, str, str | None, str | None, ErrorKind]]:  # type: ignore[override]
-        return (type(self), (self.code, self.detail, self.field, self.request_id, self._kind))
+    def __reduce__(self) -> tuple[type[CallError], tuple[str, str, str | None, str | None, ErrorKind, Sequence[Ignored]]]:  # type: ignore[override]
+        return (type(self), (self.code, self.detail, self.field, self.request_id, self._kind, self.ignored))

@@ -10,7 +10,8 @@ import msgspec
 
 from sluiceway import __version__
 from sluiceway.client.errors import CallError
-from sluiceway.client.protocol import DEFAULT_REQUEST_TIMEOUT, Call, Duration, Key, millis, read_problem, unreadable
+from sluiceway.client.item_calls import Key
+from sluiceway.client.protocol import DEFAULT_REQUEST_TIMEOUT, Call, Duration, millis, read_problem, unreadable
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import KEY_WINDOW

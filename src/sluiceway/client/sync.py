@@ -6,14 +6,16 @@ import random
 import time
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import httpx
 
-from sluiceway.client import answers, protocol
+from sluiceway.client import answers, item_calls, queue_calls
 from sluiceway.client.errors import CallError
 from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
-from sluiceway.client.protocol import Call, Duration, Item, Repeats, Retry, Verdict
+from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
+from sluiceway.client.protocol import Call, Duration, Repeats
+from sluiceway.client.queue_calls import Settings, Verb
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,11 +30,11 @@ class Client:
 
     A call returns when the server has done it, durably, or raises `SluicewayError`: `invalid_request` from here, else a `CallError`.
 
-    An attempt that surely did nothing but may succeed later (`unavailable`, `too_many_requests`, no connection) is repeated, with
-    growing, jittered pauses, until `retry_for` has passed since the call began. So is an attempt whose outcome is unknown, if a
-    repetition is safe: for every call but `create_queue`, `delete_queue`, a `lease` without a `lease_key` and a produce without a
-    key. For these, and when `retry_for` is over, `outcome_unknown` is raised. An attempt itself takes at most `request_timeout` and
-    a few seconds. `retry_for="0s"` never repeats.
+    An attempt that surely did nothing but may succeed later (`unavailable`, `queue_paused`, `too_many_requests`, no connection) is
+    repeated, with growing, jittered pauses, until `retry_for` has passed since the call began. So is an attempt whose outcome is unknown,
+    if a repetition is safe: for every call but `create_queue`, `delete_queue`, `redrive`, an `update_queue` with a `version`, a `lease`
+    without a `lease_key` and a produce without a key. For these, and when `retry_for` is over, `outcome_unknown` is raised. An attempt
+    itself takes at most `request_timeout` and a few seconds. `retry_for="0s"` never repeats.
 
     With `generate_keys` a produce without a key gets one of its own, so that repeating it never stores an item twice; the server
     remembers it for ten minutes (longer where the call may take longer), and a million keys a partition at once. Keyed items
@@ -85,37 +87,77 @@ class Client:
             raise self._endpoint.broken(error) from error
         return read_answer(call, response.status_code, body)
 
-    def _key(self, given: protocol.Key, request_timeout: Duration | None) -> protocol.Key:
+    def _key(self, given: Key, request_timeout: Duration | None) -> Key:
         if given.key is None and given.group is None and self._generate_keys and self._retry_for:
             return generated_key(self._retry_for, request_timeout)
         return given
 
     # -- queues -------------------------------------------------------------------------------------------------------
 
-    def create_queue(
-        self,
-        queue_name: str,
-        *,
-        requested_partitions: int | None = None,
-        lease_timeout: Duration | None = None,
-        max_attempts: int | None = None,
-        dead_queue: str | None = None,
-        reference: str | None = None,
-    ) -> answers.QueueInfo:
-        """Create a queue; what is not given is the server's default. Raises `queue_exists` if the name is taken."""
-        return self._run(protocol.create_queue(queue_name, requested_partitions, lease_timeout, max_attempts, dead_queue, reference))
+    def create_queue(self, queue_name: str, *, requested_partitions: int | None = None, **settings: Unpack[Settings]) -> answers.QueueInfo:
+        """Create a queue; a setting that is not given, or None, is the server's default. Raises `queue_exists` if the name is taken."""
+        return self._run(queue_calls.create_queue(queue_name, requested_partitions, settings))
+
+    def update_queue(self, queue_name: str, *, version: int | None = None, **settings: Unpack[Settings]) -> answers.QueueInfo:
+        """Change these settings and no others, at once; None takes the default.
+
+        With a `version`, raises `version_conflict` unless the queue still has that one.
+        """
+        return self._run(queue_calls.update_queue(queue_name, version, settings))
 
     def list_queues(self, *, pivot: str | None = None, limit: int | None = None) -> answers.QueuePage:
         """Queues by name, beginning after `pivot`; pass `next` of the page as the pivot of the following one."""
-        return self._run(protocol.list_queues(pivot, limit))
+        return self._run(queue_calls.list_queues(pivot, limit))
 
     def queue_info(self, queue_name: str) -> answers.QueueInfo:
         """Raises `queue_not_found`, as every call on a queue does."""
-        return self._run(protocol.queue_info(queue_name))
+        return self._run(queue_calls.queue_info(queue_name))
 
     def delete_queue(self, queue_name: str, *, force: bool = False) -> None:
         """Delete a queue with all that is in it. Raises `queue_not_empty` unless it is empty or `force` is given."""
-        self._run(protocol.delete_queue(queue_name, force))
+        self._run(queue_calls.delete_queue(queue_name, force))
+
+    def pause(self, queue_name: str, verbs: Iterable[Verb] | None = None) -> answers.QueueInfo:
+        """Stop `produce`, `lease` or (by default) both, until `resume`; also over restarts.
+
+        A produce then raises `queue_paused`, a lease waits in vain. What is leased can still be settled.
+        """
+        return self._run(queue_calls.pause(queue_name, verbs, True))
+
+    def resume(self, queue_name: str, verbs: Iterable[Verb] | None = None) -> answers.QueueInfo:
+        """Allow these verbs again; by default both."""
+        return self._run(queue_calls.pause(queue_name, verbs, False))
+
+    def clear(
+        self, queue_name: str, *, ready: bool = True, scheduled: bool = False, request_timeout: Duration | None = None
+    ) -> answers.Cleared:
+        """Drop for good what waits: ready items, and with `scheduled` those that are not due yet. Leased items stay.
+
+        When an attempt had to be repeated, the answer counts what the last one dropped.
+        """
+        return self._run(queue_calls.clear(queue_name, ready, scheduled, request_timeout))
+
+    def redrive(
+        self,
+        queue_name: str,
+        *,
+        target: str | None = None,
+        limit: int | None = None,
+        reason: str | None = None,
+        source: str | None = None,
+        dry_run: bool = False,
+        request_timeout: Duration | None = None,
+    ) -> answers.Redriven:
+        """Send up to `limit` (1,000) items of a dead queue back to `target` (the queue that each came from), with no attempts.
+
+        Only those whose reason contains `reason`, and that came from the queue `source`. `dry_run` counts and moves nothing. Each item is
+        moved once, whatever happens in between; what is on its way when the call ends arrives later.
+        """
+        return self._run(queue_calls.redrive(queue_name, target, limit, reason, source, dry_run, request_timeout))
+
+    def stats(self, queue_name: str) -> answers.QueueStats:
+        """Counts of items, per partition."""
+        return self._run(queue_calls.stats(queue_name))
 
     # -- items --------------------------------------------------------------------------------------------------------
 
@@ -135,8 +177,8 @@ class Client:
         A repetition with the same key stores nothing and answers as the first call did; with another body it raises `key_conflict`.
         A key is kept for the window (24 hours), or with a group until the group's sequence rises (`stale_sequence` for a lower one).
         """
-        given = protocol.Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
-        return self._run(protocol.produce(queue_name, items, request_timeout, self._key(given, request_timeout)))
+        given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        return self._run(item_calls.produce(queue_name, items, request_timeout, self._key(given, request_timeout)))
 
     def produce_arrow(
         self,
@@ -152,9 +194,9 @@ class Client:
         """As `produce`, for up to 10,000 rows with the column `payload` and any of kind, encoding, reference, headers, enqueue_at."""
         from sluiceway.client.arrow import write_stream
 
-        given = protocol.Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
         stream = write_stream(rows)
-        return self._run(protocol.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout)))
+        return self._run(item_calls.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout)))
 
     def lease(
         self,
@@ -170,7 +212,9 @@ class Client:
 
         Nobody else is served them until the lease's deadline. A repeated `lease_key` gives the live leases of its first use again.
         """
-        return self._run(protocol.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key))
+        return self._run(
+            item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+        )
 
     def lease_arrow(
         self,
@@ -185,7 +229,7 @@ class Client:
         """As `lease`, with the items as one Arrow table."""
         from sluiceway.client.arrow import read_leased
 
-        call = protocol.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+        call = item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
         return self._run(call.as_arrow(read_leased))
 
     def complete(
@@ -195,28 +239,59 @@ class Client:
         *,
         lease_ids: Iterable[str] = (),
         request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
     ) -> answers.Completed:
-        """Settle items for good, by id or whole leases. Returns only if all are settled; ids with nothing to do are listed as ignored."""
-        return self._run(protocol.complete(queue_name, ids, lease_ids, request_timeout))
+        """Settle items for good, by id or whole leases. Returns only if all are settled; ids with nothing to do are listed as ignored.
 
-    def retry(self, queue_name: str, items: Iterable[Retry | str], *, request_timeout: Duration | None = None) -> answers.Retried:
-        """Put leased items back, under new ids: now (a plain id), later, or into the dead queue. Ids with nothing to do are ignored."""
-        return self._run(protocol.retry(queue_name, items, request_timeout))
+        With a `client_id`, what another client has leased is ignored. `strict` raises `stale_ids` if anything was ignored; the rest is
+        done all the same. Both hold for `release`, `retry` and `extend`, too.
+        """
+        return self._run(item_calls.complete(queue_name, ids, lease_ids, request_timeout, Check(client_id, strict)))
+
+    def release(
+        self,
+        queue_name: str,
+        ids: Iterable[str] = (),
+        *,
+        lease_ids: Iterable[str] = (),
+        request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
+    ) -> answers.Released:
+        """Give back items that were not touched: they are offered again, under new ids, and the attempt is not counted."""
+        return self._run(item_calls.release(queue_name, ids, lease_ids, request_timeout, Check(client_id, strict)))
+
+    def retry(
+        self,
+        queue_name: str,
+        items: Iterable[Retry | str],
+        *,
+        request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
+    ) -> answers.Retried:
+        """Put leased items back, under new ids: as the queue's back-off says (a plain id), at a time, or into the dead queue."""
+        return self._run(item_calls.retry(queue_name, items, request_timeout, Check(client_id, strict)))
 
     def extend(
         self,
         queue_name: str,
-        lease_ids: Iterable[str],
+        lease_ids: Iterable[str] = (),
         *,
+        ids: Iterable[str] = (),
         lease_timeout: Duration | None = None,
         request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
     ) -> answers.Extended:
-        """Move the deadline of leases to `lease_timeout` (the queue's) from now. A lease that is gone is listed as ignored."""
-        return self._run(protocol.extend(queue_name, lease_ids, lease_timeout, request_timeout))
+        """Move the deadline of leases, or of the leases that `ids` are in, to `lease_timeout` (the queue's) from now."""
+        check = Check(client_id, strict)
+        return self._run(item_calls.extend(queue_name, lease_ids, ids, lease_timeout, request_timeout, check))
 
     def settle(self, queue_name: str, verdicts: Iterable[Verdict], *, request_timeout: Duration | None = None) -> answers.Staged:
         """State the outcome of leased items; it takes effect when the lease is completed, and is forgotten if the lease expires."""
-        return self._run(protocol.settle(queue_name, verdicts, request_timeout))
+        return self._run(item_calls.settle(queue_name, verdicts, request_timeout))
 
     def peek(
         self,
@@ -228,8 +303,8 @@ class Client:
         start: int | None = None,
     ) -> list[answers.LeasedItem]:
         """Look at what will be served next, or at a lease's open items, without taking. Raises `lease_not_found`."""
-        return self._run(protocol.peek(queue_name, limit, partition, lease_id, start)).items
+        return self._run(item_calls.peek(queue_name, limit, partition, lease_id, start)).items
 
-    def stats(self, queue_name: str) -> answers.QueueStats:
-        """Counts of items, per partition."""
-        return self._run(protocol.stats(queue_name))
+    def explain(self, queue_name: str, item_id: str) -> answers.Explanation:
+        """Where an item is, and why it is not being served."""
+        return self._run(item_calls.explain(queue_name, item_id))

@@ -8,8 +8,8 @@ import msgspec
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_KEYS
-from sluiceway.model.requests import ProduceKey
+from sluiceway.kernel.limits import GROUP_KEEP, MAX_KEYS
+from sluiceway.model.requests import TRANSFER_GROUP, ProduceKey
 
 
 class Seen(msgspec.Struct, array_like=True, frozen=True):
@@ -21,7 +21,10 @@ class Seen(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KeyRecord(msgspec.Struct, array_like=True):
-    """Either one key, remembered `until` a time, or a group with all keys of its present `sequence` (`until` 0: for ever)."""
+    """Either one key, remembered `until` a time, or a group with all keys of its present `sequence`, forgotten long after its last use.
+
+    `until` 0 is for ever: the system's own groups, and those of a record that was written before groups had an end.
+    """
 
     seen: dict[str, Seen]
     sequence: int
@@ -42,6 +45,11 @@ class KeyMemory:
         self.records: dict[str, KeyRecord] = {}
         self.touched: dict[str, None] = {}
         self._ends: list[tuple[Millis, str]] = []
+
+    def record(self, name: str) -> bytes | None:
+        """The bytes to store; None if it is forgotten."""
+        record = self.records.get(name)
+        return None if record is None else pack(record)
 
     def load(self, name: str, data: bytes) -> None:
         record = self.records[name] = unpack(data)
@@ -72,21 +80,34 @@ class KeyMemory:
         name = _name(key)
         record = self.records.get(name)
         if record is None or record.sequence != key.sequence:
-            until = now + key.window if key.group is None else 0
-            record = self.records[name] = KeyRecord({}, key.sequence, until)
-            if until:
+            record = self.records[name] = KeyRecord({}, key.sequence, record.until if record is not None else 0)
+        until = _until(key, now)
+        if until and (record.until == 0 or key.group is not None):
+            if record.until == 0:
                 heapq.heappush(self._ends, (until, name))
+            record.until = until
         record.seen[key.key] = seen
         self.touched[name] = None
 
     def forget_old(self, now: Millis, most: int = 1_000) -> None:
-        """Drop lone keys whose window is over, a bounded number a call."""
+        """Drop lone keys whose window is over and groups that nobody uses, a bounded number a call."""
         for _ in range(most):
             if not self._ends or self._ends[0][0] > now:
                 break
             name = heapq.heappop(self._ends)[1]
+            until = self.records[name].until
+            if until > now:
+                # Used again since it was entered here.
+                heapq.heappush(self._ends, (until, name))
+                continue
             del self.records[name]
             self.touched[name] = None
+
+
+def _until(key: ProduceKey, now: Millis) -> Millis:
+    if key.group is None:
+        return now + key.window
+    return 0 if key.group.startswith(TRANSFER_GROUP) else now + GROUP_KEEP
 
 
 def _name(key: ProduceKey) -> str:

@@ -7,15 +7,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 from sluiceway.core.looking import open_slices, stats_of
 from sluiceway.core.partition import Partition
-from sluiceway.core.tickets import Grant, Ticket
+from sluiceway.core.parts import ExtendPart, SettlePart, Work
+from sluiceway.core.records import LeaseState
+from sluiceway.core.tickets import Answer, Grant, TakeOut, Ticket, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
-from sluiceway.model.requests import Extended, IgnoredReason, LeaseInfo, PartitionStats, Produce, Produced, Selection, Settled
+from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Extended,
+    Fate,
+    IgnoredReason,
+    LeaseInfo,
+    PartitionStats,
+    Produce,
+    Produced,
+    Settled,
+)
+
+LONGEST_SAMPLE = 2_000
+"""Milliseconds. A commit that took longer counts as this in the average, so that a partition that hung for a minute recovers in seconds."""
 
 
 class LaneState(Enum):
@@ -26,20 +41,6 @@ class LaneState(Enum):
     """To be opened again at `retry_at`."""
     STOPPED = "stopped"
     """Damaged, or owned by another: needs a person, or another owner."""
-
-
-class SettlePart(NamedTuple):
-    selections: list[Selection]
-    stage: bool
-
-
-class ExtendPart(NamedTuple):
-    numbers: list[int]
-    deadline: Millis
-
-
-Work = Produce | SettlePart | ExtendPart
-Answer = Produced | Settled | Extended | Grant | SluicewayError
 
 
 @dataclass(slots=True, eq=False)
@@ -58,8 +59,18 @@ class Lane:
     """Of the turn that is being put together, and then of the commit in flight."""
     flight_txn: int = 0
     transferred: list[int] = field(default_factory=list)
+    called_back: list[int] = field(default_factory=list)
+    """Transfers that have nowhere to go."""
     transferring: int | None = None
     transfer_at: Millis = 0
+    given_back: list[int] = field(default_factory=list)
+    """Leases whose clients went away before they were told."""
+    committing_since: Millis = 0
+    commit_time: float = 0.0
+    """Moving average, ms."""
+    degraded: bool = False
+    """Far slower than the others. Judged by the logical queue, which knows them."""
+    probe_at: Millis = 0
     last_produced: int = 0
     last_leased: int = 0
     accepted: int = 0
@@ -69,6 +80,15 @@ class Lane:
     def takes_work(self) -> bool:
         """Open: a request may wait here for the next transaction."""
         return self.state in (LaneState.READY, LaneState.COMMITTING)
+
+    def slowness(self, now: Millis) -> float:
+        """Milliseconds that a commit takes: on average, or so far."""
+        return max(self.commit_time, now - self.committing_since) if self.state is LaneState.COMMITTING else self.commit_time
+
+    def sample(self, now: Millis) -> None:
+        """A commit has ended, one way or the other."""
+        took = min(LONGEST_SAMPLE, now - self.committing_since)
+        self.commit_time += 0.3 * (took - self.commit_time)
 
     def unavailable(self) -> SluicewayError:
         """Why the lane takes no work."""
@@ -84,6 +104,8 @@ class Lane:
         stats = stats_of(self.partition, self.number)
         stats.failures = self.failures
         stats.state = "available" if self.takes_work else self.state.value
+        stats.commit_time = self.commit_time
+        stats.degraded = self.degraded
         return stats
 
     def put(self, ticket: Ticket, work: Work) -> None:
@@ -99,13 +121,33 @@ class Lane:
             ticket.awaiting -= 1
         return given
 
-    def work(self, now: Millis) -> None:
+    def take_back_produces(self) -> list[tuple[Ticket, Produce]]:
+        """Give up the produces that wait and may go elsewhere."""
+        given = [(ticket, work) for ticket, work in self.waiting if isinstance(work, Produce) and work.key is None]
+        self.waiting = [(ticket, work) for ticket, work in self.waiting if not (isinstance(work, Produce) and work.key is None)]
+        for ticket, work in given:
+            ticket.awaiting -= 1
+            self.accepted -= work.batch.num_rows
+        return given
+
+    def is_due(self, now: Millis) -> bool:
+        """A timer of the partition has something to do."""
+        timer = self.partition.next_timer()
+        return timer is not None and timer <= now
+
+    def work(self, now: Millis, timers: int) -> None:
         """Apply what time and the clients ask, in the order: timers, settled transfers, settles, produces."""
         partition = self.partition
-        partition.tick(now)
+        partition.tick(now, timers)
         for number in self.transferred:
             partition.transferred(number)
-        self.transferred = []
+        for number in self.called_back:
+            partition.call_back(number)
+        for number in self.given_back:
+            lease = partition.leases.get(number)
+            if lease is not None:
+                partition.release(lease, now, Settled())
+        self.transferred, self.called_back, self.given_back = [], [], []
         waiting, self.waiting, self.accepted = self.waiting, [], 0
         # Settling first frees room and items before new ones come.
         for ticket, work in sorted(waiting, key=lambda pair: isinstance(pair[1], Produce)):
@@ -122,26 +164,51 @@ class Lane:
             return Produced(self.number, *self.partition.produce(work.batch, now, work.key))
         if isinstance(work, SettlePart):
             return self._settle(work, now)
+        if isinstance(work, Clear):
+            return Cleared(*self.partition.clear(work.ready, work.scheduled, now))
+        if isinstance(work, TakeOut):
+            return TransferBegun(self.number, *self.partition.redrive(work.offsets, work.target, now))
+        return self._extend(work)
+
+    def _extend(self, part: ExtendPart) -> Extended:
         result = Extended()
-        for number in work.numbers:
-            lease = self.partition.extend(number, work.deadline)
-            if lease is None:
-                result.ignored.append((str(LeaseId(self.incarnation, self.number, number)), self.why_no_lease(number)))
+        leases: dict[int, LeaseState] = {}
+        for number in part.numbers:
+            found = self.partition.lease_of(number, part.client_id)
+            if isinstance(found, str):
+                result.ignored.append((self._lease_name(number), found))
             else:
-                result.leases.append(LeaseInfo(self.number, number, lease.open, work.deadline))
+                leases[number] = found
+        if part.offsets is not None:
+            ignored: list[tuple[int, IgnoredReason]] = []
+            leases.update((lease.number, lease) for lease, _ in self.partition.in_leases(part.offsets, ignored, part.client_id))
+            result.ignored += self._named(ignored)
+        for number, lease in leases.items():
+            self.partition.extend(lease, part.deadline)
+            result.leases.append(LeaseInfo(self.number, number, lease.open, part.deadline))
         return result
 
     def _settle(self, part: SettlePart, now: Millis) -> Settled:
         result = Settled()
         for selection in part.selections:
             if selection.lease is not None:
-                if not self.partition.close_lease(selection.lease, now, result):
-                    name = str(LeaseId(self.incarnation, self.number, selection.lease))
-                    result.ignored.append((name, self.why_no_lease(selection.lease)))
+                self._settle_lease(selection.lease, selection.fate, part.client_id, now, result)
             elif selection.offsets is not None:
-                ignored = self.partition.settle_offsets(selection.offsets, selection.fate, now, part.stage, result)
-                result.ignored.extend((str(ItemId(self.incarnation, self.number, at)), why) for at, why in ignored)
+                ignored = self.partition.settle_offsets(selection.offsets, selection.fate, now, part.stage, result, part.client_id)
+                result.ignored += self._named(ignored)
         return result
 
-    def why_no_lease(self, number: int) -> IgnoredReason:
-        return "settled" if 0 < number <= self.partition.header.lease_number else "unknown"
+    def _settle_lease(self, number: int, fate: Fate, client_id: str | None, now: Millis, result: Settled) -> None:
+        found = self.partition.lease_of(number, client_id)
+        if isinstance(found, str):
+            result.ignored.append((self._lease_name(number), found))
+        elif fate.verdict == "release":
+            self.partition.release(found, now, result)
+        else:
+            self.partition.close_lease(found, now, result)
+
+    def _named(self, ignored: list[tuple[int, IgnoredReason]]) -> list[tuple[str, IgnoredReason]]:
+        return [(str(ItemId(self.incarnation, self.number, offset)), why) for offset, why in ignored]
+
+    def _lease_name(self, number: int) -> str:
+        return str(LeaseId(self.incarnation, self.number, number))

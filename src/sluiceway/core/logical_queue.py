@@ -10,24 +10,27 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 
-from sluiceway.core.distribution import Candidate, deal, emptiest, home
-from sluiceway.core.lane import Answer, ExtendPart, Lane, LaneState, SettlePart
+from sluiceway.core.distribution import deal, home
+from sluiceway.core.health import PROBE_EVERY, choose, judge
+from sluiceway.core.lane import Lane, LaneState
 from sluiceway.core.looking import open_slices
-from sluiceway.core.partition import Partition
+from sluiceway.core.partition import Partition, Rules
+from sluiceway.core.parts import Work, parts_of
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_WAITING
+from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_WAITING, TIMER_BATCH
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Extend, Lease, LeaseInfo, Produce, Produced, QueueStats, Settle, Settled
+from sluiceway.model.queue import QueueRecord, Verb
+from sluiceway.model.requests import Lease, LeaseInfo, Produce, QueueStats
 
-FLIGHT_PATIENCE = 30_000
+FLIGHT_PATIENCE = 1_000
 """Milliseconds past its deadline that a lease waits for a commit in flight: its answer would be lost otherwise."""
 
 BUSY_PATIENCE = 1_000
 """Milliseconds past its deadline that a lease waits for partitions that are writing: for items of theirs, or for the rest of its leases."""
 
-REOPEN_AFTER = (50, 5_000)
+REOPEN_AFTER = (50, 1_000)
 """Milliseconds before a failed partition is opened again: first, and at most (doubling)."""
 
 TRANSFER_RETRY = 1_000
@@ -35,11 +38,15 @@ TRANSFER_RETRY = 1_000
 
 
 class LogicalQueue:
-    """Serves the given partitions of one queue. `lease_timeout` is the queue's."""
+    """Serves the given partitions of one queue, which may be some of its partitions. `lease_timeout` is the queue's."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
         self.lanes = {number: Lane(number, incarnation) for number in partitions}
+        self._homes = sorted(self.lanes)
         self.lease_timeout = lease_timeout
+        self.paused: frozenset[Verb] = frozenset()
+        self._rules: Rules | None = None
+        self._patience = 0.0
         self.produces: dict[int, Ticket] = {}
         self.waiters: dict[int, Ticket] = {}
         self._unanswered: dict[int, Ticket] = {}
@@ -48,10 +55,20 @@ class LogicalQueue:
         self._choices = 0
         self._effects: list[Effect] = []
 
+    def configure(self, record: QueueRecord) -> None:
+        """Follow the queue's settings from now on."""
+        self.lease_timeout = record.lease_timeout
+        self.paused = frozenset(record.paused)
+        self._rules = Rules(record.max_attempts, record.dead_queue is not None, record.expire_timeout, record.retry_backoff)
+        for lane in self.lanes.values():
+            lane.partition.follow(self._rules)
+
     # ---- events -----------------------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket) -> None:
-        """Take a request. Raises too_many_requests; otherwise exactly one Reply follows, unless it is cancelled."""
+        """Take a request. Raises too_many_requests, queue_paused; otherwise exactly one Reply follows, unless it is cancelled."""
+        if isinstance(ticket.request, Produce) and "produce" in self.paused:
+            raise SluicewayError("queue_paused", "the queue is paused: it takes no items until it is resumed")
         if len(self._unanswered) >= MAX_WAITING:
             raise SluicewayError("too_many_requests", f"{MAX_WAITING} requests wait on this queue already; try later")
         self._tickets += 1
@@ -63,26 +80,13 @@ class LogicalQueue:
             self.produces[ticket.number] = ticket
         elif isinstance(request, Lease):
             self.waiters[ticket.number] = ticket
-        elif isinstance(request, Settle):
-            ticket.settled.ignored.extend((name, "unknown") for name in request.foreign)
-            for number, selections in request.selections.items():
-                self._put_now(ticket, number, SettlePart(selections, request.stage))
         else:
-            self._submit_extend(ticket, request)
-        if isinstance(request, Settle | Extend) and not ticket.awaiting:
-            self._reply(ticket, ticket.error or ticket.result(ticket.deadline))
+            for number, work in parts_of(ticket, self.lanes, self.lease_timeout):
+                self._put_now(ticket, number, work)
+            if not ticket.awaiting:
+                self._reply(ticket, ticket.error or ticket.result(ticket.deadline))
 
-    def _submit_extend(self, ticket: Ticket, request: Extend) -> None:
-        ticket.extended.ignored.extend((name, "unknown") for name in request.foreign)
-        numbers: dict[int, list[int]] = {}
-        for partition, number in request.leases:
-            numbers.setdefault(partition, []).append(number)
-        timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
-        deadline = ticket.deadline - request.request_timeout + timeout
-        for partition, those in numbers.items():
-            self._put_now(ticket, partition, ExtendPart(those, deadline))
-
-    def _put_now(self, ticket: Ticket, number: int, work: SettlePart | ExtendPart) -> None:
+    def _put_now(self, ticket: Ticket, number: int, work: Work) -> None:
         """Settling does not wait for a partition that is down: the client may be about to lose its lease."""
         lane = self.lanes[number]
         if lane.takes_work:
@@ -91,7 +95,9 @@ class LogicalQueue:
             ticket.error = lane.unavailable()
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client is gone: do not begin what has not begun. What is in flight goes on, and nobody is told."""
+        """The client is gone: do not begin what has not begun, and give back its leases without a key. What is in flight goes on."""
+        for grant in () if ticket.done or ticket.keyed else ticket.grants:
+            self.give_back(grant.info.partition, grant.info.number)
         self._finish(ticket)
 
     def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
@@ -104,6 +110,8 @@ class LogicalQueue:
             self._fail(lane, now, final)
             return
         landed = lane.flight_txn and loaded.txn >= lane.flight_txn
+        if self._rules is not None:
+            loaded.follow(self._rules)
         lane.partition, lane.state, lane.problem = loaded, LaneState.READY, ""
         lane.transferring = None
         self._land(lane, bool(landed), now)
@@ -113,6 +121,7 @@ class LogicalQueue:
         lane = self.lanes[number]
         if opening != lane.opening:
             return
+        lane.sample(now)
         if outcome is Outcome.DONE:
             # Not before: a partition that opens but takes no commit would be opened again and again without a pause.
             lane.state, lane.failed_in_a_row = LaneState.READY, 0
@@ -125,14 +134,28 @@ class LogicalQueue:
         # The state in memory is ahead of the store: only opening anew, with a higher fence, tells what holds.
         self._fail(lane, now, False)
 
-    def transferred(self, number: int, lease: int, done: bool, now: Millis) -> None:
-        """The answer to `Transfer`."""
+    def transferred(self, number: int, lease: int, done: bool, now: Millis, *, nowhere: bool = False) -> None:
+        """The answer to `Transfer`; `nowhere`: its target is no more, so its items stay here."""
         lane = self.lanes[number]
-        if done:
+        if nowhere:
+            lane.called_back.append(lease)
+        elif done:
             lane.transferred.append(lease)
         elif lane.transferring == lease:
             lane.transferring = None
             lane.transfer_at = now + TRANSFER_RETRY
+
+    def give_back(self, number: int, lease: int) -> None:
+        """The client went away before it was told of this lease."""
+        lane = self.lanes[number]
+        if lane.takes_work:
+            lane.given_back.append(lease)
+
+    def retry_now(self, numbers: Iterable[int], now: Millis) -> None:
+        """What kept these partitions from opening is over: do not wait any longer."""
+        for number in numbers:
+            if self.lanes[number].state is LaneState.FAILED:
+                self.lanes[number].retry_at = now
 
     def stop_lane(self, number: int, problem: str, now: Millis) -> None:
         """The partition's data is damaged: serve nothing from it until a person has looked."""
@@ -160,11 +183,14 @@ class LogicalQueue:
         self._time_out(now)
         self._reopen(now)
         self._find_keyed(now)
-        self._distribute()
+        self._spread(now)
+        self._distribute(now)
         idle = [lane for lane in self.lanes.values() if lane.state is LaneState.READY]
+        due = [lane for lane in idle if lane.is_due(now)]
+        timers = max(1, TIMER_BATCH // len(due)) if due else 0
         for lane in idle:
-            if lane.waiting or lane.transferred or (lane.partition.next_timer() or now + 1) <= now:
-                self._attempt(Lane.work, lane, now)
+            if lane in due or lane.waiting or lane.transferred or lane.called_back or lane.given_back:
+                self._attempt(lambda lane, now: lane.work(now, timers), lane, now)
         self._deal([lane for lane in idle if lane.state is LaneState.READY and lane.partition.ready_count], now)
         for lane in idle:
             if lane.state is LaneState.READY:
@@ -188,6 +214,8 @@ class LogicalQueue:
                     times.append(timer)
                 if lane.partition.transfers and lane.transferring is None:
                     times.append(lane.transfer_at)
+            elif lane.state is LaneState.COMMITTING and lane.accepted and not lane.degraded and self._patience:
+                times.append(int(lane.committing_since + self._patience) + 1)
         return min(times) if times else None
 
     def _time_out(self, now: Millis) -> None:
@@ -254,32 +282,27 @@ class LogicalQueue:
         """Whether a partition that will open (again) may hold leases that are not known now."""
         return any(not lane.takes_work and lane.state is not LaneState.STOPPED for lane in self.lanes.values())
 
-    def _distribute(self) -> None:
+    def _spread(self, now: Millis) -> None:
+        """Take from lanes that hang what has not begun, and may go elsewhere."""
+        self._patience = judge(self.lanes.values(), now)
+        for lane in self.lanes.values():
+            if lane.degraded and lane.state is LaneState.COMMITTING and lane.accepted:
+                self.produces.update((ticket.number, ticket) for ticket, _ in lane.take_back_produces() if not ticket.done)
+
+    def _distribute(self, now: Millis) -> None:
         for ticket in list(self.produces.values()):
             request = ticket.request
             assert isinstance(request, Produce)
             if request.key is not None:
-                lane: Lane | None = self.lanes[home(request.key, len(self.lanes))]
+                lane: Lane | None = self.lanes[self._homes[home(request.key, len(self._homes))]]
             else:
-                lane = self._emptiest()
+                lane = choose(self.lanes.values(), now)
             if lane is not None and lane.takes_work:
                 del self.produces[ticket.number]
                 self._choices += 1
                 lane.last_produced = self._choices
+                lane.probe_at = now + PROBE_EVERY
                 lane.put(ticket, request)
-
-    def _emptiest(self) -> Lane | None:
-        candidates = [
-            Candidate(
-                lane.partition.ready_count + lane.accepted,
-                lane.partition.leased_count + lane.partition.scheduled_count,
-                lane.last_produced,
-                lane.number,
-            )
-            for lane in self.lanes.values()
-            if lane.takes_work
-        ]
-        return self.lanes[emptiest(candidates)] if candidates else None
 
     def _attempt(self, step: Callable[[Lane, Millis], None], lane: Lane, now: Millis) -> None:
         waiting = list(lane.waiting)
@@ -298,9 +321,9 @@ class LogicalQueue:
 
     def _deal(self, sources: list[Lane], now: Millis) -> None:
         """Serve waiters from lanes with ready items: the lane that has waited longest first, one lane a waiter where that will do."""
-        if not sources or not self.waiters:
+        if not sources or not self.waiters or "lease" in self.paused:
             return
-        sources.sort(key=lambda lane: lane.last_leased)
+        sources.sort(key=lambda lane: (lane.last_leased, -lane.partition.ready_count))
         waiters = self._servable(sum(lane.partition.ready_count for lane in sources), now)
         first: dict[int, LeaseInfo] = {}
         for index, lane in enumerate(sources):
@@ -349,9 +372,13 @@ class LogicalQueue:
         request = ticket.request
         assert isinstance(request, Lease)
         timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
-        lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key) if share else None
+        if not share:
+            return None
+        nothing_yet = ticket.room == MAX_LEASE_BYTES
+        lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet)
         if lease is None:
             return None
+        ticket.room -= max(lease.nbytes, 1)
         self._choices += 1
         lane.last_leased = self._choices
         self.waiters.pop(ticket.number, None)
@@ -385,7 +412,7 @@ class LogicalQueue:
             self._land(lane, True, now)
             return
         changes, fresh = taken
-        lane.state, lane.flight_txn = LaneState.COMMITTING, changes.txn
+        lane.state, lane.flight_txn, lane.committing_since = LaneState.COMMITTING, changes.txn, now
         for ticket, _ in lane.answers:
             ticket.flying += 1
         self._effects.append(Commit(lane.number, lane.opening, changes, fresh))
@@ -398,31 +425,17 @@ class LogicalQueue:
             ticket.awaiting -= 1
             ticket.flying -= 1 if flew else 0
             if ticket.done:
+                if done and isinstance(answer, Grant) and not ticket.keyed:
+                    lane.given_back.append(answer.info.number)
                 continue
             if done:
-                self._add(ticket, answer)
+                ticket.add(answer)
             else:
                 self._take_out(lane, ticket)
             again = ticket.number in self.produces or ticket.number in self.waiters
             late = bool(ticket.grants) and ticket.deadline + BUSY_PATIENCE <= now and not ticket.keyed
-            if late or not (ticket.awaiting or again):
+            if late or ticket.whole is not None or not (ticket.awaiting or again):
                 self._reply(ticket, ticket.error or ticket.result(now))
-
-    def _add(self, ticket: Ticket, answer: Answer) -> None:
-        if isinstance(answer, SluicewayError):
-            ticket.error = answer
-        elif isinstance(answer, Produced):
-            self._reply(ticket, answer)
-        elif isinstance(answer, Settled):
-            ticket.settled.completed += answer.completed
-            ticket.settled.retried += answer.retried
-            ticket.settled.dead += answer.dead
-            ticket.settled.ignored += answer.ignored
-        elif isinstance(answer, Grant):
-            ticket.grants.append(answer)
-        else:
-            ticket.extended.leases += answer.leases
-            ticket.extended.ignored += answer.ignored
 
     def _take_out(self, lane: Lane, ticket: Ticket) -> None:
         """Nothing was written for the ticket in this lane: a produce and a lease try again, a settle is told."""
@@ -431,6 +444,7 @@ class LogicalQueue:
         elif isinstance(ticket.request, Lease):
             if not ticket.awaiting and not ticket.grants:
                 self.waiters[ticket.number] = ticket
+                ticket.room = MAX_LEASE_BYTES
         else:
             ticket.error = lane.unavailable()
 
@@ -459,7 +473,7 @@ class LogicalQueue:
             number = min(transfers)
             lane.transferring = number
             lease = transfers[number]
-            self._effects.append(Transfer(lane.number, number, lease.transfer or "", open_slices(lease)))
+            self._effects.append(Transfer(lane.number, number, lease.transfer or "", open_slices(lease), lease.target))
 
     def _reply(self, ticket: Ticket, result: Result | SluicewayError) -> None:
         if not ticket.done:

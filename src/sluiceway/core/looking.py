@@ -8,6 +8,7 @@ from bisect import bisect_right
 import numpy as np
 from pyroaring import BitMap
 
+from sluiceway.core.closed import unknown_extent
 from sluiceway.core.partition import Partition
 from sluiceway.core.records import (
     Blob,
@@ -18,6 +19,7 @@ from sluiceway.core.records import (
     Part,
     by_part,
     to_array,
+    unpack_bits,
     unpack_blob,
     unpack_due,
     unpack_extent,
@@ -26,7 +28,7 @@ from sluiceway.core.records import (
 )
 from sluiceway.model.changes import RecordKind, Snapshot
 from sluiceway.model.leased import Slice
-from sluiceway.model.requests import PartitionStats
+from sluiceway.model.requests import Explanation, PartitionStats
 
 
 def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:
@@ -48,11 +50,16 @@ def ready_slices(partition: Partition, limit: int) -> list[Slice]:
     for extent in partition.ready:
         if limit <= 0:
             break
-        at = max(0, partition.header.head - extent.first)
-        count = min(limit, extent.count - at)
-        offsets = np.arange(extent.first + at, extent.first + at + count, dtype=np.int64)
-        pieces.append(Slice(extent.blob.number, extent.rows_at(at, count), offsets, extent.attempts, extent.blob.written_at))
-        limit -= count
+        at, run = extent.run(partition.at(extent))
+        if run == extent.count - at:
+            index = np.arange(at, at + min(limit, run), dtype=np.int64)
+            rows = extent.rows_at(at, len(index))
+        else:
+            index = to_array(extent.waiting(at))[:limit]
+            rows = extent.rows_at(0, extent.count)[index]
+        if len(index):
+            pieces.append(Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at))
+        limit -= len(index)
     return pieces
 
 
@@ -72,10 +79,76 @@ def stats_of(partition: Partition, number: int) -> PartitionStats:
         retried=header.retried,
         expired=header.expired,
         dead=header.dead,
+        released=header.released,
+        cleared=header.cleared,
+        redriven=header.redriven,
     )
 
 
-def load(snapshot: Snapshot, *, max_attempts: int, keeps_dead: bool) -> Partition:
+def explain(partition: Partition, offset: int) -> Explanation:
+    """Where the item of that offset is. Looks through the whole line: for people, not for the hot path."""
+    fate: str | None = partition.closed.why_offset(offset)
+    place = partition.spans.at(offset)
+    if place is not None:
+        lease, part = place
+        position = offset - part.first + part.base
+        if position not in lease.settled:
+            return _leased(lease, part.extent)
+        fate = lease.fate_of(position)
+    for extent in partition.extents.values():
+        if extent.first <= offset < extent.first + extent.count and offset - extent.first in extent.waiting(partition.at(extent)):
+            return _waiting(partition, extent, offset)
+    for due in partition.dues.values():
+        if due.blob.number <= offset < due.blob.number + due.blob.rows and offset - due.blob.number in due.rows:
+            return Explanation(
+                "scheduled", "it is not due yet", attempts=due.attempts, due_at=due.due_at, expires_at=due.expires_at or None
+            )
+    for transfer in partition.transfers.values():
+        if any(offset in piece.offsets for piece in open_slices(transfer)):
+            to = "the dead queue" if transfer.target is None else f"queue {transfer.target}"
+            return Explanation("dying", f"it is on its way to {to}: {transfer.transfer}")
+    if not 0 <= offset < partition.header.next:
+        return Explanation("unknown", "this id was never given")
+    return Explanation("gone", _GONE[fate or "settled"])
+
+
+_GONE: dict[str, str] = {
+    "completed": "it was completed",
+    "expired": "its lease ran out; it is offered again under another id, with the same origin, or died of it",
+    "retried": "it was retried, and is or will be offered again under another id, with the same origin",
+    "released": "it was released, and is offered again under another id, with the same origin",
+    "dead": "it is dead",
+    "settled": "it was completed, put back under another id, cleared, redriven, or died, longer ago than is remembered",
+}
+
+
+def _leased(lease: LeaseState, extent: Extent) -> Explanation:
+    return Explanation(
+        "leased",
+        "a client has leased it",
+        attempts=extent.attempts + 1,
+        expires_at=extent.expires_at or None,
+        lease=lease.number,
+        client_id=lease.client_id,
+        lease_deadline=lease.deadline,
+    )
+
+
+def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
+    ahead = 0
+    for other in partition.ready:
+        if other is extent:
+            before = BitMap(range(min(offset - extent.first, extent.count)))
+            ahead += len(before & extent.waiting(partition.at(extent)))
+            break
+        ahead += len(other.waiting(partition.at(other)))
+    reason = "it is next" if not ahead else f"{ahead} items of its partition are served before it"
+    if extent.together:
+        reason += f"; its lease ran out before, so at most {extent.together} of its kind are leased at once"
+    return Explanation("ready", reason, ahead=ahead, attempts=extent.attempts, expires_at=extent.expires_at or None)
+
+
+def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False) -> Partition:
     """The machine in the state that the store holds. Reads records only: no blob is touched, whatever the backlog."""
     partition = Partition(max_attempts=max_attempts, keeps_dead=keeps_dead)
     if snapshot.header is None:
@@ -97,8 +170,8 @@ def load(snapshot: Snapshot, *, max_attempts: int, keeps_dead: bool) -> Partitio
         _load_lease(partition, number, unpack_lease(data), firsts)
     for number, data in records[RecordKind.DUE]:
         due = unpack_due(data)
-        rows = BitMap.deserialize(due.rows)
-        partition.dues[number] = Due(number, due.due_at, partition.blobs[due.blob], rows, due.attempts)
+        rows = unpack_bits(due.rows)
+        partition.dues[number] = Due(number, due.due_at, partition.blobs[due.blob], rows, due.attempts, due.expires_at)
         partition.blobs[due.blob].open += len(rows)
         partition.scheduled_count += len(rows)
         heapq.heappush(partition.due_times, (due.due_at, number))
@@ -109,25 +182,31 @@ def _load_line(partition: Partition, records: list[tuple[int, bytes]]) -> None:
     head = partition.header.head
     for first, data in records:
         record = unpack_extent(data)
-        rows = None if record.rows is None else BitMap.deserialize(record.rows)
+        rows = None if record.rows is None else unpack_bits(record.rows)
         blob = partition.blobs[record.blob]
-        extent = Extent(first, record.count, blob, record.row, rows, record.attempts, 0)
+        gone = unpack_bits(record.gone)
+        extent = Extent(first, record.count, blob, record.row, rows, record.attempts, 0, record.expires_at, record.together, gone)
         partition.extents[first] = extent
-        waiting = first + record.count - max(first, head)
+        at = max(first, head) - first
+        waiting = record.count - at - gone.range_cardinality(at, record.count) if at < record.count else 0
         if waiting > 0:
             extent.open = waiting
             blob.open += waiting
             partition.ready.append(extent)
             partition.ready_count += waiting
+            if extent.expires_at:
+                heapq.heappush(partition.expiries, (extent.expires_at, first))
 
 
 def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: list[int]) -> None:
-    settled = BitMap.deserialize(record.settled) if record.settled else BitMap()
+    settled = unpack_bits(record.settled)
+    if record.closed:
+        settled = BitMap(range(sum(count for _, count in record.ranges)))
     parts, base = [], 0
     for first, count in record.ranges:
-        extent = partition.extents.get(firsts[max(0, bisect_right(firsts, first) - 1)])
+        extent = partition.extents.get(firsts[bisect_right(firsts, first) - 1]) if firsts else None
         if extent is None or not extent.first <= first < extent.first + extent.count:
-            extent = _closed_extent(first, count)
+            extent = unknown_extent(first, count)
         part = Part(extent, first - extent.first, count, base)
         closed = settled.range_cardinality(base, base + count)
         extent.open += count - closed
@@ -135,13 +214,12 @@ def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: 
         parts.append(part)
         base += count
     lease = LeaseState(number, parts, base, record.client_id, record.deadline, record.lease_key, record.transfer, settled)
-    lease.staged = {fate: BitMap.deserialize(bits) for fate, bits in record.staged}
-    if lease.transfer is not None:
+    lease.staged = {fate: unpack_bits(bits) for fate, bits in record.staged}
+    lease.fates = {fate: unpack_bits(bits) for fate, bits in record.fates}
+    lease.target = record.target
+    if record.closed:
+        partition.closed.add(lease)
+    elif lease.transfer is not None:
         partition.transfers[number] = lease
     else:
         partition.restore_lease(lease)
-
-
-def _closed_extent(first: int, count: int) -> Extent:
-    """Stands for an extent that is gone because all of it is settled, while the lease that had it lives on."""
-    return Extent(first, count, Blob(first, count, 0, 0, 0), 0, None, 0, 0)

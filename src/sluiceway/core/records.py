@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -11,6 +12,9 @@ from pyroaring import BitMap
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Fate, Offsets
+
+Gone = Literal["expired", "retried", "released", "dead"]
+"""How an item left its lease, other than completed."""
 
 
 @dataclass(slots=True)
@@ -29,7 +33,8 @@ class Blob:
 class Extent:
     """`count` dense offsets from `first` on, and the blob rows they stand for: from `row` on, or those of `rows`.
 
-    `attempts` is the number of attempts that these items had before they got these offsets.
+    `attempts` is the number of attempts that these items had before they got these offsets. `together` is how many of them a lease may
+    take at most (0: any number). `gone` are the positions that left the line without being leased.
     """
 
     first: int
@@ -39,6 +44,9 @@ class Extent:
     rows: BitMap | None
     attempts: int
     open: int
+    expires_at: Millis = 0
+    together: int = 0
+    gone: BitMap = field(default_factory=BitMap)
 
     def continued_by(self, other: Extent) -> bool:
         """The other has the next offsets and the next rows of the same blob, and nothing tells its items from these."""
@@ -47,9 +55,26 @@ class Extent:
             and self.rows is None
             and other.rows is None
             and self.attempts == other.attempts
+            and self.expires_at == other.expires_at
+            and not (self.together or other.together or self.gone)
             and self.first + self.count == other.first
             and self.row + self.count == other.row
         )
+
+    def waiting(self, at: int) -> BitMap:
+        """The positions from `at` on that are in the line."""
+        return BitMap(range(at, self.count)) - self.gone if at < self.count else BitMap()
+
+    def run(self, at: int) -> tuple[int, int]:
+        """The first run of positions from `at` on that are in the line, as (start, length); length 0 if there is none."""
+        if not self.gone:
+            return at, self.count - at
+        waiting = self.waiting(at)
+        if not waiting:
+            return self.count, 0
+        start = waiting.min()
+        later = self.gone & BitMap(range(start, self.count))
+        return start, (later.min() if later else self.count) - start
 
     def rows_at(self, at: int, count: int) -> Offsets:
         """The blob rows of `count` offsets from the `at`-th on."""
@@ -80,8 +105,9 @@ class Part:
 class LeaseState:
     """A claim on `parts`. Positions count through the parts from 0; `settled` are those that are closed.
 
-    `staged` fates take effect when the lease is closed. A lease with a `transfer` reason belongs to the system: it has no
-    deadline, and its items are on their way to the dead queue.
+    `fates` tell what became of those that were not completed. `staged` fates take effect when the lease is closed. A lease with a
+    `transfer` reason belongs to the system: it has no deadline, and its items are on their way to the queue `target`
+    (None: the dead queue).
     """
 
     number: int
@@ -93,6 +119,10 @@ class LeaseState:
     transfer: str | None = None
     settled: BitMap = field(default_factory=BitMap)
     staged: dict[Fate, BitMap] = field(default_factory=dict)
+    fates: dict[Gone, BitMap] = field(default_factory=dict)
+    target: str | None = None
+    nbytes: float = 0.0
+    """Of the payloads, roughly; known only to the call that made the lease."""
 
     @property
     def open(self) -> int:
@@ -100,6 +130,15 @@ class LeaseState:
 
     def open_positions(self) -> BitMap:
         return BitMap(range(self.count)) - self.settled
+
+    def tell(self, fate: Gone, positions: BitMap) -> None:
+        """Note what becomes of those positions."""
+        if positions:
+            self.fates[fate] = self.fates.get(fate, BitMap()) | positions
+
+    def fate_of(self, position: int) -> Gone | Literal["completed"]:
+        """What became of a settled position."""
+        return next((fate for fate, those in self.fates.items() if position in those), "completed")
 
 
 @dataclass(slots=True)
@@ -111,6 +150,7 @@ class Due:
     blob: Blob
     rows: BitMap
     attempts: int
+    expires_at: Millis = 0
 
 
 class Header(msgspec.Struct, array_like=True):
@@ -128,6 +168,9 @@ class Header(msgspec.Struct, array_like=True):
     retried: int = 0
     expired: int = 0
     dead: int = 0
+    released: int = 0
+    cleared: int = 0
+    redriven: int = 0
 
 
 class BlobRecord(msgspec.Struct, array_like=True):
@@ -143,9 +186,14 @@ class ExtentRecord(msgspec.Struct, array_like=True):
     row: int
     rows: bytes | None
     attempts: int
+    expires_at: Millis = 0
+    together: int = 0
+    gone: bytes = b""
 
 
 class LeaseRecord(msgspec.Struct, array_like=True):
+    """A live lease, a transfer, or (`closed`) what is remembered of a lease that is over: all of it is settled, and that is not said."""
+
     ranges: list[tuple[int, int]]
     client_id: str
     deadline: Millis | None
@@ -153,6 +201,9 @@ class LeaseRecord(msgspec.Struct, array_like=True):
     transfer: str | None
     settled: bytes
     staged: list[tuple[Fate, bytes]]
+    fates: list[tuple[Gone, bytes]] = []
+    target: str | None = None
+    closed: bool = False
 
 
 class DueRecord(msgspec.Struct, array_like=True):
@@ -160,6 +211,7 @@ class DueRecord(msgspec.Struct, array_like=True):
     blob: int
     rows: bytes
     attempts: int
+    expires_at: Millis = 0
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -183,12 +235,51 @@ def blob_bytes(blob: Blob) -> bytes:
     return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes))
 
 
+_PLAIN = b"\x01"
+"""Begins a bit map that is written as plain bits from its first member on. The other form, Roaring's, never begins so."""
+
+
+def pack_bits(bits: BitMap) -> bytes:
+    """A bit map in the shorter of two forms: Roaring's (8 KiB from 4,096 members on that make no runs), or plain bits. None: nothing."""
+    if not bits:
+        return b""
+    bits.run_optimize()
+    roaring: bytes = bits.serialize()
+    first = bits.min()
+    if (bits.max() - first) // 8 + 6 >= len(roaring):
+        return roaring
+    plain = np.zeros(bits.max() - first + 1, np.bool_)
+    plain[to_array(bits) - first] = True
+    return _PLAIN + first.to_bytes(4, "little") + np.packbits(plain).tobytes()
+
+
+def unpack_bits(data: bytes) -> BitMap:
+    """What `pack_bits` wrote; also Roaring's own form, in which all were written once."""
+    if not data:
+        return BitMap()
+    if not data.startswith(_PLAIN):
+        return BitMap.deserialize(data)
+    plain = np.unpackbits(np.frombuffer(data, np.uint8, offset=5))
+    return from_array(np.flatnonzero(plain) + int.from_bytes(data[1:5], "little"))
+
+
 def extent_bytes(extent: Extent) -> bytes:
-    rows = None if extent.rows is None else extent.rows.serialize()
-    return pack(ExtentRecord(extent.count, extent.blob.number, extent.row, rows, extent.attempts))
+    rows = None if extent.rows is None else pack_bits(extent.rows)
+    return pack(
+        ExtentRecord(
+            extent.count,
+            extent.blob.number,
+            extent.row,
+            rows,
+            extent.attempts,
+            extent.expires_at,
+            extent.together,
+            pack_bits(extent.gone),
+        )
+    )
 
 
-def lease_bytes(lease: LeaseState) -> bytes:
+def lease_bytes(lease: LeaseState, closed: bool = False) -> bytes:
     return pack(
         LeaseRecord(
             [(part.first, part.count) for part in lease.parts],
@@ -196,14 +287,17 @@ def lease_bytes(lease: LeaseState) -> bytes:
             lease.deadline,
             lease.lease_key,
             lease.transfer,
-            lease.settled.serialize() if lease.settled else b"",
-            [(fate, bits.serialize()) for fate, bits in lease.staged.items()],
+            b"" if closed else pack_bits(lease.settled),
+            [(fate, pack_bits(bits)) for fate, bits in lease.staged.items()],
+            [(fate, pack_bits(bits)) for fate, bits in lease.fates.items()],
+            lease.target,
+            closed,
         )
     )
 
 
 def due_bytes(due: Due) -> bytes:
-    return pack(DueRecord(due.due_at, due.blob.number, due.rows.serialize(), due.attempts))
+    return pack(DueRecord(due.due_at, due.blob.number, pack_bits(due.rows), due.attempts, due.expires_at))
 
 
 def by_part(lease: LeaseState, positions: BitMap) -> Iterator[tuple[Part, BitMap]]:

@@ -28,6 +28,12 @@ class Spans:
             del self.starts[bisect_right(self.starts, part.first) - 1]
             del self._at[part.first]
 
+    def at(self, offset: int) -> tuple[LeaseState, Part] | None:
+        """The lease and the part in which the offset lies."""
+        index = bisect_right(self.starts, offset) - 1
+        place = self._at[self.starts[index]] if index >= 0 else None
+        return place if place is not None and offset < place[1].end else None
+
     def split(self, offsets: Offsets) -> Iterator[tuple[Offsets, tuple[LeaseState, Part] | None]]:
         """The sorted offsets in runs, each with the part in which it lies; None where no lease is. Work is per run, not per offset."""
         at = 0

@@ -9,11 +9,31 @@ import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes
 from sluiceway.model.leased import Slice
-from sluiceway.model.requests import Extend, Extended, Lease, LeaseInfo, Produce, Produced, Settle, Settled
+from sluiceway.model.requests import Clear, Cleared, Extend, Extended, Lease, LeaseInfo, Offsets, Produce, Produced, Settle, Settled
 
-Request = Produce | Lease | Settle | Extend
+
+@dataclass(slots=True)
+class TakeOut:
+    """Begin the transfer of those ready items (sorted, unique offsets) of a partition to another queue."""
+
+    partition: int
+    offsets: Offsets
+    target: str
+    request_timeout: Millis
+
+
+class TransferBegun(NamedTuple):
+    """Items of that partition are durably on their way, under that transfer number; 0 items and number 0 if none was ready."""
+
+    partition: int
+    number: int
+    items: int
+
+
+Request = Produce | Lease | Settle | Extend | Clear | TakeOut
 
 
 class Grant(NamedTuple):
@@ -23,7 +43,10 @@ class Grant(NamedTuple):
     slices: list[Slice]
 
 
-Result = Produced | Settled | Extended | list[Grant]
+Answer = Produced | Settled | Extended | Cleared | TransferBegun | Grant | SluicewayError
+"""What one lane says."""
+
+Result = Produced | Settled | Extended | Cleared | TransferBegun | list[Grant]
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +63,13 @@ class Ticket:
     """Lanes in whose commit the request is right now: only they can make its outcome unknown."""
     done: bool = False
     error: SluicewayError | None = None
+    whole: Produced | TransferBegun | None = None
+    """The answer of a request that is one lane's alone."""
     settled: Settled = field(default_factory=Settled)
     extended: Extended = field(default_factory=Extended)
+    cleared: Cleared = field(default_factory=Cleared)
+    room: float = MAX_LEASE_BYTES
+    """Of a lease: payload bytes that its answer may still take."""
     grants: list[Grant] = field(default_factory=list)
     """Of a lease: those that are durable."""
     found: dict[tuple[int, ...], Grant] = field(default_factory=dict)
@@ -52,12 +80,33 @@ class Ticket:
         """A lease with a key."""
         return isinstance(self.request, Lease) and self.request.lease_key is not None
 
+    def add(self, answer: Answer) -> None:
+        """What a lane says has become true."""
+        if isinstance(answer, SluicewayError):
+            self.error = answer
+        elif isinstance(answer, Produced | TransferBegun):
+            self.whole = answer
+        elif isinstance(answer, Settled):
+            self.settled.add(answer)
+        elif isinstance(answer, Grant):
+            self.grants.append(answer)
+        elif isinstance(answer, Cleared):
+            self.cleared.ready += answer.ready
+            self.cleared.scheduled += answer.scheduled
+        else:
+            self.extended.leases += answer.leases
+            self.extended.ignored += answer.ignored
+
     def result(self, now: Millis) -> Result:
         """What the lanes answered. A lease that ran out while another lane was awaited is no use to anybody, and is not told of."""
+        if self.whole is not None:
+            return self.whole
         if isinstance(self.request, Settle):
             return self.settled
         if isinstance(self.request, Extend):
             return self.extended
+        if isinstance(self.request, Clear):
+            return self.cleared
         return [grant for grant in self.grants if grant.info.lease_deadline > now]
 
 
@@ -89,12 +138,13 @@ class Reply:
 
 @dataclass(slots=True)
 class Transfer:
-    """Produce these rows into the dead queue, keyed by the lease number, and report `transferred`."""
+    """Produce these rows into the queue `target` (None: the dead queue), keyed by the lease number, and report `transferred`."""
 
     partition: int
     number: int
     reason: str
     slices: list[Slice]
+    target: str | None = None
 
 
 @dataclass(slots=True)

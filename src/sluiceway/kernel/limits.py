@@ -47,14 +47,23 @@ MAX_SCHEDULE = 366 * 86_400_000
 KEY_WINDOW = 86_400_000
 """Milliseconds an idempotency key without a group is remembered, at most and unless the request says less."""
 
+LEAST_KEY_WINDOW = 600_000
+"""The least that a queue may keep idempotency keys: a client repeats a call of its own accord for as long."""
+
 MAX_KEYS = 1_000_000
 """Idempotency keys that one partition remembers: each costs about 300 bytes of memory."""
+
+GROUP_KEEP = 30 * 86_400_000
+"""Milliseconds after its last produce that an idempotency group is forgotten: a stream that stood still longer may repeat a batch."""
+
+MAX_CLOSED_LEASES = 1_000
+"""Leases of a partition that are remembered after their end, to tell what became of a stale id: about 1 KB of memory each."""
 
 MAX_WAITING = 100_000
 """Requests that wait on one logical queue. Beyond it a request is told to come back."""
 
-TIMER_BATCH = 10_000
-"""Leases and due entries that one turn puts back, so that a mass expiry does not stop the others."""
+TIMER_BATCH = 1_000
+"""Leases, due entries and extents that one turn puts back or lets die, in all partitions together: a mass expiry must not stop the rest."""
 
 BODY_TIMEOUT = 30_000
 """Milliseconds a request's body may take to arrive: a slow sender holds memory and a connection."""

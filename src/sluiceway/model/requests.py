@@ -5,7 +5,7 @@ The codecs of `wire/` build requests and render answers; everything here is alre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.limits import KEY_WINDOW
+from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT
+from sluiceway.model.queue import Backoff
 
 Offsets = npt.NDArray[np.int64]
 
@@ -79,11 +80,15 @@ class Leased:
     batches: Sequence[pa.RecordBatch] = ()
 
 
-Verdict = Literal["done", "retry", "dead"]
+Verdict = Literal["done", "retry", "dead", "release"]
 
 
 class Fate(NamedTuple):
-    """What becomes of an item. A retry is due at `retry_at`, or `retry_after` from when the fate takes effect, or at once."""
+    """What becomes of an item.
+
+    A retry is due at `retry_at`, or `retry_after` from when the fate takes effect; with neither, as the queue's back-off says, or at once.
+    A release puts it back as if it had not been leased: the attempt is not counted.
+    """
 
     verdict: Verdict
     retry_at: Millis | None = None
@@ -92,6 +97,7 @@ class Fate(NamedTuple):
 
 
 DONE = Fate("done")
+RELEASE = Fate("release")
 
 
 class Selection(NamedTuple):
@@ -104,19 +110,23 @@ class Selection(NamedTuple):
 
 @dataclass(slots=True)
 class Settle:
-    """Complete, retry or (with `stage`) state outcomes of leased items, by partition.
+    """Complete, retry, release or (with `stage`) state outcomes of leased items, by partition.
 
-    `foreign` are ids of other incarnations or partitions that do not exist: ignored as unknown.
+    `foreign` are ids of other incarnations or partitions that do not exist: ignored as unknown. With a `client_id`, so are items that
+    another client has leased. `strict`: the call ends as `stale_ids` if anything was ignored (what was not, is settled all the same).
     """
 
     selections: dict[int, list[Selection]]
     request_timeout: Millis
     stage: bool = False
     foreign: Sequence[str] = ()
+    client_id: str | None = None
+    strict: bool = False
 
 
-IgnoredReason = Literal["settled", "not_leased", "unknown"]
-"""Settled or put back under another id · waiting, and leased by nobody · no such item or lease."""
+IgnoredReason = Literal["completed", "expired", "retried", "released", "dead", "settled", "not_leased", "not_yours", "unknown"]
+"""Why an id is ignored. The item was completed · its lease ran out, and it is offered again under another id · it was retried, released,
+or is dead · it is one of these, longer ago than is remembered · waits, leased by nobody · is leased by another client · never was."""
 
 
 @dataclass(slots=True)
@@ -126,22 +136,42 @@ class Settled:
     completed: int = 0
     retried: int = 0
     dead: int = 0
+    released: int = 0
     ignored: list[tuple[str, IgnoredReason]] = field(default_factory=list)
+
+    def add(self, other: Settled) -> None:
+        """Put the other's counts and ids to these."""
+        self.completed += other.completed
+        self.retried += other.retried
+        self.dead += other.dead
+        self.released += other.released
+        self.ignored += other.ignored
+
+    def count(self, verdict: Verdict, items: int) -> None:
+        """So many more met that fate."""
+        self.completed += items if verdict == "done" else 0
+        self.retried += items if verdict == "retry" else 0
+        self.dead += items if verdict == "dead" else 0
+        self.released += items if verdict == "release" else 0
 
     @property
     def total(self) -> int:
-        return self.completed + self.retried + self.dead
+        return self.completed + self.retried + self.dead + self.released
 
 
 @dataclass(slots=True)
 class Extend:
-    """Move the deadline of leases to now + `lease_timeout` (None: the queue's)."""
+    """Move the deadline of leases to now + `lease_timeout` (None: the queue's). An item stands for the whole lease that it is in."""
 
     leases: Sequence[tuple[int, int]]
     """(partition, lease number)"""
     request_timeout: Millis
     lease_timeout: Millis | None = None
     foreign: Sequence[str] = ()
+    offsets: Mapping[int, Offsets] = field(default_factory=dict)
+    """Items, sorted and unique, by partition."""
+    client_id: str | None = None
+    strict: bool = False
 
 
 @dataclass(slots=True)
@@ -158,6 +188,65 @@ class Peek:
     partition: int | None = None
     lease: int | None = None
     start: int = 0
+
+
+@dataclass(slots=True)
+class Clear:
+    """Drop what waits: ready items, and with `scheduled` also those that are not due yet. Leased items stay."""
+
+    request_timeout: Millis
+    ready: bool = True
+    scheduled: bool = False
+
+
+@dataclass(slots=True)
+class Cleared:
+    """How many items were dropped, durably."""
+
+    ready: int = 0
+    scheduled: int = 0
+
+
+@dataclass(slots=True)
+class Redrive:
+    """Send ready items of a dead queue back to `target` (None: the queue that each came from), `limit` at most.
+
+    Only those whose `reason` contains that text, and whose source queue is `source`. `dry_run` counts and moves nothing.
+    """
+
+    request_timeout: Millis
+    limit: int
+    target: str | None = None
+    reason: str | None = None
+    source: str | None = None
+    dry_run: bool = False
+
+
+@dataclass(slots=True)
+class Redriven:
+    """`matched` items were found, `redriven` of them are durable in their target (0 in a dry run); by target."""
+
+    matched: int = 0
+    redriven: int = 0
+    targets: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Explanation:
+    """Where an item is, and why it is not being served; times and numbers where they apply."""
+
+    state: str
+    """ready · scheduled · leased · dying · gone (see `reason`) · unknown · unavailable"""
+    reason: str
+    """In words."""
+    ahead: int | None = None
+    """Ready items that are served before it."""
+    attempts: int | None = None
+    due_at: Millis | None = None
+    expires_at: Millis | None = None
+    lease: int | None = None
+    client_id: str | None = None
+    lease_deadline: Millis | None = None
 
 
 @dataclass(slots=True)
@@ -179,6 +268,14 @@ class PartitionStats:
     retried: int = 0
     expired: int = 0
     dead: int = 0
+    released: int = 0
+    cleared: int = 0
+    redriven: int = 0
+    backend: str = "default"
+    commit_time: float = 0.0
+    """Moving average of a commit, ms."""
+    degraded: bool = False
+    """Far slower than its peers: avoided for produce until it recovers."""
 
     @property
     def total(self) -> int:
@@ -204,3 +301,19 @@ class QueueSpec:
     max_attempts: int = 0
     dead_queue: str | None = None
     reference: str = ""
+    max_lease_timeout: Millis = MAX_LEASE_TIMEOUT
+    expire_timeout: Millis = 0
+    retry_backoff: Backoff | None = None
+    idempotency_window: Millis = KEY_WINDOW
+    write_timeout: Millis | None = None
+
+
+@dataclass(slots=True)
+class QueuePatch:
+    """What `queues.update` asks for: the settings to change, already validated, by the names of `QueueRecord`.
+
+    With a `version`, only if that is still the record's.
+    """
+
+    settings: dict[str, object]
+    version: int | None = None

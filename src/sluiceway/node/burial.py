@@ -10,6 +10,10 @@ from sluiceway.model.items import HEADERS, fit
 from sluiceway.model.leased import common_schema
 from sluiceway.model.queue import QueueRecord
 
+QUEUE_HEADER = "sluiceway-queue"
+REASON_HEADER = "sluiceway-reason"
+_OURS = "sluiceway-"
+
 
 def dead_rows(source: QueueRecord, reason: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     """The rows of a transfer as a batch to produce. Headers are kept, and `sluiceway-…` ones added; `origin` is the first id.
@@ -24,6 +28,18 @@ def dead_rows(source: QueueRecord, reason: str, batches: list[pa.RecordBatch]) -
     return pa.RecordBatch.from_arrays(arrays, names=[*names, "headers", "origin"])
 
 
+def redriven_rows(source: QueueRecord, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of a transfer back out of a dead queue: as they were, with their origin, and without the headers of their death."""
+    schema = common_schema(batches)
+    rows = pa.concat_batches([fit(batch, schema) for batch in batches])
+    names = [name for name in ("payload", "kind", "encoding", "reference") if name in schema.names]
+    arrays = [rows.column(name) for name in names]
+    if "headers" in schema.names:
+        own = [[pair for pair in pairs or () if not pair[0].startswith(_OURS)] or None for pairs in rows.column("headers").to_pylist()]
+        names, arrays = [*names, "headers"], [*arrays, pa.array(own, HEADERS)]
+    return pa.RecordBatch.from_arrays([*arrays, _origins(source, rows)], names=[*names, "origin"])
+
+
 def _origins(source: QueueRecord, rows: pa.RecordBatch) -> pa.Array:
     prefix = pc.binary_join_element_wise(source.incarnation, rows.column("partition").cast(pa.utf8()), ".")
     first = pc.binary_join_element_wise(prefix, rows.column("origin_offset").cast(pa.utf8()), ".")
@@ -32,7 +48,7 @@ def _origins(source: QueueRecord, rows: pa.RecordBatch) -> pa.Array:
 
 def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch) -> pa.Array:
     """Each row's own headers, followed by those that say how it died."""
-    same = {"sluiceway-reason": reason, "sluiceway-queue": source.queue_name}
+    same = {REASON_HEADER: reason, QUEUE_HEADER: source.queue_name}
     count = rows.num_rows
     each = {
         "sluiceway-attempts": rows.column("attempts").cast(pa.utf8()),

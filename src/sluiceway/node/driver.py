@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from sluiceway.adapters import system
+from sluiceway.core.lane import LaneState
 from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.looking import load, open_slices, ready_slices
+from sluiceway.core.looking import explain, load, open_slices, ready_slices
 from sluiceway.core.partition import Partition
-from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, Ticket, Transfer
+from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
@@ -21,9 +23,10 @@ from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Extended, Leased, LeaseInfo, Peek, Produced, QueueStats, Settled
+from sluiceway.model.requests import Explanation, Lease, Leased, LeaseInfo, Offsets, Peek, QueueStats
+from sluiceway.node.backends import Backend, BackendDownError
 from sluiceway.node.blobs import BlobCache
-from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, PartitionStore, StoreUnavailableError
+from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +40,16 @@ class _Waiter(NamedTuple):
 
 
 class QueueDriver:
-    """One queue's logical queue at work. `era` and `grant` are the fence under which this instance owns the partitions."""
+    """One queue's logical queue at work. `grant` is part of the fence; `backends` has all that hold any of its partitions."""
 
-    def __init__(self, record: QueueRecord, store: PartitionStore, cache: BlobCache, grant: int, bury: Bury) -> None:
+    def __init__(self, record: QueueRecord, backends: Mapping[str, Backend], cache: BlobCache, grant: int, bury: Bury) -> None:
         self.record = record
-        self._store = store
+        self._backends = {each.partition: backends[each.backend] for each in record.partitions}
         self._cache = cache
         self._grant = grant
         self._bury = bury
         self._queue = LogicalQueue(record.incarnation, [p.partition for p in record.partitions], record.lease_timeout)
+        self._queue.configure(record)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._turn_due = False
@@ -55,11 +59,15 @@ class QueueDriver:
         """The queue is being deleted: no request is taken any more."""
         self._unopened = set(self._queue.lanes)
         self._moved = asyncio.Event()
+        self._arrivals: dict[tuple[int, int], asyncio.Future[bool]] = {}
+        """Who waits for a transfer (partition, number): whether its items have arrived, or stay here."""
 
     # ---- from the service -------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open every partition; returns when each is open, or has failed once (it is then tried again in the background)."""
+        for number, backend in self._backends.items():
+            backend.attach(self._ref(number), self._retry)
         self._turn()
         while self._unopened:
             self._moved.clear()
@@ -75,6 +83,8 @@ class QueueDriver:
         while self._tasks:
             await asyncio.wait(self._tasks)
             self._turn()
+        for number, backend in self._backends.items():
+            backend.detach(self._ref(number))
         # What is left was in flight to a partition that did not open again.
         self._queue.close(final=True)
         self._ended = True
@@ -82,7 +92,13 @@ class QueueDriver:
             if isinstance(effect, Reply):
                 self._reply(effect)
 
-    async def ask(self, request: Request, payload: bool = True) -> Produced | Leased | Settled | Extended:
+    def configure(self, record: QueueRecord) -> None:
+        """The queue's settings have changed."""
+        self.record = record
+        self._queue.configure(record)
+        self._turn_soon()
+
+    async def ask(self, request: Request, payload: bool = True) -> Any:
         """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, what has not begun is not begun."""
         if self._stopped or self.closing:
             raise SluicewayError("unavailable", "the queue is being deleted" if self.closing else "the server is stopping")
@@ -92,11 +108,12 @@ class QueueDriver:
         self._queue.submit(ticket)
         self._turn_soon()
         try:
-            answer: Produced | Leased | Settled | Extended = await ticket.waiter.future
+            return await ticket.waiter.future
         except asyncio.CancelledError:
             self._queue.cancel(ticket)
+            if isinstance(request, Lease) and request.lease_key is None:
+                self._give_back(ticket.waiter.future)
             raise
-        return answer
 
     async def peek(self, request: Peek) -> list[pa.RecordBatch]:
         """Items of a lease, or those that come next. Raises lease_not_found, unavailable, partition_damaged."""
@@ -120,15 +137,47 @@ class QueueDriver:
                 batches += await self._rows(lane.number, 0, pieces)
         return batches
 
+    async def ready_rows(self) -> AsyncIterator[pa.RecordBatch]:
+        """All that waits in the line, blob by blob, as it was when its partition was reached."""
+        for lane in self._queue.lanes.values():
+            for piece in ready_slices(lane.partition, lane.partition.ready_count) if lane.takes_work else []:
+                for batch in await self._rows(lane.number, 0, [piece]):
+                    yield batch
+
+    async def send_away(self, partition: int, offsets: Offsets, target: str, timeout: Millis) -> tuple[int, asyncio.Future[bool]]:
+        """Begin a transfer of those ready items. Returns how many they are, and what tells whether they have arrived."""
+        begun: TransferBegun = await self.ask(TakeOut(partition, offsets, target, timeout))
+        arrival: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if begun.number in self._queue.lanes[partition].partition.transfers:
+            self._arrivals[partition, begun.number] = arrival
+        else:
+            arrival.set_result(True)
+        return begun.items, arrival
+
+    def explain(self, partition: int, offset: int) -> Explanation:
+        """Where that item is, and why it is not being served."""
+        lane = self._queue.lanes[partition]
+        if not lane.takes_work:
+            return Explanation("unavailable", str(lane.unavailable()))
+        found = explain(lane.partition, offset)
+        if found.state == "ready" and "lease" in self.record.paused:
+            found.reason += "; the queue is paused for leases"
+        if lane.degraded:
+            found.reason += f"; its partition is slow: a commit takes {lane.slowness(system.now()):.0f} ms"
+        return found
+
     def stats(self) -> QueueStats:
-        return self._queue.stats()
+        stats = self._queue.stats()
+        for each in stats.partitions:
+            each.backend = self._backends[each.partition].name
+        return stats
 
     def problems(self) -> list[str]:
-        """What keeps partitions from serving, in words."""
+        """What keeps partitions from serving, in words; not that their backend is down, which is the backend's to say."""
         return [
             f"queue {self.record.queue_name}, partition {lane.number}: {lane.state.value}: {lane.problem or 'not open yet'}"
             for lane in self._queue.lanes.values()
-            if not lane.takes_work
+            if not lane.takes_work and self._backends[lane.number].problem is None
         ]
 
     # ---- turns ------------------------------------------------------------------------------------------------
@@ -184,13 +233,26 @@ class QueueDriver:
     def _fence(self, opening: int) -> Fence:
         return Fence(1, self._grant, opening)
 
+    def _write_timeout(self, backend: Backend) -> Millis:
+        own = self.record.write_timeout
+        return backend.write_timeout if own is None else min(own, backend.write_timeout)
+
+    def _retry(self, partition: int) -> bool:
+        """Open the partition again at once if it waits to be. Whether it does."""
+        if self._queue.lanes[partition].state is not LaneState.FAILED:
+            return False
+        self._queue.retry_now([partition], system.now())
+        self._turn_soon()
+        return True
+
     async def _commit(self, effect: Commit) -> None:
         ref = self._ref(effect.partition)
         for number, data in effect.changes.blobs.items():
             # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
             self._cache.put((ref, number), pa.ipc.read_record_batch(pa.py_buffer(data), effect.fresh[number].schema))
         try:
-            outcome = await self._store.apply(ref, effect.changes, self._fence(effect.opening))
+            backend = self._backends[effect.partition]
+            outcome = await backend.apply(ref, effect.changes, self._fence(effect.opening), self._write_timeout(backend))
         except Exception:
             log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
             outcome = Outcome.UNKNOWN
@@ -203,9 +265,8 @@ class QueueDriver:
         ref = self._ref(effect.partition)
         final = False
         try:
-            snapshot = await self._store.open(ref, self._fence(effect.opening))
-            keeps_dead = self.record.dead_queue is not None
-            loaded: Any = load(snapshot, max_attempts=self.record.max_attempts, keeps_dead=keeps_dead)
+            snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.opening))
+            loaded: Any = load(snapshot)
         except StoreUnavailableError as error:
             loaded = error
         except (DamagedError, FencedError) as error:
@@ -213,7 +274,7 @@ class QueueDriver:
         except Exception as error:
             log.exception("queue %s, partition %d: loading failed", self.record.queue_name, effect.partition)
             loaded, final = DamagedError(f"loading failed: {error!r}"), True
-        if isinstance(loaded, Exception):
+        if isinstance(loaded, Exception) and not isinstance(loaded, BackendDownError):
             log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
         self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
         self._turn()
@@ -221,7 +282,7 @@ class QueueDriver:
         self._moved.set()
 
     async def _transfer(self, effect: Transfer) -> None:
-        done = False
+        done, nowhere = False, False
         try:
             rows = await self._rows(effect.partition, effect.number, effect.slices)
             if sum(batch.num_rows for batch in rows) == sum(len(piece.rows) for piece in effect.slices):
@@ -230,11 +291,15 @@ class QueueDriver:
                 self._check_over(effect)
             done = True
         except SluicewayError as error:
+            nowhere = error.code == "queue_not_found"
             log.warning("queue %s, partition %d: transfer %d: %s", self.record.queue_name, effect.partition, effect.number, error)
         except Exception:
             log.exception("queue %s, partition %d: transfer %d failed", self.record.queue_name, effect.partition, effect.number)
-        self._queue.transferred(effect.partition, effect.number, done, system.now())
+        self._queue.transferred(effect.partition, effect.number, done, system.now(), nowhere=nowhere)
         self._turn()
+        arrival = self._arrivals.pop((effect.partition, effect.number), None) if done or nowhere else None
+        if arrival is not None and not arrival.done():
+            arrival.set_result(done)
 
     def _check_over(self, effect: Transfer) -> None:
         """Rows of a transfer are gone. So they should be once it is over; before, they are lost, and to say it is done would hide that."""
@@ -252,18 +317,28 @@ class QueueDriver:
         if isinstance(effect.result, SluicewayError):
             waiter.future.set_exception(effect.result)
         elif isinstance(effect.result, list):
-            self._reply_lease(waiter, effect.result)
+            self._reply_lease(waiter, effect.result, effect.ticket.keyed)
         else:
             waiter.future.set_result(effect.result)
 
-    def _reply_lease(self, waiter: _Waiter, grants: list[Grant]) -> None:
+    def _give_back(self, future: asyncio.Future[Any]) -> None:
+        """The client went away in the moment in which it was answered."""
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._return(future.result().leases)
+
+    def _return(self, leases: Sequence[LeaseInfo]) -> None:
+        for lease in leases:
+            self._queue.give_back(lease.partition, lease.number)
+        self._turn_soon()
+
+    def _reply_lease(self, waiter: _Waiter, grants: list[Grant], keyed: bool) -> None:
         leased = Leased([grant.info for grant in grants])
         if grants and waiter.payload:
-            self._spawn(self._deliver(waiter.future, leased, grants))
+            self._spawn(self._deliver(waiter.future, leased, grants, keyed))
         else:
             waiter.future.set_result(leased)
 
-    async def _deliver(self, future: asyncio.Future[Any], leased: Leased, grants: list[Grant]) -> None:
+    async def _deliver(self, future: asyncio.Future[Any], leased: Leased, grants: list[Grant], keyed: bool) -> None:
         """A lease that cannot be read is left out, to run out: the others need not wait for that, too. An error if none is left."""
         leases: list[LeaseInfo] = []
         batches: list[pa.RecordBatch] = []
@@ -279,6 +354,8 @@ class QueueDriver:
                 problem = SluicewayError("internal", "the server made a mistake while it read the items; their lease will run out")
         leased.leases, leased.batches = leases, batches
         if future.done():
+            if not keyed:
+                self._return(leases)
             return
         if problem is not None and not leases:
             future.set_exception(problem)
@@ -302,7 +379,7 @@ class QueueDriver:
                 missing.append((number, known[number].columns))
         if missing:
             try:
-                read = await self._store.read(ref, [number for number, _ in missing])
+                read = await self._backends[partition].read(ref, [number for number, _ in missing])
             except DamagedError as error:
                 self._stop_partition(partition, error)
                 raise SluicewayError("partition_damaged", str(error)) from error

@@ -37,7 +37,8 @@ class FencedError(Exception):
 class PartitionStore(Protocol):
     """Durable storage of partitions. All methods may be called concurrently, for different partitions in parallel.
 
-    `apply` for one partition is called by one caller at a time.
+    `apply` for one partition is called by one caller at a time. A call that has begun is carried to its end although its caller is
+    cancelled: who gives up on one cannot know what becomes of it, and opens the partition anew.
     """
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:

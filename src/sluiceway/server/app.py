@@ -13,11 +13,13 @@ from sluiceway.adapters.system import new_incarnation, now
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.model.requests import Lease, Leased
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import DONE, RELEASE, Lease, Leased
 from sluiceway.server.http import ARROW, JSON, PROBLEM, Body, BodyMemory, DisconnectedError, Receive, Request, Scope, Send, respond
 from sluiceway.server.service import QueueService
-from sluiceway.wire import answers, arrow_codec, json_codec
+from sluiceway.wire import answers, arrow_codec, json_items, json_queues, json_settling
 from sluiceway.wire.decoding import from_query
+from sluiceway.wire.settling import belongs
 
 log = logging.getLogger("sluiceway.server")
 
@@ -38,11 +40,18 @@ class App:
             "/v1/queue.lease": self._lease,
             "/v1/queue.complete": self._complete,
             "/v1/queue.retry": self._retry,
+            "/v1/queue.release": self._release,
             "/v1/queue.settle": self._settle,
             "/v1/queue.extend": self._extend,
             "/v1/queue.peek": self._peek,
+            "/v1/queue.explain": self._explain,
             "/v1/queue.stats": self._stats,
+            "/v1/queue.clear": self._clear,
+            "/v1/queue.redrive": self._redrive,
+            "/v1/queue.pause": self._pause,
+            "/v1/queue.resume": self._resume,
             "/v1/queues.create": self._create,
+            "/v1/queues.update": self._update,
             "/v1/queues.list": self._list,
             "/v1/queues.info": self._info,
             "/v1/queues.delete": self._delete,
@@ -99,22 +108,26 @@ class App:
         body = msgspec.json.encode({"ready": not problems, "problems": problems})
         await respond(send, 503 if problems else 200, JSON, body, request_id)
 
+    def _queue(self, queue_name: str) -> QueueRecord:
+        return self._service.queue(check_queue_name(queue_name))
+
     # -- items ------------------------------------------------------------------------------------
 
     async def _produce(self, request: Request) -> Body:
         if request.arrow:
-            fields = from_query(request.query(), json_codec.ProduceFields)
-            wanted = arrow_codec.produce_request(fields, request.body, now())
+            query = from_query(request.query(), json_items.ProduceFields)
+            record = self._queue(query.queue_name)
+            wanted = arrow_codec.produce_request(query, request.body, record, now())
         else:
-            call = json_codec.decode_produce(request.body)
-            fields, wanted = call, call.request(now())
-        record = self._service.queue(fields.queue_name)
-        return answers.produced(record, await self._service.produce(fields.queue_name, wanted))
+            call = json_items.decode_produce(request.body)
+            record = self._queue(call.queue_name)
+            wanted = call.request(record, now())
+        return answers.produced(record, await self._service.produce(record.queue_name, wanted))
 
     async def _lease(self, request: Request) -> Body:
-        call = json_codec.decode_lease(request.body)
-        wanted = call.request()
-        record = self._service.queue(call.queue_name)
+        call = json_items.decode_lease(request.body)
+        record = self._queue(call.queue_name)
+        wanted = call.request(record)
         if wanted.request_timeout:
             leased = await self._wait(request, call.queue_name, wanted, call.payload)
         else:
@@ -145,62 +158,97 @@ class App:
         return _stopping() if self._stopping else DisconnectedError()
 
     async def _complete(self, request: Request) -> Body:
-        call = json_codec.decode_complete(request.body)
-        wanted = call.request(self._service.queue(check_queue_name(call.queue_name)))
-        return answers.completed(await self._service.settle(call.queue_name, wanted))
+        call = json_settling.decode_select(request.body)
+        wanted = call.request(self._queue(call.queue_name), DONE)
+        return answers.completed(await self._service.settle(call.queue_name, wanted), call.strict)
+
+    async def _release(self, request: Request) -> Body:
+        call = json_settling.decode_select(request.body)
+        wanted = call.request(self._queue(call.queue_name), RELEASE)
+        return answers.released(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _retry(self, request: Request) -> Body:
-        call = json_codec.decode_retry(request.body)
-        wanted = call.request(self._service.queue(check_queue_name(call.queue_name)), now())
-        return answers.retried(await self._service.settle(call.queue_name, wanted))
+        call = json_settling.decode_retry(request.body)
+        wanted = call.request(self._queue(call.queue_name), now())
+        return answers.retried(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _settle(self, request: Request) -> Body:
         if request.arrow:
-            query = from_query(request.query(), json_codec.SettleQuery)
-            queue_name = check_queue_name(query.queue_name)
-            wanted = arrow_codec.settle_request(query, request.body, self._service.queue(queue_name))
+            query = from_query(request.query(), json_settling.SettleQuery)
+            record = self._queue(query.queue_name)
+            wanted = arrow_codec.settle_request(query, request.body, record)
         else:
-            call = json_codec.decode_settle(request.body)
-            queue_name = check_queue_name(call.queue_name)
-            wanted = call.request(self._service.queue(queue_name))
-        return answers.staged(await self._service.settle(queue_name, wanted))
+            call = json_settling.decode_settle(request.body)
+            record = self._queue(call.queue_name)
+            wanted = call.request(record)
+        return answers.staged(await self._service.settle(record.queue_name, wanted))
 
     async def _extend(self, request: Request) -> Body:
-        call = json_codec.decode_extend(request.body)
-        record = self._service.queue(check_queue_name(call.queue_name))
-        return answers.extended(record, await self._service.extend(call.queue_name, call.request(record)))
+        call = json_settling.decode_extend(request.body)
+        record = self._queue(call.queue_name)
+        return answers.extended(record, await self._service.extend(call.queue_name, call.request(record)), call.strict)
 
     async def _peek(self, request: Request) -> Body:
-        call = json_codec.decode_peek(request.body)
-        record = self._service.queue(check_queue_name(call.queue_name))
+        call = json_items.decode_peek(request.body)
+        record = self._queue(call.queue_name)
         batches = await self._service.peek(call.queue_name, call.request(record))
         return answers.peeked(record, batches, arrow=request.wants_arrow)
 
-    async def _stats(self, request: Request) -> Body:
-        queue_name = check_queue_name(json_codec.decode_queue_call(request.body).queue_name)
-        return answers.stats(queue_name, self._service.stats(queue_name))
+    async def _explain(self, request: Request) -> Body:
+        call = json_items.decode_explain(request.body)
+        record, item = self._queue(call.queue_name), call.item()
+        if not belongs(item, record):
+            return answers.explained(item, answers.FOREIGN)
+        return answers.explained(item, await self._service.explain(call.queue_name, item.partition, item.offset))
 
     # -- queues -----------------------------------------------------------------------------------
 
     async def _create(self, request: Request) -> Body:
-        record = await self._service.create_queue(json_codec.decode_create(request.body).spec())
+        record = await self._service.create_queue(json_queues.decode_create(request.body).spec())
+        return answers.encode(answers.queue_info(record))
+
+    async def _update(self, request: Request) -> Body:
+        call = json_queues.decode_update(request.body)
+        record = await self._service.update_queue(call.queue_name, call.patch())
         return answers.encode(answers.queue_info(record))
 
     async def _list(self, request: Request) -> Body:
-        call = json_codec.decode_list(request.body)
+        call = json_queues.decode_list(request.body)
         pivot = check_queue_name(call.pivot, "pivot") if call.pivot else ""
         page = [record for record in self._service.queues() if record.queue_name > pivot]
         following = page[call.limit - 1].queue_name if len(page) > call.limit else None
         return answers.encode({"items": [answers.queue_info(record) for record in page[: call.limit]], "next": following})
 
     async def _info(self, request: Request) -> Body:
-        queue_name = check_queue_name(json_codec.decode_queue_call(request.body).queue_name)
-        return answers.encode(answers.queue_info(self._service.queue(queue_name)))
+        return answers.encode(answers.queue_info(self._queue(json_queues.decode_queue_call(request.body).queue_name)))
 
     async def _delete(self, request: Request) -> Body:
-        call = json_codec.decode_delete(request.body)
+        call = json_queues.decode_delete(request.body)
         await self._service.delete_queue(check_queue_name(call.queue_name), call.force)
         return b"{}"
+
+    async def _stats(self, request: Request) -> Body:
+        queue_name = check_queue_name(json_queues.decode_queue_call(request.body).queue_name)
+        return answers.stats(queue_name, self._service.stats(queue_name))
+
+    async def _pause(self, request: Request) -> Body:
+        return await self._set_paused(request, True)
+
+    async def _resume(self, request: Request) -> Body:
+        return await self._set_paused(request, False)
+
+    async def _set_paused(self, request: Request, paused: bool) -> Body:
+        call = json_queues.decode_pause(request.body)
+        record = await self._service.pause(check_queue_name(call.queue_name), call.wanted(), paused)
+        return answers.encode(answers.queue_info(record))
+
+    async def _clear(self, request: Request) -> Body:
+        call = json_queues.decode_clear(request.body)
+        return answers.cleared(await self._service.clear(check_queue_name(call.queue_name), call.request()))
+
+    async def _redrive(self, request: Request) -> Body:
+        call = json_queues.decode_redrive(request.body)
+        return answers.redriven(await self._service.redrive(check_queue_name(call.queue_name), call.request()))
 
 
 def create_app(service: QueueService) -> App:

@@ -20,6 +20,8 @@ import uvloop
 
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.model.backends import DEFAULT_BACKENDS
+from sluiceway.node.configuration import read_configuration
 from sluiceway.node.service import Service
 from sluiceway.server.app import App, create_app
 from sluiceway.server.service import QueueService
@@ -135,14 +137,17 @@ def serve(
     *,
     insecure: bool = False,
     url_file: Path | None = None,
+    config: Path | None = None,
 ) -> None:
     """Serve the data directory until SIGTERM or SIGINT, then finish what is in flight (10 s at most) and return.
 
-    `ready` is called with the URL once requests are taken; `url_file` gets it too, as one line. Raises as `bind` does, and
-    `unavailable` if another process serves that directory.
+    `ready` is called with the URL once requests are taken; `url_file` gets it too, as one line. Raises as `bind` and `read_configuration`
+    do, and `unavailable` if another process serves that directory.
     """
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+    backends = DEFAULT_BACKENDS if config is None else read_configuration(config)
 
     def tell(url: str) -> None:
         if url_file is not None:
@@ -151,7 +156,7 @@ def serve(
 
     with bind(host, port, insecure) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(run(Service(data), sock, tell))
+            runner.run(run(Service(data, backends), sock, tell))
         except DirectoryInUseError as error:
             raise SluicewayError("unavailable", str(error), "data") from error
 
@@ -169,10 +174,11 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--url-file", type=Path)
+    parser.add_argument("--config", type=Path)
     parser.add_argument("--insecure", action="store_true")
     given = parser.parse_args()
     try:
-        serve(given.data, given.host, given.port, insecure=given.insecure, url_file=given.url_file)
+        serve(given.data, given.host, given.port, insecure=given.insecure, url_file=given.url_file, config=given.config)
     except (SluicewayError, OSError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
 

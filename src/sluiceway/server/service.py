@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
-from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue import QueueRecord, Verb
 from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Explanation,
     Extend,
     Extended,
     Lease,
@@ -15,8 +19,11 @@ from sluiceway.model.requests import (
     Peek,
     Produce,
     Produced,
+    QueuePatch,
     QueueSpec,
     QueueStats,
+    Redrive,
+    Redriven,
     Settle,
     Settled,
 )
@@ -31,6 +38,14 @@ class QueueService(Protocol):
 
     async def create_queue(self, spec: QueueSpec) -> QueueRecord:
         """Raises `queue_exists`, and `invalid_request` for a dead queue that does not exist or is the queue itself."""
+        ...
+
+    async def update_queue(self, queue_name: str, patch: QueuePatch) -> QueueRecord:
+        """Change these settings and nothing else. Raises `version_conflict`, and `invalid_request` as `create_queue` does."""
+        ...
+
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool) -> QueueRecord:
+        """Pause or resume these verbs, durably; the others stay as they are."""
         ...
 
     async def delete_queue(self, queue_name: str, force: bool) -> None:
@@ -52,13 +67,25 @@ class QueueService(Protocol):
         ...
 
     async def settle(self, queue_name: str, request: Settle) -> Settled:
-        """Complete, retry, or (staging) state outcomes."""
+        """Complete, retry, release, or (staging) state outcomes. Also a `strict` request returns what was ignored."""
         ...
 
     async def extend(self, queue_name: str, request: Extend) -> Extended: ...
 
     async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
         """Raises `lease_not_found`."""
+        ...
+
+    async def clear(self, queue_name: str, request: Clear) -> Cleared:
+        """Drop what waits. Raises `unavailable` for a partition that is not open; what was dropped elsewhere stays dropped."""
+        ...
+
+    async def redrive(self, queue_name: str, request: Redrive) -> Redriven:
+        """Send dead items back. Raises `invalid_request` for a target that does not exist."""
+        ...
+
+    async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
+        """Where the item is that had that place; `partition` is one of the queue's."""
         ...
 
     def stats(self, queue_name: str) -> QueueStats: ...

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from sluiceway.sim import bugs_partition, bugs_queue
+from sluiceway.sim import bugs_life, bugs_partition, bugs_queue
 from sluiceway.sim.checks import BrokenPromiseError
 from sluiceway.sim.history import run_history
 from sluiceway.sim.planting import Bug, planted
 
-BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS)
+BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
 SEEDS_PER_BUG = 200
 
 

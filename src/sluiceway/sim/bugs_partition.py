@@ -8,6 +8,7 @@ from typing import Any
 
 from sluiceway.core import looking
 from sluiceway.core.keys import KeyMemory
+from sluiceway.core.line import Line
 from sluiceway.core.partition import Partition
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.outcomes import Outcome
@@ -23,7 +24,7 @@ bug = shelf(BUGS)
 # ---- blobs ----------------------------------------------------------------------------------------------------
 
 
-@bug(Partition, "_free")
+@bug(Line, "_free")
 def drops_a_blob_too_soon(original: Any) -> Any:
     """A blob goes while one row of it is alive."""
 
@@ -35,7 +36,7 @@ def drops_a_blob_too_soon(original: Any) -> Any:
     return free
 
 
-@bug(Partition, "_free")
+@bug(Line, "_free")
 def keeps_blobs_for_ever(original: Any) -> Any:
     """A blob stays in the store when its last row is settled."""
 
@@ -49,7 +50,7 @@ def keeps_blobs_for_ever(original: Any) -> Any:
 # ---- time -----------------------------------------------------------------------------------------------------
 
 
-@bug(Partition, "_at")
+@bug(Line, "_at")
 def lets_time_go_back(original: Any) -> Any:
     """The stored time follows the owner's clock, even back."""
 
@@ -64,10 +65,10 @@ def lets_time_go_back(original: Any) -> Any:
 def forgets_when_a_timer_ran(original: Any) -> Any:
     """What a timer did is stored without the time at which it was done."""
 
-    def tick(self: Any, now: int) -> Any:
+    def tick(self: Any, now: int, *rest: Any) -> Any:
         self._at = lambda moment: max(self.header.now, moment)
         try:
-            return original(self, now)
+            return original(self, now, *rest)
         finally:
             del self._at
 
@@ -107,10 +108,10 @@ def loads_the_line_in_another_order(original: Any) -> Any:
 # ---- leases and fates -----------------------------------------------------------------------------------------
 
 
-@bug(Partition, "_append_rows")
+@bug(Line, "_append_rows")
 def does_not_count_an_attempt(original: Any) -> Any:
     """An item that is put back has the attempts that it had before."""
-    return lambda self, blob, rows, attempts: original(self, blob, rows, max(0, attempts - 1))
+    return lambda self, blob, rows, attempts, *rest: original(self, blob, rows, max(0, attempts - 1), *rest)
 
 
 @bug(Partition, "_put_back")
@@ -127,20 +128,19 @@ def allows_one_attempt_more(original: Any) -> Any:
     return put_back
 
 
-@bug(Partition, "_put_back")
+@bug(Partition, "_due_at")
 def retries_at_once(original: Any) -> Any:
     """The delay of a retry is ignored."""
-    return lambda self, lease, positions, due_at, now: original(self, lease, positions, now, now)
+    return lambda self, fate, attempts, now: now
 
 
 @bug(Partition, "extend")
 def does_not_write_an_extension(original: Any) -> Any:
     """A new deadline is in memory only."""
 
-    def extend(self: Any, number: int, deadline: int) -> Any:
-        lease = original(self, number, deadline)
-        self._touched.pop((RecordKind.LEASE, str(number)), None)
-        return lease
+    def extend(self: Any, lease: Any, deadline: int) -> None:
+        original(self, lease, deadline)
+        self._touched.pop((RecordKind.LEASE, lease.number), None)
 
     return extend
 
@@ -151,31 +151,30 @@ def does_not_write_what_is_settled(original: Any) -> Any:
 
     def shut(self: Any, lease: Any, positions: Any) -> None:
         original(self, lease, positions)
-        self._touched.pop((RecordKind.LEASE, str(lease.number)), None)
+        self._touched.pop((RecordKind.LEASE, lease.number), None)
 
     return shut
 
 
-@bug(Partition, "_expire")
+@bug(Partition, "_run_out")
 def completes_what_has_expired(original: Any) -> Any:
     """Staged fates take effect, and the rest is completed, when a lease runs out."""
 
-    def expire(self: Any, lease: Any, now: int) -> int:
+    def run_out(self: Any, lease: Any, now: int) -> int:
         items: int = lease.open
-        self.close_lease(lease.number, now, Settled())
+        self.close_lease(lease, now, Settled())
         return items
 
-    return expire
+    return run_out
 
 
 @bug(Partition, "close_lease")
 def forgets_staged_fates(original: Any) -> Any:
     """Closing a lease completes all of it."""
 
-    def close_lease(self: Any, number: int, *rest: Any) -> Any:
-        if number in self.leases:
-            self.leases[number].staged = {}
-        return original(self, number, *rest)
+    def close_lease(self: Any, lease: Any, *rest: Any) -> Any:
+        lease.staged = {}
+        return original(self, lease, *rest)
 
     return close_lease
 
@@ -286,8 +285,8 @@ def tears_a_change_set(original: Any) -> Any:
 def lets_an_old_owner_write(original: Any) -> Any:
     """The fence is not checked inside the transaction."""
 
-    def write(self: Any, changes: Any, fence: Any) -> Any:
-        return original(self, changes, self.fence) if changes.txn == self.txn + 1 else False
+    def write(self: Any, changes: Any, fence: Any, *turn: Any) -> Any:
+        return original(self, changes, self.fence, *turn) if changes.txn == self.txn + 1 else False
 
     return write
 

@@ -141,8 +141,8 @@ def calls_unknown_unavailable(original: Any) -> Any:
 def lets_go_of_a_transfer_that_failed(original: Any) -> Any:
     """Dead items are dropped before the dead queue has them."""
 
-    def transferred(self: Any, number: int, lease: int, done: bool, now: int) -> None:
-        original(self, number, lease, True, now)
+    def transferred(self: Any, number: int, lease: int, done: bool, now: int, **rest: Any) -> None:
+        original(self, number, lease, True, now, **rest)
 
     return transferred
 

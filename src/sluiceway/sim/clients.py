@@ -5,20 +5,41 @@ A consumer's calls about one lease follow each other; anything else overlaps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
 
-from sluiceway.core.tickets import Result
+from sluiceway.core.looking import ready_slices
+from sluiceway.core.tickets import Result, TakeOut, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.requests import Extend, Extended, Fate, Lease, Produce, Produced, ProduceKey, Selection, Settle, Settled, Verdict
+from sluiceway.model.requests import (
+    DONE,
+    RELEASE,
+    Clear,
+    Cleared,
+    Extend,
+    Extended,
+    Fate,
+    IgnoredReason,
+    Lease,
+    Produce,
+    Produced,
+    ProduceKey,
+    Selection,
+    Settle,
+    Settled,
+    Verdict,
+)
 from sluiceway.sim.checks import check
 from sluiceway.sim.items import Batch, Held, new_rows
 from sluiceway.sim.queue import SimQueue
 
 Answer = Result | SluicewayError | None
+
+TIMEOUTS = [None, 500, 5_000]
+"""Of leases."""
 
 
 class Clients:
@@ -37,8 +58,8 @@ class Clients:
         self.draining = False
 
     def begin(self, requests: int, within: Millis, weights: list[int]) -> None:
-        """Spread requests over that time; the weights are of produces, keyed produces, leases, and settles of anything."""
-        calls = [self.produce, self.produce_keyed, self.lease, self.settle_anything]
+        """Spread requests over that time; the weights are of produces, keyed produces, leases, settles of anything, and clears."""
+        calls = [self.produce, self.produce_keyed, self.lease, self.settle_anything, self.clear]
         for call in self.random.choices(calls, weights, k=requests):
             self.world.after(self.random.randint(0, within), call)
 
@@ -55,7 +76,7 @@ class Clients:
     def new_batch(self, key: ProduceKey | None) -> Batch:
         random, now = self.random, self.queue.now()
         dues = [now + random.randint(1, 4_000) if random.random() < 0.1 else None for _ in range(random.randint(1, 6))]
-        items, rows = new_rows([next(self.numbers) for _ in dues], dues)
+        items, rows = new_rows(self.queue.incarnation, [next(self.numbers) for _ in dues], dues)
         return self.ledger.add(key, items, rows)
 
     def produce(self) -> None:
@@ -94,8 +115,8 @@ class Clients:
         elif code == "stale_sequence":
             check(batch.key is not None and batch.key.sequence < self.sequence, "a sequence is called stale that is the latest")
         else:
-            check(code in ("unavailable", "internal"), f"a produce ended with {code}")
-        if batch.key is not None and code in ("unheard", "outcome_unknown", "unavailable") and self.random.random() < 0.5:
+            check(code in ("unavailable", "internal", "queue_paused"), f"a produce ended with {code}")
+        if batch.key is not None and code in ("unheard", "outcome_unknown", "unavailable", "queue_paused") and self.random.random() < 0.5:
             self.later(partial(self.ask, batch))
 
     def later(self, step: Callable[[], None]) -> None:
@@ -106,23 +127,26 @@ class Clients:
     def lease(self) -> None:
         random = self.random
         self.asked += 1
-        key = f"L{random.randint(0, 4)}" if random.random() < 0.4 else None
-        size = 5 if key else random.choice([1, 3, 10])
-        most = self.partitions if key else random.randint(1, self.partitions)
-        client = "c" if key else f"c{self.asked}"
-        request = Lease(client, size, random.choice([0, 0, 100, 3_000]), random.choice([None, 500, 5_000]), most, key)
+        if random.random() < 0.4:
+            # Under one key a client always asks for the same.
+            timeout: Millis | None = random.choice(TIMEOUTS)
+            request = Lease(f"k{timeout}", 5, random.choice([0, 0, 100, 3_000]), timeout, self.partitions, f"L{random.randint(0, 2)}")
+        else:
+            most, size = random.randint(1, self.partitions), random.choice([1, 3, 10])
+            request = Lease(f"c{self.asked}", size, random.choice([0, 0, 100, 3_000]), random.choice(TIMEOUTS), most)
         self.ask_lease(request)
-        if key and random.random() < 0.6:
+        if request.lease_key is not None and random.random() < 0.6:
             self.world.after(random.randint(0, random.choice([300, 2_000])), partial(self.ask_lease, request))
 
     def drain(self) -> None:
         """Lease all that is there, and complete it."""
         self.draining = True
-        self.asked += 1
-        self.ask_lease(Lease(f"c{self.asked}", 1_000, 1_000, 60_000, self.partitions))
+        for side in self.queue.sides:
+            self.asked += 1
+            self.ask_lease(Lease(f"c{self.asked}", 1_000, 1_000, 60_000, len(side)), side[0])
 
-    def ask_lease(self, request: Lease) -> None:
-        self.queue.submit(request, partial(self.leased, request, self.queue.now()))
+    def ask_lease(self, request: Lease, partition: int | None = None) -> None:
+        self.queue.submit(request, partial(self.leased, request, self.queue.now()), partition)
 
     def leased(self, request: Lease, asked_at: Millis, answer: Answer) -> None:
         if isinstance(answer, list):
@@ -142,78 +166,107 @@ class Clients:
             return
         then = partial(self.next_step, held, steps - 1)
         if self.draining:
-            self.settle_ids(held, sorted(held.items), "done", then)
+            self.settle_ids(held, sorted(held.items), DONE, then)
         elif steps > 0:
             random = self.random
             some = sorted(random.sample(sorted(held.items), random.randint(1, len(held.items))))
-            verdict: Verdict = random.choices(("done", "retry", "dead"), [5, 3, 2])[0]
-            choice = random.choices(["ids", "all", "close", "stage", "extend", "abandon"], [3, 3, 3, 3, 2, 1])[0]
-            if choice == "ids":
-                self.settle_ids(held, some, verdict, then)
-            elif choice == "all":
-                self.settle_ids(held, sorted(held.items), "done", then)
-            elif choice == "close":
-                self.close(held, then)
-            elif choice == "stage":
-                self.stage(held, some, verdict, partial(self.close, held, then) if random.random() < 0.7 else then)
-            elif choice == "extend":
-                self.extend(held, then)
+            calls: list[Callable[[], None]] = [
+                partial(self.settle_ids, held, some, self.some_fate(), then),
+                partial(self.settle_ids, held, sorted(held.items), DONE, then),
+                partial(self.close, held, then),
+                partial(self.stage, held, some, self.some_fate(), partial(self.close, held, then) if random.random() < 0.7 else then),
+                partial(self.extend, held, then),
+                partial(self.release, held, then),
+                partial(self.interfere, held, then),
+                lambda: None,
+            ]
+            random.choices(calls, [4, 3, 3, 3, 2, 1, 1, 1])[0]()
 
-    def settle_ids(self, held: Held, offsets: list[int], verdict: Verdict, then: Callable[[], None]) -> None:
-        verdicts = dict.fromkeys(offsets, verdict)
-        after = self.random.choice([0, 0, 700])
-        not_before = self.queue.now() + after
-        self.ledger.settling(held, verdicts)
+    def some_fate(self) -> Fate:
+        verdict: Verdict = self.random.choices(("done", "retry", "dead", "release"), [5, 3, 2, 1])[0]
+        if verdict == "retry":
+            when = self.random.choice(["back-off", "after", "at", "now"])
+            if when == "at":
+                return Fate("retry", retry_at=self.queue.now() + 700)
+            return Fate("retry") if when == "back-off" else Fate("retry", retry_after=700 if when == "after" else 0)
+        return Fate(verdict, reason="bad" if verdict == "dead" else "")
+
+    def whose(self, held: Held) -> str | None:
+        """What a call says of itself: that it is the lease's client, or nothing."""
+        return held.client_id if self.random.random() < 0.3 else None
+
+    def settle_ids(self, held: Held, offsets: list[int], fate: Fate, then: Callable[[], None]) -> None:
+        held.loose = True
+        self.ledger.asks.settle(held.partition, offsets, fate)
+        client_id = self.whose(held)
 
         def answered(answer: Answer) -> None:
             if isinstance(answer, Settled):
-                self.ledger.check_counts(answer, len(verdicts))
                 ignored = {int(name.rpartition(".")[2]) for name, _ in answer.ignored}
-                self.ledger.settled(held, verdicts, ignored, not_before)
+                check(len(ignored) == len(answer.ignored) and ignored <= {*offsets}, "other ids are ignored than were sent")
+                self.ledger.check_ignored(held.partition, client_id, answer.ignored)
+                self.ledger.settled(held, {offset: {fate.verdict} for offset in offsets}, answer, ignored)
                 for offset in ignored:
                     held.items.pop(offset, None)
                 self.later(then)
             else:
                 self.refused(answer)
                 held.uncertain = True
-                again = partial(self.settle_ids, held, offsets, verdict, then)
+                again = partial(self.settle_ids, held, offsets, fate, then)
                 self.later(again if self.random.random() < 0.5 else then)
 
-        self.settle([Selection(fate_of(verdict, after), offsets=np.array(offsets, dtype=np.int64))], held, answered)
+        self.settle(Selection(fate, offsets=np.array(offsets, dtype=np.int64)), held, answered, client_id)
 
-    def settle(self, selections: list[Selection], held: Held, answered: Callable[[Answer], None], stage: bool = False) -> None:
-        self.queue.submit(Settle({held.partition: selections}, self.random.choice([100, 2_000]), stage), answered)
+    def settle(
+        self, selection: Selection, held: Held, answered: Callable[[Answer], None], client_id: str | None, stage: bool = False
+    ) -> None:
+        request = Settle({held.partition: [selection]}, self.random.choice([100, 2_000]), stage, client_id=client_id)
+        self.queue.submit(request, answered)
 
     def close(self, held: Held, then: Callable[[], None]) -> None:
-        verdicts = {offset: held.staged.get(offset, "done") for offset in held.items}
+        held.loose = True
+        outcomes = {offset: {held.staged.get(offset, DONE)} for offset in held.items}
         if held.uncertain:
-            verdicts = dict.fromkeys(held.items, "done")
-        self.ledger.settling(held, verdicts)
+            outcomes = {offset: {DONE} | held.maybe_staged.get(offset, set()) for offset in held.items}
+        self.ledger.asks.close(held.name, outcomes)
+        verdicts = {offset: {fate.verdict for fate in fates} for offset, fates in outcomes.items()}
+        self.end(held, Selection(DONE, lease=held.number), verdicts, then)
+
+    def release(self, held: Held, then: Callable[[], None]) -> None:
+        """The whole lease, unread."""
+        held.loose = True
+        self.ledger.asks.releasing.add(held.name)
+        self.end(held, Selection(RELEASE, lease=held.number), {offset: {"release"} for offset in held.items}, then)
+
+    def end(self, held: Held, selection: Selection, verdicts: Mapping[int, set[Verdict]], then: Callable[[], None]) -> None:
+        client_id = self.whose(held)
 
         def answered(answer: Answer) -> None:
             if isinstance(answer, Settled):
-                ignored = {*verdicts} if answer.ignored else set()
-                check(bool(ignored) or held.uncertain or answer.total == len(verdicts), "closing a lease settled other items than it had")
-                self.ledger.settled(held, verdicts, ignored, 0)
+                for _, reason in answer.ignored:
+                    self.ledger.check_lease_ignored(held, client_id, reason)
+                self.ledger.settled(held, verdicts, answer, {*verdicts} if answer.ignored else set())
                 held.items.clear()
             else:
                 self.refused(answer)
                 held.uncertain = True
             self.later(then)
 
-        self.settle([Selection(fate_of("done", 0), lease=held.number)], held, answered)
+        self.settle(selection, held, answered, client_id)
 
-    def stage(self, held: Held, offsets: list[int], verdict: Verdict, then: Callable[[], None]) -> None:
+    def stage(self, held: Held, offsets: list[int], fate: Fate, then: Callable[[], None]) -> None:
+        for offset in offsets:
+            held.maybe_staged.setdefault(offset, set()).add(fate)
+
         def answered(answer: Answer) -> None:
             if isinstance(answer, Settled) and not answer.ignored:
                 check(answer.total == len(offsets), "staging counts other items than were sent")
-                held.staged.update(dict.fromkeys(offsets, verdict))
+                held.staged.update(dict.fromkeys(offsets, fate))
             else:
                 held.uncertain = True
             self.later(then)
 
-        selection = Selection(fate_of(verdict, 0), offsets=np.array(offsets, dtype=np.int64))
-        self.settle([selection], held, answered, stage=True)
+        self.settle(Selection(fate, offsets=np.array(offsets, dtype=np.int64)), held, answered, self.whose(held), stage=True)
 
     def extend(self, held: Held, then: Callable[[], None]) -> None:
         timeout = self.random.choice([200, 4_000])
@@ -227,27 +280,89 @@ class Clients:
                 lease = self.ledger.stores[held.partition].look().leases.get(held.number)
                 check(lease is not None and lease.deadline == deadline, "extended before it was durable")
                 held.deadline = deadline
+            elif isinstance(answer, Extended):
+                check(bool(answer.ignored), "a lease is neither extended nor ignored")
             self.later(then)
 
-        self.queue.submit(Extend([held.name], self.random.choice([100, 2_000]), timeout), answered)
+        if self.random.random() < 0.5:
+            request = Extend([held.name], self.random.choice([100, 2_000]), timeout, client_id=self.whose(held))
+        else:
+            some = np.array(sorted(held.items), dtype=np.int64)
+            request = Extend([], self.random.choice([100, 2_000]), timeout, offsets={held.partition: some}, client_id=self.whose(held))
+        self.queue.submit(request, answered)
 
-    def settle_anything(self) -> None:
-        """Ids of several partitions that were never given to anything, and of another queue."""
-        stale = np.array([10**6], dtype=np.int64)
-        selections = {n: [Selection(fate_of("done", 0), offsets=stale)] for n in range(self.partitions)}
+    def interfere(self, held: Held, then: Callable[[], None]) -> None:
+        """Somebody else tries to end the lease, in their own name."""
 
         def answered(answer: Answer) -> None:
             if isinstance(answer, Settled):
-                check(not answer.total, "an id that was never given is settled")
-                check(
-                    [why for _, why in answer.ignored] == ["unknown"] * (self.partitions + 1),
-                    "an id that was never given is not called unknown",
-                )
+                check(not answer.total, "a client has settled what another one has leased")
+                for _, reason in answer.ignored:
+                    self.ledger.check_lease_ignored(held, "stranger", reason)
+            self.later(then)
 
-        self.queue.submit(Settle(selections, 1_000, foreign=["other.0.1"]), answered)
+        fate = self.random.choice([DONE, RELEASE])
+        self.settle(Selection(fate, lease=held.number), held, answered, "stranger")
 
+    # ---- others -----------------------------------------------------------------------------------------------
 
-def fate_of(verdict: Verdict, after: Millis) -> Fate:
-    if verdict == "retry":
-        return Fate("retry", retry_after=after)
-    return Fate("dead", reason="bad") if verdict == "dead" else Fate("done")
+    def settle_anything(self) -> None:
+        """Ids of one partition or of one side, taken at random from all that were ever given, of a later one, and of another queue."""
+        side = self.random.choice(self.queue.sides)
+        side = [self.random.choice(side)] if self.random.random() < 0.7 else side
+        selections = {}
+        for number in side:
+            end = self.ledger.stores[number].scene().header.next
+            some = self.random.sample(range(end), min(end, 5))
+            selections[number] = [Selection(DONE, offsets=np.array([*sorted(some), 10**6], dtype=np.int64))]
+
+        def answered(answer: Answer) -> None:
+            if isinstance(answer, Settled):
+                check(not answer.total, "a client has settled what another one has leased, or nobody")
+                asked = 1 + sum(len(each[0].offsets) for each in selections.values() if each[0].offsets is not None)
+                check(len(answer.ignored) == asked, "an id was neither settled nor ignored")
+                check(("other.0.1", "unknown") in answer.ignored, "an id of another queue is not called unknown")
+                # Answers of several partitions are of several moments.
+                for number in side if len(side) == 1 else ():
+                    mine: list[tuple[str, IgnoredReason]] = [each for each in answer.ignored if not each[0].startswith("other")]
+                    self.ledger.check_ignored(number, "stranger", mine)
+
+        self.queue.submit(Settle(selections, 1_000, foreign=["other.0.1"], client_id="stranger"), answered)
+
+    def clear(self) -> None:
+        """Of one side."""
+        side = self.random.choice(self.queue.sides)
+        request = Clear(1_000, self.random.random() < 0.8, self.random.random() < 0.4)
+        self.ledger.asks.clearing.append(request)
+
+        def answered(answer: Answer) -> None:
+            if isinstance(answer, Cleared):
+                # Now it can be the cause of nothing any more.
+                self.ledger.asks.clearing.remove(request)
+                self.ledger.tally["cleared"] += answer.ready + answer.scheduled
+            else:
+                self.refused(answer)
+
+        self.queue.submit(request, answered, side[0])
+
+    def redrive(self, targets: list[str]) -> None:
+        """Dead items go back to where they came from, or to any other queue, or to one that is not there any more."""
+        partition = self.random.randrange(self.partitions)
+        target = self.random.choice(targets)
+        lane = None if self.queue.owner is None else self.queue.owner.lanes[partition]
+        if lane is None or not lane.takes_work:
+            return
+        offsets = [offset for piece in ready_slices(lane.partition, 100) for offset in piece.offsets.tolist()]
+        if not offsets:
+            return
+        some = sorted(self.random.sample(offsets, self.random.randint(1, len(offsets))))
+        self.ledger.asks.redrive(partition, some, target)
+
+        def answered(answer: Answer) -> None:
+            if isinstance(answer, TransferBegun):
+                check(answer.items <= len(some), "more items are redriven than were asked for")
+                self.ledger.tally["redriven"] += answer.items
+            else:
+                self.refused(answer)
+
+        self.queue.submit(TakeOut(partition, np.array(some, dtype=np.int64), target, 2_000), answered)

@@ -9,16 +9,18 @@ from sluiceway.core.lane import LaneState
 from sluiceway.core.tickets import Result
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.queue import Backoff, PartitionRecord, QueueRecord
 from sluiceway.model.requests import Lease, Produce
 from sluiceway.sim.audit import audit
 from sluiceway.sim.checks import check
 from sluiceway.sim.clients import Clients
 from sluiceway.sim.items import new_rows
 from sluiceway.sim.queue import SimQueue
-from sluiceway.sim.world import MAX_JUMP, EventLog, Weather, World
+from sluiceway.sim.world import MAX_JUMP, START, EventLog, Weather, World
 
 TRAFFIC: Millis = 25_000
-HEALING: Millis = 90_000 + 2 * MAX_JUMP
+LONGEST_HANG: Millis = 15_000
+HEALING: Millis = 90_000 + LONGEST_HANG + 2 * MAX_JUMP
 """Longer than the longest hang of an opening and a commit, any timeout, and the time by which a clock can have been set back."""
 
 
@@ -29,25 +31,34 @@ class History:
         self.world = World(seed, log)
         self.random = self.world.random
         self.queues = self._new_queues()
-        numbers = count()
-        self.clients = [Clients(queue, numbers) for queue in self.queues]
+        self.numbers = count()
+        self.clients = [Clients(queue, self.numbers) for queue in self.queues]
 
     def _new_queues(self) -> list[SimQueue]:
         """A dead queue comes before those whose dead queue it is."""
         pick = self.random.choice
-        queues: list[SimQueue] = []
-        dead: SimQueue | None = None
-        if self.random.random() < 0.6:
-            dead = SimQueue(self.world, "dead", pick([1, 2]), pick([300, 2_000]), 0, None)
-            queues.append(dead)
+        queues: dict[str, SimQueue] = {}
+        if self.random.random() < 0.7:
+            self._new_queue("dead", pick([1, 2]), None, queues)
         for number in range(pick([1, 1, 2])):
-            keeps_dead = dead is not None and (number == 0 or self.random.random() < 0.7)
-            max_attempts = pick([0, 1, 2, 3]) if keeps_dead else 0
-            queue = SimQueue(self.world, f"q{number}", pick([1, 2, 3, 4]), pick([300, 2_000]), max_attempts, dead if keeps_dead else None)
-            queues.append(queue)
-        for queue in queues:
-            self.world.note(queue.record)
-        return queues
+            keeps_dead = "dead" in queues and (number == 0 or self.random.random() < 0.7)
+            self._new_queue(f"q{number}", pick([1, 2, 3, 4]), "dead" if keeps_dead else None, queues)
+        return list(queues.values())
+
+    def _new_queue(self, name: str, partitions: int, dead_queue: str | None, queues: dict[str, SimQueue]) -> None:
+        records = tuple(PartitionRecord(number) for number in range(partitions))
+        record = QueueRecord(name, name, START, START, 300, 0, dead_queue, "", records)
+        settings = self._some_settings() if dead_queue is not None or self.random.random() < 0.3 else {}
+        queue = SimQueue(self.world, record, queues)
+        queue.configure(lease_timeout=self.random.choice([300, 2_000]), **settings)
+
+    def _some_settings(self) -> dict[str, object]:
+        pick = self.random.choice
+        return {
+            "max_attempts": pick([0, 1, 2, 3]),
+            "expire_timeout": pick([0, 0, 1_500, 8_000]),
+            "retry_backoff": pick([None, Backoff(50, 200), Backoff(700, 3_000)]),
+        }
 
     def live(self) -> None:
         """Raises BrokenPromiseError, or whatever the code under test raises."""
@@ -65,8 +76,8 @@ class History:
         weather = self.world.weather
         requests = self.random.choice([30, 120])
         for clients in self.clients:
-            is_dead = clients.queue.record.queue_name == "dead"
-            clients.begin(requests // 3 if is_dead else requests, TRAFFIC, [1, 0, 6, 1] if is_dead else [4, 3, 6, 1])
+            is_dead = clients.queue.incarnation == "dead"
+            clients.begin(requests // 3 if is_dead else requests, TRAFFIC, [5, 0, 20, 5, 1] if is_dead else [40, 30, 60, 10, 3])
         mischief = {
             self._kill: weather.kills,
             self._stop: weather.stops,
@@ -75,6 +86,11 @@ class History:
             self._damage: weather.damages,
             self._set_clock: weather.jumps,
             self._make_a_mistake: weather.mistakes,
+            self._slow_down: weather.hangs,
+            self._haunt: weather.ghosts,
+            self._pause: weather.pauses,
+            self._update: weather.updates,
+            self._redrive: weather.redrives,
         }
         for deed, times in mischief.items():
             for _ in range(times):
@@ -123,6 +139,31 @@ class History:
     def _set_clock(self) -> None:
         self.world.set_wall_clock(self.random.randint(-MAX_JUMP, MAX_JUMP))
 
+    def _slow_down(self) -> None:
+        """One partition alone, for a while."""
+        queue = self.random.choice(self.queues)
+        store = self.random.choice(queue.stores)
+        store.slow, store.slow_until = self.random.choice([500, 3_000, LONGEST_HANG]), self.world.now + self.random.randint(1_000, 10_000)
+        self.world.note(queue.incarnation, "partition", queue.stores.index(store), "takes up to", store.slow, "ms longer")
+
+    def _haunt(self) -> None:
+        self.random.choice(self.queues).haunt(self.random.choice([0, 100, 1_000]), self.numbers)
+
+    def _pause(self) -> None:
+        queue = self.random.choice(self.queues)
+        queue.configure(paused=self.random.choice([("produce",), ("lease",), ("produce", "lease")]))
+        self.world.after(self.random.randint(500, 5_000), lambda: queue.configure(paused=()))
+
+    def _update(self) -> None:
+        queue = self.random.choice(self.queues)
+        queue.configure(lease_timeout=self.random.choice([300, 2_000]), **self._some_settings())
+
+    def _redrive(self) -> None:
+        """Out of the dead queue, if there is one; now and then to where there is nothing any more."""
+        dead, *others = self.clients
+        if dead.queue.incarnation == "dead":
+            dead.redrive([*(clients.queue.incarnation for clients in others), "gone"])
+
     def _make_a_mistake(self) -> None:
         queue = self.random.choice(self.queues)
         partition, step = self.random.randrange(len(queue.stores)), self.random.choice(["take_changes", "tick"])
@@ -151,12 +192,26 @@ class History:
                 queue.kill(0)
             self.world.run(self.world.now + 10_000)
         self._check_open(with_stopped=False)
+        self._recover()
         audit(self.queues)
+
+    def _recover(self) -> None:
+        """A partition that was slow is used again, after a few produces."""
+        for _ in range(20):
+            slow = [(queue, lane) for queue in self.queues if queue.owner for lane in queue.owner.lanes.values() if lane.degraded]
+            if not slow:
+                return
+            for queue, lane in slow:
+                items, rows = new_rows(queue.incarnation, [next(self.numbers)], [None])
+                queue.ledger.add(None, items, rows).unknown = True
+                queue.submit(Produce(rows, 1_000), lambda _: None, lane.number)
+            self.world.run(self.world.now + 1_500)
+        check(False, "a partition that was slow is avoided for ever")
 
     def _check_open(self, with_stopped: bool) -> None:
         for queue in self.queues:
             assert queue.owner is not None
-            for lane in queue.owner.machine.lanes.values():
+            for lane in queue.owner.lanes.values():
                 stopped = with_stopped and queue.hurt and lane.state is LaneState.STOPPED
                 check(lane.state is LaneState.READY or stopped, f"{queue.incarnation}.{lane.number} did not recover: {lane.state.value}")
 
@@ -173,17 +228,20 @@ class History:
                 ready = _ready(clients.queue)
 
     def _ask(self, clients: Clients) -> list[str]:
-        """Produce and lease, and say what was refused."""
+        """Produce and lease, where all that is not damaged can be reached, and say what was refused."""
         refusals: list[str] = []
 
         def answered(answer: Result | SluicewayError | None) -> None:
             if isinstance(answer, SluicewayError):
                 refusals.append(answer.code)
 
-        items, rows = new_rows([next(clients.numbers)], [None])
+        owner = clients.queue.owner
+        assert owner is not None
+        sound = next(lane.number for lane in owner.lanes.values() if lane.state is LaneState.READY)
+        items, rows = new_rows(clients.queue.incarnation, [next(self.numbers)], [None])
         clients.ledger.add(None, items, rows).unknown = True
-        clients.queue.submit(Produce(rows, 5_000), answered)
-        clients.queue.submit(Lease("probe", 1, 5_000, 1_000, 1, f"probe {items[0].payload}"), answered)
+        clients.queue.submit(Produce(rows, 5_000), answered, sound)
+        clients.queue.submit(Lease("probe", 1, 5_000, 1_000, 1, f"probe {items[0].payload}"), answered, sound)
         self.world.run(self.world.now + 10_000)
         return refusals
 
@@ -202,9 +260,9 @@ class History:
         left = 0
         for queue in self.queues:
             assert queue.owner is not None
-            stats = queue.owner.machine.stats()
-            left += stats.produce_waiting + stats.lease_waiting + stats.complete_waiting + stats.in_flight
-            left += sum(each.total + each.transferring for each in stats.partitions)
+            for stats in (machine.stats() for machine in queue.owner.machines):
+                left += stats.produce_waiting + stats.lease_waiting + stats.complete_waiting + stats.in_flight
+                left += sum(each.total + each.transferring for each in stats.partitions)
         return left
 
     def _end(self) -> None:
@@ -217,7 +275,7 @@ class History:
 
 def _ready(queue: SimQueue) -> int:
     assert queue.owner is not None
-    return sum(lane.state is LaneState.READY for lane in queue.owner.machine.lanes.values())
+    return sum(lane.state is LaneState.READY for lane in queue.owner.lanes.values())
 
 
 def run_history(seed: int, log: EventLog | None = None) -> History:

@@ -1,4 +1,4 @@
-"""Items, batches and leases as the clients of a queue know them."""
+"""Items, batches and leases as the clients know them."""
 
 from __future__ import annotations
 
@@ -9,37 +9,48 @@ import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.items import batch_from_rows
-from sluiceway.model.requests import Produced, ProduceKey, Verdict
+from sluiceway.model.requests import Fate, Produced, ProduceKey
+
+
+@dataclass(slots=True, eq=False)
+class Way:
+    """A transfer: items that leave one partition (`source`) for another queue."""
+
+    source: str
+    target: str | None
+    nowhere: bool = False
+    """Its partition was told that the target is no more."""
+    arrived: set[str] = field(default_factory=set)
+    """Payloads that are durable in the target."""
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One item in the life that it has in one queue."""
+    """One payload, through all its lives. What is durable of it: where it lives, or the way it is on, or that it has ended."""
 
     payload: str
     index: int
-    not_before: Millis
+    queue: str
+    """Where it was produced."""
+    due_at: Millis
     reference: str | None
-    origin: str | None
-    """The id that it brought along: only a dead item has one."""
     batch: Batch = field(init=False)
-    scheduled: bool = False
-    seen: bool = False
-    ending: int = 0
-    """Calls that may end its life and whose outcome is not known (yet)."""
-    gone: bool = False
-    dying: bool = False
-    attempts: int = 0
-    held: Held | None = None
+    origin: str | None = None
+    """The id it was first given, once that is durable."""
+    home: str | None = None
+    """The partition it lives in."""
+    way: Way | None = None
+    ended: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One body of a produce, asked for once or, with a key, several times."""
+    """One body of a produce, asked for once or, with a key, several times. With a `way` it is a transfer."""
 
     key: ProduceKey | None
     items: Sequence[Item]
     rows: pa.RecordBatch
+    way: Way | None = None
     asking: int = 0
     unknown: bool = False
     answer: Produced | None = None
@@ -60,7 +71,10 @@ class Held:
     deadline: Millis
     told_at: Millis
     items: dict[int, Item]
-    staged: dict[int, Verdict] = field(default_factory=dict)
+    """Those that it has not settled, by offset."""
+    offsets: tuple[int, ...] = ()
+    staged: dict[int, Fate] = field(default_factory=dict)
+    maybe_staged: dict[int, set[Fate]] = field(default_factory=dict)
     loose: bool = False
     uncertain: bool = False
 
@@ -69,7 +83,7 @@ class Held:
         return self.partition, self.number
 
 
-def new_rows(numbers: Sequence[int], dues: Sequence[Millis | None]) -> tuple[list[Item], pa.RecordBatch]:
+def new_rows(queue: str, numbers: Sequence[int], dues: Sequence[Millis | None]) -> tuple[list[Item], pa.RecordBatch]:
     """Items whose payloads nobody else has, of different lengths, some with a reference, some due later."""
     items, rows = [], []
     for index, (number, due) in enumerate(zip(numbers, dues, strict=True)):
@@ -80,8 +94,6 @@ def new_rows(numbers: Sequence[int], dues: Sequence[Millis | None]) -> tuple[lis
             row["reference"] = reference
         if due is not None:
             row["enqueue_at"] = due
-        item = Item(payload, index, due or 0, reference, None)
-        item.scheduled = due is not None
-        items.append(item)
+        items.append(Item(payload, index, queue, due or 0, reference))
         rows.append(row)
     return items, batch_from_rows(rows)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import insort
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
@@ -13,27 +12,32 @@ from sluiceway.core.tickets import Grant, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.model.leased import Slice
-from sluiceway.model.requests import Lease, LeaseInfo, Produced, ProduceKey, Settled, Verdict
+from sluiceway.model.requests import IgnoredReason, Lease, LeaseInfo, Produced, ProduceKey, Settled, Verdict
+from sluiceway.sim.asks import Asks
 from sluiceway.sim.checks import check
-from sluiceway.sim.items import Batch, Held, Item
+from sluiceway.sim.items import Batch, Held, Item, Way
+from sluiceway.sim.scene import LEASED
 from sluiceway.sim.store import Store
+from sluiceway.sim.trail import Trail
+
+OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried", "dead": "dead", "release": "released"}
 
 
 class Ledger:
-    """Every item of a queue, and every promise about it. All times are its owner's."""
+    """Every item that a queue was ever sent, and every promise about it. All times are its owner's."""
 
-    def __init__(self, incarnation: str, partitions: int, max_attempts: int, keeps_dead: bool) -> None:
+    def __init__(self, incarnation: str, partitions: int) -> None:
         self.incarnation = incarnation
-        self.max_attempts = max_attempts
-        self.keeps_dead = keeps_dead
-        self.stores = [Store(max_attempts, keeps_dead) for _ in range(partitions)]
+        self.stores = [Store() for _ in range(partitions)]
         self.items: dict[str, Item] = {}
         self.batches: dict[ProduceKey | None, list[Batch]] = {}
         self.leases: dict[tuple[int, int], Held] = {}
         self.told: dict[str, set[tuple[int, ...]]] = {}
         """Of those leases that were answered in time, by client (each asks once): all that may ever be taken for it."""
-        self.orders: list[list[tuple[int, int, int]]] = [[] for _ in range(partitions)]
-        """Of first-time items, by partition: (lease, lowest, highest offset that its producer was told)."""
+        self.asks = Asks()
+        self.trails = [Trail(incarnation, number, self.items, self.asks, self.leases) for number in range(partitions)]
+        for store, trail in zip(self.stores, self.trails, strict=True):
+            store.trail = trail
         self.tally: Counter[str] = Counter()
 
     def clock(self, partition: int, now: Millis) -> Millis:
@@ -51,10 +55,19 @@ class Ledger:
         self.batches.setdefault(key, []).append(batch)
         return batch
 
+    def arriving(self, key: ProduceKey, items: Sequence[Item], rows: pa.RecordBatch, way: Way) -> Batch:
+        """The batch that a transfer is to this queue, whether or not it comes for the first time."""
+        if key in self.batches:
+            batch = self.batches[key][0]
+            check(list(batch.items) == items, "the same transfer has other items when it is repeated")
+            return batch
+        batch = Batch(key, items, rows, way)
+        self.items.update((item.payload, item) for item in items)
+        self.batches[key] = [batch]
+        return batch
+
     def produced(self, batch: Batch, answer: Produced) -> None:
-        store = self.stores[answer.partition]
         check(answer.items == len(batch.items), "the answer counts other items than were sent")
-        check(answer.first_offset + answer.items <= store.look().header.next, "acknowledged before it was durable")
         if batch.answer is not None:
             check(batch.key is not None, "a produce without a key was answered twice")
             check(answer == batch.answer._replace(deduplicated=True), "a repetition has another answer")
@@ -62,10 +75,13 @@ class Ledger:
         if batch.key is not None:
             rivals = [other for other in self.batches[batch.key] if other is not batch and other.answer]
             check(not rivals, "two bodies were taken under one key")
-        if not answer.deduplicated:
-            # Nobody can have settled what nobody has been told of yet.
-            spots = {payload for payload, _ in store.places()}
-            check(all(item.payload in spots for item in batch.items), "acknowledged before it was durable")
+        for index, item in enumerate(batch.items):
+            if batch.way is not None:
+                check(item.payload in batch.way.arrived, "a transfer was acknowledged before it was durable")
+            else:
+                told = str(ItemId(self.incarnation, answer.partition, answer.first_offset + index))
+                check(item.origin is not None, "acknowledged before it was durable")
+                check(item.origin == told, f"{item.payload} has another id than its producer was told")
         batch.answer = answer
         self.tally["produced"] += answer.items
 
@@ -122,7 +138,7 @@ class Ledger:
         if known is not None and known.loose:
             return None  # what the client itself has in flight decides what is left of it
         lease = store.look().leases.get(info.number)
-        check(lease is not None, "a lease was answered before it was durable")
+        check(lease is not None, "a lease was answered that is not durable, or is over")
         assert lease is not None
         durable = open_slices(lease)
         offsets = [offset for piece in durable for offset in piece.offsets.tolist()]
@@ -137,49 +153,22 @@ class Ledger:
         if known is not None:
             return None
         held = Held(info.partition, info.number, request.client_id, request.lease_key, info.lease_deadline, now, {})
-        at = self.clock(info.partition, now)
-        firsts: list[int] = []
         for piece in durable:
-            self._serve_slice(store, piece, held, at, firsts)
-        if firsts:
-            check(firsts == sorted(firsts), "items of one lease are out of order")
-            self._check_order(info.partition, (info.number, firsts[0], firsts[-1]))
+            self._serve(store, piece, held)
+        held.offsets = tuple(held.items)
         self.leases[held.name] = held
         self.tally["leased"] += len(offsets)
         return held
 
-    def _serve_slice(self, store: Store, piece: Slice, held: Held, now: Millis, firsts: list[int]) -> None:
+    def _serve(self, store: Store, piece: Slice, held: Held) -> None:
+        places = store.scene().alive
         for offset, row, sent in zip(piece.offsets.tolist(), piece.rows.tolist(), store.rows_of([piece]), strict=True):
-            item = self.items.get(sent.payload)
-            check(item is not None, f"a payload that nobody sent: {sent.payload!r}")
-            assert item is not None
-            check((sent.reference, sent.origin) == (item.reference, item.origin), f"{item.payload} has lost or changed a column")
-            self._serve(item, piece.attempts, held, now)
+            item, place = self.items[sent.payload], places[sent.payload]
+            check(piece.attempts == place.attempts + 1, f"{item.payload} is served with other attempts")
+            check(sent.reference == item.reference, f"{item.payload} has lost or changed a column")
+            here = str(ItemId(self.incarnation, held.partition, piece.blob + row))
+            check((sent.origin or here) == item.origin, f"{item.payload} has another origin")
             held.items[offset] = item
-            answer = item.batch.answer
-            if answer is not None:
-                told = answer.first_offset + item.index
-                check((held.partition, piece.blob + row) == (answer.partition, told), f"{item.payload} has changed its origin")
-                if piece.attempts == 1 and not item.scheduled:
-                    firsts.append(told)
-
-    def _serve(self, item: Item, attempt: int, held: Held, now: Millis) -> None:
-        check(item.batch.may_exist, "a phantom: its produce was refused")
-        check(not item.gone, f"{item.payload} came back after it was settled")
-        check(not item.dying, "a dead item was served")
-        check(item.not_before <= now, f"{item.payload} was served before it was due")
-        check(attempt > item.attempts, "attempts do not grow")
-        check(not self.max_attempts or attempt <= self.max_attempts, "more attempts than are allowed")
-        other = item.held
-        check(other is None or other.loose or other.deadline <= now, "two live leases hold one item")
-        item.seen, item.attempts, item.held = True, attempt, held
-
-    def _check_order(self, partition: int, mine: tuple[int, int, int]) -> None:
-        order = self.orders[partition]
-        insort(order, mine)
-        at = order.index(mine)
-        check(at == 0 or order[at - 1][2] < mine[1], "an item was served before one that was produced earlier")
-        check(at + 1 == len(order) or mine[2] < order[at + 1][1], "an item was served before one that was produced earlier")
 
     def lease_answered(self, ticket: Ticket) -> None:
         """The server has said what the request took. What else it took would be leased to nobody."""
@@ -189,37 +178,65 @@ class Ledger:
 
     # ---- settle -----------------------------------------------------------------------------------------------
 
-    def settling(self, held: Held, verdicts: Mapping[int, Verdict]) -> None:
-        """A call is on its way that may end or move these items."""
-        held.loose = True
-        for offset, verdict in verdicts.items():
-            held.items[offset].ending += verdict != "retry"
-
-    def settled(self, held: Held, verdicts: Mapping[int, Verdict], ignored: set[int], not_before: Millis) -> None:
+    def settled(self, held: Held, verdicts: Mapping[int, set[Verdict]], answer: Settled, ignored: Collection[int]) -> None:
         """The call has succeeded, for all but the ignored offsets."""
-        lease = self.stores[held.partition].look().leases.get(held.number)
-        still = set() if lease is None else {offset for piece in open_slices(lease) for offset in piece.offsets.tolist()}
-        check(not still & verdicts.keys(), "a settle was answered before it was durable")
-        for offset, verdict in verdicts.items():
-            item = held.items[offset]
-            item.ending -= verdict != "retry"
-            if offset in ignored or held.uncertain:
-                item.ending += verdict != "retry" and held.uncertain
+        trail = self.trails[held.partition]
+        seen: Counter[str] = Counter()
+        for offset, allowed in verdicts.items():
+            if offset in ignored:
                 continue
-            del held.items[offset]
-            self.tally[verdict] += 1
-            if verdict == "done" or (verdict == "dead" and not self.keeps_dead):
-                item.gone = True
-            elif verdict == "dead":
-                item.dying = True
+            fates = trail.fates.get(offset)
+            check(fates is not None, "a settle was answered before it was durable")
+            assert fates is not None
+            # A retry or a release may have been the item's last; and an earlier call, of which nobody heard, may have done it.
+            outcomes = {OUTCOME[verdict] for verdict in allowed} | {"dead"}
+            check(held.uncertain or bool(fates & outcomes), "a settle did something else than was asked")
+            check("expired" not in fates, "an item was settled after its lease ran out")
+            seen.update(("completed" if "completed" in fates else min(fates),))
+            held.items.pop(offset, None)
+        told = {"completed": answer.completed, "retried": answer.retried, "dead": answer.dead, "released": answer.released}
+        check(held.uncertain or told == {fate: seen[fate] for fate in told}, f"a settle counts {told}, and {dict(seen)} happened")
+        self.tally.update({verdict: told[OUTCOME[verdict]] for verdict in OUTCOME})
+
+    def check_ignored(self, partition: int, client_id: str | None, answer: Iterable[tuple[str, IgnoredReason]]) -> None:
+        """Whether what is said of ignored items of one partition is true; `client_id` is that of the call."""
+        store, trail = self.stores[partition], self.trails[partition]
+        scene = store.scene()
+        live = {place.offset: place for place in scene.alive.values() if place.offset >= 0}
+        for name, reason in answer:
+            offset = int(name.rpartition(".")[2])
+            before = trail.before(offset)
+            # The same turn may have done more after it.
+            then: set[IgnoredReason] = {"not_yours"} if before is not None and client_id not in (None, before) else set()
+            allowed: set[IgnoredReason]
+            if not 0 <= offset < scene.header.next:
+                allowed = {"unknown"}
+            elif offset in live and live[offset].kind == LEASED:
+                owner = trail.clients[live[offset].lease]
+                allowed = {"not_yours"} if client_id is not None and owner != client_id else set()
+                # A turn settles before it leases.
+                allowed |= {"not_leased"} if live[offset].lease in trail.newest else set()
+            elif offset in live:
+                allowed = {"not_leased"}
             else:
-                item.not_before = max(item.not_before, not_before)
+                allowed = trail.fates.get(offset, {"settled", "not_leased"})
+            check(reason in allowed | then, f"{name} is said to be {reason}, and is {' or '.join(sorted(allowed)) or 'leased'}")
 
-    @staticmethod
-    def check_counts(answer: Settled, asked: int) -> None:
-        check(answer.total + len(answer.ignored) == asked, "an id was neither settled nor ignored")
-
-    def origin_of(self, item: Item) -> str | None:
-        """The id that its producer was told; None if nobody was told."""
-        answer = item.batch.answer
-        return None if answer is None else str(ItemId(self.incarnation, answer.partition, answer.first_offset + item.index))
+    def check_lease_ignored(self, held: Held, client_id: str | None, reason: IgnoredReason) -> None:
+        """Whether what is said of a lease that is ignored is true."""
+        if held.number in self.stores[held.partition].scene().leases:
+            check(client_id not in (None, held.client_id) and reason == "not_yours", f"a live lease is said to be {reason}")
+            return
+        trail = self.trails[held.partition]
+        if reason == "not_yours" and held.number in trail.old.leases and client_id not in (None, held.client_id):
+            return  # the same turn has ended it
+        fates = trail.fates
+        known = [fates.get(offset, set()) for offset in held.offsets]
+        allowed: set[IgnoredReason] = {"completed", "settled"}
+        for end in ("released", "expired"):
+            # For sure, or perhaps: where several causes could have had the same effect.
+            if {end} in known:
+                allowed = {end}
+            elif any(end in each for each in known):
+                allowed.add(end)
+        check(reason in allowed, f"a lease is said to be {reason}, and is {' or '.join(sorted(allowed))}")

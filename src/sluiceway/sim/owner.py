@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from sluiceway.core.lane import LaneState
+from sluiceway.core.distribution import home
+from sluiceway.core.lane import LONGEST_SAMPLE, Lane, LaneState
 from sluiceway.core.logical_queue import BUSY_PATIENCE, FLIGHT_PATIENCE, LogicalQueue
 from sluiceway.core.partition import Partition
-from sluiceway.core.tickets import Commit, Effect, Open, Reply, Request, Result, Ticket, Transfer
+from sluiceway.core.tickets import Commit, Effect, Grant, Open, Reply, Request, Result, TakeOut, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Lease
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import Extend, Lease, Produce, Settle
 from sluiceway.ports.partition_store import Changes
 from sluiceway.sim.checks import InjectedMistakeError, check
 from sluiceway.sim.store import Fence, Store
+from sluiceway.sim.trail import Turn
 from sluiceway.sim.world import World
 
 Handler = Callable[[Result | SluicewayError | None], None]
@@ -33,11 +37,13 @@ class Around(Protocol):
     """What an owner needs of the queue that it serves."""
 
     stores: list[Store]
-    lease_timeout: Millis
+    record: QueueRecord
     incarnation: str
+    sides: list[list[int]]
+    """The partitions of each logical queue: of all of them one, or several side by side."""
 
     def carry_over(self, owner: Owner, effect: Transfer) -> None:
-        """Produce a transfer's rows into the dead queue, and report `transferred`."""
+        """Produce a transfer's rows into its target, and report `transferred`."""
         ...
 
     def lease_answered(self, ticket: Ticket) -> None:
@@ -56,7 +62,9 @@ class Owner:
         self.world = world
         self.queue = queue
         self.grant = grant
-        self.machine = LogicalQueue(queue.incarnation, range(len(queue.stores)), queue.lease_timeout)
+        self.machines = [LogicalQueue(queue.incarnation, side, queue.record.lease_timeout) for side in queue.sides]
+        self.machine_of = {number: machine for machine in self.machines for number in machine.lanes}
+        self.configure()
         self.waiting: dict[Ticket, Waiting] = {}
         self.answered: set[Ticket] = set()
         self.stopping = False
@@ -67,7 +75,19 @@ class Owner:
         self._moment = world.now
         self._tasks = 0
         # Of each partition: openings since its last good commit, and when the first of them was.
-        self._openings = dict.fromkeys(self.machine.lanes, (0, 0))
+        self._openings = dict.fromkeys(self.machine_of, (0, 0))
+        self._longest = dict.fromkeys(self.machine_of, 0)
+        """The longest commit of each partition, as far as it counts."""
+        self._gone: set[str] = set()
+        """Clients that went away and hold nothing."""
+        self._returned: set[tuple[int, int]] = set()
+        """Leases that were given back."""
+        self.haunts = False
+        """Another owner has taken over, and this one does not know."""
+
+    @property
+    def lanes(self) -> dict[int, Lane]:
+        return {number: machine.lanes[number] for number, machine in self.machine_of.items()}
 
     def now(self) -> Millis:
         # Not within a moment: its events and its turn are one.
@@ -76,24 +96,57 @@ class Owner:
             self._ahead = max(self._ahead, self.world.wall_ahead)
         return self.world.now + self._ahead
 
+    def configure(self) -> None:
+        """Follow the queue's settings as they are now."""
+        self.record = self.queue.record
+        for machine in self.machines:
+            machine.configure(self.record)
+        self.dirty = True
+
     # ---- requests ---------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, handler: Handler) -> Ticket:
+    def submit(self, request: Request, handler: Handler, partition: int | None = None) -> None:
+        """Ask the logical queue that has the partition; where there is none to name, that which the request belongs to."""
+        machine = self._machine_for(request) if partition is None else self.machine_of[partition]
         ticket = Ticket(request, self.now() + request.request_timeout)
+        pauses = isinstance(request, Produce) and "produce" in self.record.paused
+        try:
+            machine.submit(ticket)
+        except SluicewayError as error:
+            check(pauses and error.code == "queue_paused", f"a request is refused: {error.code}")
+            handler(error)
+            return
+        check(not pauses, "a paused queue takes a produce")
         self.waiting[ticket] = Waiting(handler, self.world.now + request.request_timeout)
-        self.machine.submit(ticket)
         self.dirty = True
         self.world.note(self.queue.incarnation, ticket, request)
         if self.world.chance(self.world.weather.cancels):
-            self.world.after(self.world.random.randint(0, 3 * self.world.weather.slow), partial(self.cancel, ticket))
-        return ticket
+            self.world.after(self.world.random.randint(0, 3 * self.world.weather.slow), partial(self.cancel, machine, ticket))
 
-    def cancel(self, ticket: Ticket) -> None:
+    def _machine_for(self, request: Request) -> LogicalQueue:
+        """What a router does that knows which logical queue has which partitions."""
+        if len(self.machines) == 1:
+            return self.machines[0]
+        if isinstance(request, Produce) and request.key is not None:
+            return self.machine_of[home(request.key, len(self.machine_of))]
+        if isinstance(request, Lease):
+            return self.machines[zlib.crc32(request.client_id.encode()) % len(self.machines)]
+        if isinstance(request, Settle):
+            return self.machine_of[next(iter(request.selections))]
+        if isinstance(request, Extend):
+            return self.machine_of[request.leases[0][0] if request.leases else next(iter(request.offsets))]
+        if isinstance(request, TakeOut):
+            return self.machine_of[request.partition]
+        return self.world.random.choice(self.machines)
+
+    def cancel(self, machine: LogicalQueue, ticket: Ticket) -> None:
         if ticket in self.waiting and not ticket.done:  # else the answer is on its way
             handler = self.waiting.pop(ticket).handler
             self.world.note(self.queue.incarnation, ticket, "is cancelled")
             self.answered.add(ticket)
-            self.machine.cancel(ticket)
+            machine.cancel(ticket)
+            if isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
+                self._gone.add(ticket.request.client_id)
             self.dirty = True
             handler(None)
 
@@ -106,27 +159,33 @@ class Owner:
 
     def begin_to_stop(self) -> None:
         self.stopping = True
-        self.machine.close(final=False)
+        for machine in self.machines:
+            machine.close(final=False)
         self.dirty = True
 
     # ---- turns ------------------------------------------------------------------------------------------------
 
     def turn(self) -> None:
         self.dirty = False
-        for effect in self.machine.turn(self.now()):
-            self._carry_out(effect)
-        at = None if self.stopping else self.machine.wake_at()
-        self.wake = None if at is None else self.world.now + max(0, at - self.now())
+        for machine in self.machines:
+            for effect in machine.turn(self.now()):
+                self._carry_out(effect)
+        times = [] if self.stopping else [at for machine in self.machines if (at := machine.wake_at()) is not None]
+        self.wake = self.world.now + max(0, min(times) - self.now()) if times else None
         self._check_overdue()
-        self._check_idle()
+        for machine in self.machines:
+            self._check_idle(machine)
+            self._check_hung(machine)
+        self._check_given_back()
         if self.stopping and not self._tasks:
             self._end()
 
     def _end(self) -> None:
-        self.machine.close(final=True)
-        for effect in self.machine.turn(self.now()):
-            if isinstance(effect, Reply):
-                self._reply(effect)
+        for machine in self.machines:
+            machine.close(final=True)
+            for effect in machine.turn(self.now()):
+                if isinstance(effect, Reply):
+                    self._reply(effect)
         check(not self.waiting, "the owner stopped and left a request without an answer")
         self.dirty = False
         self.queue.gone(self)
@@ -137,11 +196,35 @@ class Owner:
                 patience = (FLIGHT_PATIENCE if ticket.awaiting else BUSY_PATIENCE) if isinstance(ticket.request, Lease) else 0
                 check(self.world.now <= deadline + patience, f"{type(ticket.request).__name__.lower()} {ticket.number} is overdue")
 
-    def _check_idle(self) -> None:
+    def _check_idle(self, machine: LogicalQueue) -> None:
         """Nobody waits for what is there."""
-        if any(lane.state is LaneState.READY and lane.partition.ready_count for lane in self.machine.lanes.values()):
-            waits = any(not ticket.keyed for ticket in self.machine.waiters.values())
+        if "lease" in self.record.paused:
+            return
+        if any(lane.state is LaneState.READY and lane.partition.ready_count for lane in machine.lanes.values()):
+            waits = any(not ticket.keyed for ticket in machine.waiters.values())
             check(not waits, "items are ready, and a consumer waits")
+
+    def _check_hung(self, machine: LogicalQueue) -> None:
+        """No produce that could be done elsewhere waits behind a commit that hangs, while half of the partitions are quick."""
+        open_lanes = [lane for lane in machine.lanes.values() if lane.takes_work]
+        if len(open_lanes) < 2:
+            return
+        taking = {lane.number: self.now() - lane.committing_since if lane.state is LaneState.COMMITTING else 0 for lane in open_lanes}
+        typical = sorted(max(taking[lane.number], self._longest[lane.number]) for lane in open_lanes)[(len(open_lanes) - 1) // 2]
+        for lane in open_lanes:
+            if taking[lane.number] > max(200, 5 * typical):
+                stuck = any(isinstance(work, Produce) and work.key is None and not ticket.done for ticket, work in lane.waiting)
+                check(not stuck, "a produce waits behind a commit that hangs, though it could be done elsewhere")
+
+    def _check_given_back(self) -> None:
+        """A client that went away before it was told holds nothing."""
+        if not self._gone and not self._returned:
+            return
+        for lane in self.lanes.values():
+            if lane.state is LaneState.READY:
+                for lease in lane.partition.leases.values():
+                    kept = lease.client_id in self._gone or (lane.number, lease.number) in self._returned
+                    check(not kept or lease.number in lane.given_back, "a client that went away before it was told holds a lease")
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Reply):
@@ -152,7 +235,8 @@ class Owner:
         elif isinstance(effect, Open):
             self._begin_to_open(effect)
         elif isinstance(effect, Transfer):
-            check(effect.number in self.queue.stores[effect.partition].look().transfers, "a transfer began before it was durable")
+            durable = effect.number in self.queue.stores[effect.partition].look().transfers
+            check(durable or self.haunts, "a transfer began before it was durable")
             if not self.stopping:
                 self._tasks += 1
                 self.world.note(self.queue.incarnation, "transfer", effect.partition, effect.number, "begins")
@@ -172,8 +256,8 @@ class Owner:
     def _begin_to_open(self, effect: Open) -> None:
         count, since = self._openings[effect.partition]
         since = since or self.world.now
-        # 50 ms, doubling to 5 s.
-        check(count <= 10 + (self.world.now - since) // 4_000, "a partition that takes no commit is opened without a pause")
+        # 50 ms, doubling to 1 s.
+        check(count <= 10 + (self.world.now - since) // 1_000, "a partition that takes no commit is opened without a pause")
         self._openings[effect.partition] = (count + 1, since)
         if not self.stopping:
             self._tasks += 1
@@ -201,7 +285,10 @@ class Owner:
         world.after(world.latency(), lambda: self._opened(effect, loaded, final))
 
     def _opened(self, effect: Open, loaded: Partition | SluicewayError, final: bool) -> None:
-        self.machine.opened(effect.partition, effect.opening, loaded, self.now(), final)
+        self.machine_of[effect.partition].opened(effect.partition, effect.opening, loaded, self.now(), final)
+        # What was given back and not written is left to the leases' deadlines.
+        self._gone.clear()
+        self._returned.clear()
         self._ended()
 
     # ---- commits ----------------------------------------------------------------------------------------------
@@ -210,8 +297,11 @@ class Owner:
         world, store = self.world, self.queue.stores[effect.partition]
         luck, weather = world.random.random(), world.weather
         kind = ""
-        flight = Flight(world, store, effect.changes, (self.grant, effect.opening))
+        turn = Turn(self.now(), self.record)
+        flight = Flight(world, store, effect.changes, (self.grant, effect.opening), turn)
         lands, syncs, answers = world.latency(), world.latency(), world.latency()
+        if store.slow_until > world.now:
+            lands += world.random.randint(0, store.slow)
         if store.damaged or luck < weather.refused or store.out_until > world.now:
             kind = "refused"
             world.after(answers, partial(self._committed, effect, flight, Outcome.REFUSED))
@@ -238,19 +328,25 @@ class Owner:
         if outcome is Outcome.DONE:
             self._openings[effect.partition] = (0, 0)
         self.world.note(self.queue.incarnation, "commit", effect.partition, flight.fence, "txn", effect.changes.txn, "is", outcome.value)
-        self.machine.committed(effect.partition, effect.opening, outcome, self.now())
+        machine = self.machine_of[effect.partition]
+        lane = machine.lanes[effect.partition]
+        if effect.opening == lane.opening:
+            took = min(LONGEST_SAMPLE, self.now() - lane.committing_since)
+            self._longest[effect.partition] = max(took, self._longest[effect.partition])
+        machine.committed(effect.partition, effect.opening, outcome, self.now())
         self._ended()
 
     # ---- transfers and damage ---------------------------------------------------------------------------------
 
-    def transferred(self, effect: Transfer, done: bool) -> None:
-        self.world.note(self.queue.incarnation, "transfer", effect.partition, effect.number, "is done" if done else "failed")
-        self.machine.transferred(effect.partition, effect.number, done, self.now())
+    def transferred(self, effect: Transfer, done: bool, nowhere: bool = False) -> None:
+        what = "has nowhere to go" if nowhere else "is done" if done else "failed"
+        self.world.note(self.queue.incarnation, "transfer", effect.partition, effect.number, what)
+        self.machine_of[effect.partition].transferred(effect.partition, effect.number, done, self.now(), nowhere=nowhere)
         self._ended()
 
     def make_a_mistake(self, partition: int, step: str) -> None:
         """The next time that the partition takes that step, it fails, unless the world has healed."""
-        machine = self.machine.lanes[partition].partition
+        machine = self.lanes[partition].partition
 
         def fail(*arguments: object) -> object:
             delattr(machine, step)
@@ -262,31 +358,49 @@ class Owner:
 
     def stop_partition(self, partition: int, problem: str) -> None:
         self.world.note(self.queue.incarnation, "partition", partition, "is stopped:", problem)
-        self.machine.stop_lane(partition, problem, self.now())
+        self.machine_of[partition].stop_lane(partition, problem, self.now())
         self.dirty = True
 
     # ---- replies ----------------------------------------------------------------------------------------------
 
     def _reply(self, effect: Reply) -> None:
         ticket, result = effect.ticket, effect.result
+        if self.haunts and ticket not in self.waiting:
+            return
         check(ticket not in self.answered, "a request is answered after it was answered or cancelled")
         self.answered.add(ticket)
         self.replies += 1
         self.world.note(self.queue.incarnation, ticket, "->", result.code if isinstance(result, SluicewayError) else result)
         handler = self.waiting.pop(ticket).handler
         if isinstance(result, list):
-            self.queue.lease_answered(ticket)
+            if not self.haunts:
+                self.queue.lease_answered(ticket)
+            if not ticket.keyed and self.world.chance(self.world.weather.cancels):
+                self._give_back(result)
+                handler(None)
+                return
             for grant in result:
                 if self.queue.stores[grant.info.partition].is_damaged(grant.slices):
                     self.stop_partition(grant.info.partition, "a blob fails its checksum")
                     result = SluicewayError("partition_damaged", "a blob fails its checksum")
         handler(None if self.world.chance(self.world.weather.lost_replies) else result)
 
+    def _give_back(self, grants: list[Grant]) -> None:
+        """The client hung up just before it was told."""
+        for grant in grants:
+            partition, number = grant.info[:2]
+            machine = self.machine_of[partition]
+            if machine.lanes[partition].takes_work:
+                self._returned.add((partition, number))
+            machine.give_back(partition, number)
+        self.dirty = True
+
 
 class Flight:
     """A commit on its way. A loss of power takes what is not durable."""
 
-    def __init__(self, world: World, store: Store, changes: Changes, fence: Fence) -> None:
+    def __init__(self, world: World, store: Store, changes: Changes, fence: Fence, turn: Turn) -> None:
+        self.turn = turn
         self.world = world
         self.store = store
         self.changes = changes
@@ -297,7 +411,7 @@ class Flight:
 
     def write(self) -> None:
         if self.store.cuts == self._cuts:
-            self._written = self.store.write(self.changes, self.fence)
+            self._written = self.store.write(self.changes, self.fence, self.turn)
             self._shut_out = not self._written
             self.world.spring()
 

@@ -2,34 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
+
+import msgspec
+
 from sluiceway.core.logical_queue import BUSY_PATIENCE
 from sluiceway.core.tickets import Request, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.queue import PartitionRecord, QueueRecord
-from sluiceway.model.requests import Lease, Produce, Produced, ProduceKey
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import TRANSFER_GROUP, Lease, Produce, Produced, ProduceKey
 from sluiceway.node import burial
 from sluiceway.sim.checks import check
-from sluiceway.sim.items import Batch, Item
+from sluiceway.sim.items import Batch, new_rows
 from sluiceway.sim.ledger import Ledger
 from sluiceway.sim.owner import Handler, Owner
-from sluiceway.sim.world import START, World
+from sluiceway.sim.world import World
 
 BURIAL_TIMEOUT = 30_000
 
 
 class SimQueue:
-    """Whoever owns it has a grant of its own, higher than that of all before."""
+    """Whoever owns it has a grant of its own, higher than that of all before. `queues` are all of the world, by name."""
 
-    def __init__(self, world: World, name: str, partitions: int, lease_timeout: Millis, max_attempts: int, dead: SimQueue | None) -> None:
+    def __init__(self, world: World, record: QueueRecord, queues: dict[str, SimQueue]) -> None:
         self.world = world
-        self.dead = dead
-        self.incarnation = name
-        self.lease_timeout = lease_timeout
-        dead_name = None if dead is None else dead.incarnation
-        records = tuple(PartitionRecord(number) for number in range(partitions))
-        self.record = QueueRecord(name, name, START, START, lease_timeout, max_attempts, dead_name, "", records)
-        self.ledger = Ledger(name, partitions, max_attempts, dead is not None)
+        self.record = record
+        self.incarnation = record.incarnation
+        self.queues = queues
+        queues[record.queue_name] = self
+        numbers = [each.partition for each in record.partitions]
+        self.sides = [numbers]
+        if len(numbers) > 1 and world.random.random() < 0.3:
+            cut = world.random.randint(1, len(numbers) - 1)
+            self.sides = [numbers[:cut], numbers[cut:]]
+        self.ledger = Ledger(record.incarnation, len(numbers))
         self.stores = self.ledger.stores
         self.hurt = False
         """Some of its data has been damaged."""
@@ -44,12 +52,21 @@ class SimQueue:
         """The time by the owner's clock."""
         return self.world.now + self.world.wall_ahead if self.owner is None else self.owner.now()
 
-    def submit(self, request: Request, handler: Handler) -> None:
+    def submit(self, request: Request, handler: Handler, partition: int | None = None) -> None:
         """Ask. Where nobody serves the queue, the client finds that out at once."""
+        if isinstance(request, Lease):
+            self.ledger.asks.lease_timeouts[request.client_id] = request.lease_timeout
         if self.owner is not None and not self.owner.stopping:
-            self.owner.submit(request, handler)
+            self.owner.submit(request, handler, partition)
         else:
             handler(None if isinstance(request, Lease) else SluicewayError("unavailable", "nobody serves the queue"))
+
+    def configure(self, **settings: object) -> None:
+        """Change settings, at once and without a restart."""
+        self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **settings)
+        self.world.note(self.incarnation, "has new settings", settings)
+        if self.owner is not None:
+            self.owner.configure()
 
     # ---- owners -----------------------------------------------------------------------------------------------
 
@@ -68,8 +85,12 @@ class SimQueue:
     def _leave(self, owner: Owner, pause: Millis) -> None:
         self.replies += owner.replies
         self.owner = None
-        self.world.actors = tuple(actor for actor in self.world.actors if actor is not owner)
+        self._rest(owner)
         self.world.after(pause, self.start)
+
+    def _rest(self, owner: Owner) -> None:
+        """It has no more turns."""
+        self.world.actors = tuple(actor for actor in self.world.actors if actor is not owner)
         owner.die()
 
     def stop(self) -> None:
@@ -81,6 +102,44 @@ class SimQueue:
     def gone(self, owner: Owner) -> None:
         self._leave(owner, self.world.random.randint(0, 1_000))
 
+    def haunt(self, pause: Millis, numbers: Iterator[int]) -> None:
+        """The owner is taken for dead, and another one takes over; then it goes on for a while, and so do some of its clients."""
+        owner, random = self.owner, self.world.random
+        if owner is None or owner.stopping:
+            return
+        self.world.note(self.incarnation, "is taken for dead")
+        self._leave(owner, pause)
+        owner.haunts = True
+        asleep, awake = random.choice([0, 200, 5_000]), random.choice([500, 5_000])
+        self.world.after(asleep, partial(self._wake, owner))
+        for moment in (random.randint(0, awake) for _ in range(4)):
+            self.world.after(asleep + moment, partial(self._ask_old, owner, numbers))
+        self.world.after(asleep + awake, partial(self._rest, owner))
+
+    def _wake(self, owner: Owner) -> None:
+        owner.dirty = True
+        self.world.actors = (*self.world.actors, owner)
+
+    def _ask_old(self, owner: Owner, numbers: Iterator[int]) -> None:
+        """What an old owner says done is done; nothing else is expected of it."""
+        if owner not in self.world.actors:
+            return
+        items, rows = new_rows(self.incarnation, [next(numbers)], [None])
+        self.ledger.add(None, items, rows).unknown = True
+
+        def produced(answer: Result | SluicewayError | None) -> None:
+            check(not isinstance(answer, Produced) or items[0].origin is not None, "an owner that was shut out acknowledges a produce")
+
+        def leased(answer: Result | SluicewayError | None) -> None:
+            for grant in answer if isinstance(answer, list) else ():
+                taken = self.ledger.trails[grant.info.partition].clients.get(grant.info.number)
+                check(taken == client_id, "an owner that was shut out leases items")
+
+        owner.submit(Produce(rows, 1_000), produced)
+        client_id = f"old {items[0].payload}"
+        self.ledger.asks.lease_timeouts[client_id] = 1_000
+        owner.submit(Lease(client_id, 3, 100, 1_000), leased)
+
     # ---- what the owner asks ----------------------------------------------------------------------------------
 
     def lease_answered(self, ticket: Ticket) -> None:
@@ -89,48 +148,41 @@ class SimQueue:
             self.ledger.lease_answered(ticket)
 
     def carry_over(self, owner: Owner, effect: Transfer) -> None:
-        if owner is not self.owner:
+        if owner not in self.world.actors:
             return  # it is dead
-        world = self.world
+        world, way = self.world, self.ledger.trails[effect.partition].ways[effect.number]
+        name = self.record.dead_queue if effect.target is None else effect.target
+        check(name == way.target, "a transfer goes to another queue than was decided")
+        target = None if name is None else self.queues.get(name)
         store = self.stores[effect.partition]
         rows = store.transfer_rows(effect.partition, effect.number, effect.slices)
         if store.is_damaged(effect.slices):
             owner.stop_partition(effect.partition, "a blob fails its checksum")
             owner.transferred(effect, False)
+        elif target is None:
+            way.nowhere = True
+            owner.transferred(effect, False, nowhere=True)
         elif rows is None:
-            alive = effect.number in owner.machine.lanes[effect.partition].partition.transfers
-            check(not alive, "rows on their way to the dead queue are lost")
-            owner.transferred(effect, True)
+            alive = effect.number in owner.lanes[effect.partition].partition.transfers
+            check(not alive or owner.haunts, "rows on their way to another queue are lost")
+            owner.transferred(effect, not alive)
         elif world.chance(world.weather.transfer_fails):
             owner.transferred(effect, False)
         else:
-            assert self.dead is not None
-            group = f"transfer/{self.incarnation}.{effect.partition}"
+            group = f"{TRANSFER_GROUP}{self.incarnation}.{effect.partition}"
             key = ProduceKey(f"{group}/{effect.number}", group, effect.number)
-            produce = Produce(burial.dead_rows(self.record, effect.reason, rows), BURIAL_TIMEOUT, key)
-            batch = self.dead.arrival(produce, self, [row.payload for row in store.rows_of(effect.slices)])
-            self.dead.submit(produce, lambda result: self._buried(owner, effect, batch, result))
+            dies = effect.target is None
+            sent = burial.dead_rows(self.record, effect.reason, rows) if dies else burial.redriven_rows(self.record, rows)
+            produce = Produce(sent, BURIAL_TIMEOUT, key)
+            items = [self.ledger.items[row.payload] for row in store.rows_of(effect.slices)]
+            batch = target.ledger.arriving(key, items, produce.batch, way)
+            target.submit(produce, partial(self._carried, owner, effect, target, batch))
 
-    def _buried(self, owner: Owner, effect: Transfer, batch: Batch, result: Result | SluicewayError | None) -> None:
-        assert self.dead is not None
+    def _carried(self, owner: Owner, effect: Transfer, target: SimQueue, batch: Batch, result: Result | SluicewayError | None) -> None:
         if isinstance(result, Produced):
-            self.dead.ledger.produced(batch, result)
+            target.ledger.produced(batch, result)
         elif isinstance(result, SluicewayError):
             check(result.code != "key_conflict", "the same transfer has other rows when it is repeated")
-        # It may be in the dead queue, and the source does not hear of it.
+        # It may have arrived, and the source does not hear of it.
         done = isinstance(result, Produced) and not self.world.chance(self.world.weather.transfer_fails / 2)
         self.world.after(0, lambda: owner.transferred(effect, done))
-
-    def arrival(self, produce: Produce, source: SimQueue, payloads: list[str]) -> Batch:
-        """The batch that a transfer is to this dead queue, whether or not it comes for the first time."""
-        known = self.ledger.batches.get(produce.key)
-        if known is not None:
-            check([item.payload for item in known[0].items] == payloads, "the same transfer has other items when it is repeated")
-            return known[0]
-        items = []
-        for index, (payload, origin) in enumerate(zip(payloads, produce.batch.column("origin").to_pylist(), strict=True)):
-            before = source.ledger.items[payload]
-            items.append(Item(payload, index, 0, before.reference, source.ledger.origin_of(before) or origin))
-        batch = self.ledger.add(produce.key, items, produce.batch)
-        batch.unknown = True
-        return batch

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
 from sluiceway.core import looking
 from sluiceway.core.looking import load as load_for_checking
-from sluiceway.core.looking import open_slices, ready_slices
 from sluiceway.core.partition import Partition
-from sluiceway.core.records import to_array, unpack_header
+from sluiceway.core.records import unpack_header
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice, served
 from sluiceway.ports.partition_store import Changes, RecordKey, Snapshot
 from sluiceway.sim.checks import check
-
-EVERYTHING = 10**9
+from sluiceway.sim.scene import Scene, scene_of
+from sluiceway.sim.trail import Turn
 
 Fence = tuple[int, int]
 """(grant, opening)"""
@@ -30,12 +29,22 @@ class Row(NamedTuple):
     origin: str | None
 
 
+class Written(NamedTuple):
+    changes: Changes
+    turn: Turn | None
+
+
+class Follower(Protocol):
+    def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
+        """A turn's changes are durable: this is what was there, and what is."""
+        ...
+
+
 class Store:
     """A few dicts, the fence that may write, and what is written but would not survive a loss of power."""
 
-    def __init__(self, max_attempts: int, keeps_dead: bool) -> None:
-        self.max_attempts = max_attempts
-        self.keeps_dead = keeps_dead
+    def __init__(self) -> None:
+        self.trail: Follower | None = None
         self.fence: Fence = (0, 0)
         self.txn = 0
         self.header: bytes | None = None
@@ -43,42 +52,52 @@ class Store:
         """The time in the header."""
         self.records: dict[RecordKey, bytes] = {}
         self.blobs: dict[int, bytes] = {}
-        self.written: Changes | None = None
+        self.written: Written | None = None
         self.cuts = 0
         """How often the power has failed."""
         self.out_until: Millis = 0
         """Until then every commit is refused, though the partition can be opened."""
+        self.slow: Millis = 0
+        """How much longer a commit takes at most, until `slow_until`."""
+        self.slow_until: Millis = 0
         self.damaged = False
         """No longer readable: neither records nor blobs."""
         self.damaged_blobs: set[int] = set()
         self._rows: dict[int, list[Row]] = {}
         self._seen: Partition | None = None
+        self._scene: Scene | None = None
 
     # ---- what an owner does -----------------------------------------------------------------------------------
 
     def open(self, fence: Fence) -> None:
         """Raise the fence, durably: so what was written before is durable too."""
-        self.sync(self.written)
+        self._sync()
         self.fence = fence
 
     def load(self) -> Partition:
         """A machine of its own in the durable state, made by the code under test."""
-        return looking.load(self._snapshot(), max_attempts=self.max_attempts, keeps_dead=self.keeps_dead)
+        return looking.load(self._snapshot())
 
-    def write(self, changes: Changes, fence: Fence) -> bool:
+    def write(self, changes: Changes, fence: Fence, turn: Turn | None = None) -> bool:
         """Write without making it durable. False if the fence shuts it out."""
         if fence != self.fence:
             return False
-        self.sync(self.written)
-        self.written = changes
+        self._sync()
+        self.written = Written(changes, turn)
         return True
 
-    def sync(self, changes: Changes | None) -> bool:
+    def sync(self, changes: Changes) -> bool:
         """Make durable what was written, if it is still those changes."""
-        if changes is None or self.written is not changes:
+        return self.written is not None and self.written.changes is changes and self._sync()
+
+    def _sync(self) -> bool:
+        if self.written is None:
             return False
-        self.written = None
+        (changes, turn), self.written = self.written, None
+        before = self.scene() if self.trail is not None else None
         self._land(changes)
+        if self.trail is not None and turn is not None and before is not None:
+            self.trail.follow(before, self.scene(), turn)
         return True
 
     def apply(self, changes: Changes, fence: Fence) -> bool:
@@ -90,7 +109,7 @@ class Store:
         check(not changes.blobs.keys() & changes.dropped_blobs, "a blob is new and dropped at once")
         now = unpack_header(changes.header).now
         check(now >= self.now, "the stored time goes back")
-        self.txn, self.header, self.now, self._seen = changes.txn, changes.header, now, None
+        self.txn, self.header, self.now, self._seen, self._scene = changes.txn, changes.header, now, None, None
         self.records.update(changes.puts)
         for key in changes.deletes:
             self.records.pop(key, None)
@@ -129,8 +148,14 @@ class Store:
     def look(self) -> Partition:
         """The durable state, to look at only."""
         if self._seen is None:
-            self._seen = load_for_checking(self._snapshot(), max_attempts=self.max_attempts, keeps_dead=self.keeps_dead)
+            self._seen = load_for_checking(self._snapshot())
         return self._seen
+
+    def scene(self) -> Scene:
+        """Where every item durably is."""
+        if self._scene is None:
+            self._scene = scene_of(self.look(), lambda blob, row: self.row(blob, row).payload)
+        return self._scene
 
     def rows_of(self, pieces: Iterable[Slice]) -> list[Row]:
         """What a consumer would be sent. Every blob must be durable."""
@@ -155,14 +180,3 @@ class Store:
         if any(piece.blob not in self.blobs for piece in pieces):
             return None
         return [served(partition, number, piece, self.blob(piece.blob)) for piece in pieces]
-
-    def places(self) -> Iterator[tuple[str, str]]:
-        """Every durable item that is not settled, and where it is: ready, leased, dying or due."""
-        durable = self.look()
-        yield from ((row.payload, "ready") for row in self.rows_of(ready_slices(durable, EVERYTHING)))
-        for lease in durable.leases.values():
-            yield from ((row.payload, "leased") for row in self.rows_of(open_slices(lease)))
-        for lease in durable.transfers.values():
-            yield from ((row.payload, "dying") for row in self.rows_of(open_slices(lease)))
-        for due in durable.dues.values():
-            yield from ((self.row(due.blob.number, row).payload, "due") for row in to_array(due.rows).tolist())

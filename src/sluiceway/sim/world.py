@@ -24,7 +24,7 @@ MAX_TURNS_AT_ONCE = 1_000
 
 @dataclass
 class Weather:
-    """How often things go wrong: `kills` to `mistakes` in the time of traffic, the rest each time. All zero: a good day."""
+    """How often things go wrong: `kills` to `redrives` in the time of traffic, the rest each time. All zero: a good day."""
 
     refused: float = 0
     unknown: float = 0
@@ -40,6 +40,11 @@ class Weather:
     damages: int = 0
     jumps: int = 0
     mistakes: int = 0
+    hangs: int = 0
+    ghosts: int = 0
+    pauses: int = 0
+    updates: int = 0
+    redrives: int = 0
     slow: Millis = 10
 
 
@@ -60,6 +65,11 @@ def weather_of(random: Random) -> Weather:
         damages=pick([0, 0, 1, 3]),
         jumps=pick([0, 0, 1, 4]),
         mistakes=pick([0, 0, 1, 2]),
+        hangs=pick([0, 0, 1, 3]),
+        ghosts=pick([0, 0, 1]),
+        pauses=pick([0, 0, 1]),
+        updates=pick([0, 0, 2]),
+        redrives=pick([0, 3, 8]),
         slow=pick([1, 10, 10, 200]),
     )
 

@@ -24,10 +24,9 @@ def check_visible_in_order(views: Sequence[View], stamps: set[Stamp]) -> None:
 
 async def next_hint(watching: AsyncIterator[Stamp], at_least: Stamp) -> Stamp:
     """The first hint of a stamp not below `at_least`."""
-    async with asyncio.timeout(10):
-        async for stamp in watching:
-            if stamp >= at_least:
-                return stamp
+    async for stamp in watching:
+        if stamp >= at_least:
+            return stamp
     raise AssertionError("the watch ended")
 
 

@@ -12,11 +12,43 @@ from sluiceway.kernel.clock import Millis, format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Extended, IgnoredReason, Leased, LeaseInfo, PartitionStats, Produced, QueueStats, Settled
+from sluiceway.model.requests import (
+    Cleared,
+    Explanation,
+    Extended,
+    IgnoredReason,
+    Leased,
+    LeaseInfo,
+    PartitionStats,
+    Produced,
+    QueueStats,
+    Redriven,
+    Settled,
+)
 from sluiceway.wire.arrow_codec import encode_leased
 
 encode = msgspec.json.encode
 Body = bytes | memoryview
+_NAMED = 3
+"""Ignored ids in the text of an error."""
+_LISTED = 1_000
+"""Ignored ids beside it."""
+
+
+FOREIGN = Explanation(
+    "unknown", "this queue has never given such an id: it is another queue's, or one of an earlier queue of the same name"
+)
+"""Of an id that needs no look into the queue."""
+
+
+class StaleIdsError(SluicewayError):
+    """A `strict` call ignored something. What it did not ignore is done, durably."""
+
+    def __init__(self, ignored: Sequence[tuple[str, IgnoredReason]]) -> None:
+        first = ", ".join(f"{text} ({reason})" for text, reason in ignored[:_NAMED])
+        more = ", …" if len(ignored) > _NAMED else ""
+        super().__init__("stale_ids", f"{len(ignored):,} ignored: {first}{more}; the rest is done")
+        self.ignored = ignored
 
 
 class ItemOut(msgspec.Struct, gc=False):
@@ -37,15 +69,23 @@ class ItemOut(msgspec.Struct, gc=False):
 
 
 def queue_info(record: QueueRecord) -> dict[str, Any]:
+    backoff = record.retry_backoff
     return {
         "queue_name": record.queue_name,
         "incarnation": record.incarnation,
         "created_at": format_time(record.created_at),
         "updated_at": format_time(record.updated_at),
+        "version": record.version,
         "lease_timeout": format_duration(record.lease_timeout),
+        "max_lease_timeout": format_duration(record.max_lease_timeout),
         "max_attempts": record.max_attempts,
         "dead_queue": record.dead_queue,
+        "expire_timeout": format_duration(record.expire_timeout),
+        "retry_backoff": backoff and {"first": format_duration(backoff.first), "most": format_duration(backoff.most)},
+        "idempotency_window": format_duration(record.idempotency_window),
+        "write_timeout": None if record.write_timeout is None else format_duration(record.write_timeout),
         "reference": record.reference,
+        "paused": record.paused,
         "requested_partitions": len(record.partitions),
         "partitions": record.partitions,
     }
@@ -148,24 +188,60 @@ def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: dict[tuple[int, in
         )
 
 
-def _ignored(pairs: Iterable[tuple[str, IgnoredReason]]) -> list[dict[str, str]]:
+def _ignored(pairs: Sequence[tuple[str, IgnoredReason]], strict: bool = False) -> list[dict[str, str]]:
+    if strict and pairs:
+        raise StaleIdsError(pairs)
     return [{"id": text, "reason": reason} for text, reason in pairs]
 
 
-def completed(answer: Settled) -> bytes:
-    return encode({"completed": answer.completed, "ignored": _ignored(answer.ignored)})
+def completed(answer: Settled, strict: bool) -> bytes:
+    """As the other answers of calls that may be strict: raises StaleIdsError."""
+    return encode({"completed": answer.completed, "ignored": _ignored(answer.ignored, strict)})
 
 
-def retried(answer: Settled) -> bytes:
-    return encode({"retried": answer.retried, "dead": answer.dead, "ignored": _ignored(answer.ignored)})
+def retried(answer: Settled, strict: bool) -> bytes:
+    return encode({"retried": answer.retried, "dead": answer.dead, "ignored": _ignored(answer.ignored, strict)})
+
+
+def released(answer: Settled, strict: bool) -> bytes:
+    return encode({"released": answer.released, "ignored": _ignored(answer.ignored, strict)})
 
 
 def staged(answer: Settled) -> bytes:
     return encode({"staged": answer.total, "ignored": _ignored(answer.ignored)})
 
 
-def extended(record: QueueRecord, answer: Extended) -> bytes:
-    return encode({"leases": _leases(record, answer.leases), "ignored": _ignored(answer.ignored)})
+def extended(record: QueueRecord, answer: Extended, strict: bool) -> bytes:
+    return encode({"leases": _leases(record, answer.leases), "ignored": _ignored(answer.ignored, strict)})
+
+
+def cleared(answer: Cleared) -> bytes:
+    return encode({"ready": answer.ready, "scheduled": answer.scheduled})
+
+
+def redriven(answer: Redriven) -> bytes:
+    return encode({"matched": answer.matched, "redriven": answer.redriven, "targets": answer.targets})
+
+
+def explained(item: ItemId, answer: Explanation) -> bytes:
+    """What is known of the item; fields that do not apply are left out."""
+    fields = {
+        "id": str(item),
+        "state": answer.state,
+        "reason": answer.reason,
+        "ahead": answer.ahead,
+        "attempts": answer.attempts,
+        "due_at": _time(answer.due_at),
+        "expires_at": _time(answer.expires_at),
+        "lease_id": None if answer.lease is None else str(LeaseId(item.incarnation, item.partition, answer.lease)),
+        "client_id": answer.client_id,
+        "lease_deadline": _time(answer.lease_deadline),
+    }
+    return encode({name: value for name, value in fields.items() if value is not None})
+
+
+def _time(at: Millis | None) -> str | None:
+    return None if at is None else format_time(at)
 
 
 def stats(queue_name: str, answer: QueueStats) -> bytes:
@@ -182,7 +258,10 @@ def stats(queue_name: str, answer: QueueStats) -> bytes:
 def _partition_stats(stats: PartitionStats) -> dict[str, Any]:
     return {
         "partition": stats.partition,
+        "backend": stats.backend,
         "state": stats.state,
+        "commit_time_ms": round(stats.commit_time, 3),
+        "degraded": stats.degraded,
         "total": stats.total,
         "ready": stats.ready,
         "total_leased": stats.leased_now,
@@ -197,6 +276,9 @@ def _partition_stats(stats: PartitionStats) -> dict[str, Any]:
         "retried": stats.retried,
         "expired": stats.expired,
         "dead": stats.dead,
+        "released": stats.released,
+        "cleared": stats.cleared,
+        "redriven": stats.redriven,
     }
 
 
@@ -215,4 +297,6 @@ def problem(error: SluicewayError, request_id: str) -> bytes:
     }
     if error.field is not None:
         members["field"] = error.field
+    if isinstance(error, StaleIdsError):
+        members["ignored"] = _ignored(error.ignored[:_LISTED])
     return encode(members)

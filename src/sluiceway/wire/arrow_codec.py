@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -12,7 +12,7 @@ import pyarrow as pa
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_SCHEDULE
-from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.kernel.names import check_text
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, PRODUCED, TIME, fit
 from sluiceway.model.leased import common_schema
 from sluiceway.model.queue import QueueRecord
@@ -20,12 +20,13 @@ from sluiceway.model.requests import Fate, Offsets, Produce, Settle, Verdict
 from sluiceway.wire.checks import check_batch, too_many
 from sluiceway.wire.decoding import request_timeout
 from sluiceway.wire.ipc_header import batch_header
-from sluiceway.wire.json_codec import ProduceFields, SettleQuery
+from sluiceway.wire.json_items import ProduceFields
+from sluiceway.wire.json_settling import SettleQuery
 from sluiceway.wire.settling import group_rows
 
 METADATA_KEY = b"sluiceway"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_VERDICTS = get_args(Verdict)
+_OUTCOMES: tuple[Verdict, ...] = ("done", "retry", "dead")
 
 
 class Column(NamedTuple):
@@ -52,15 +53,14 @@ _SETTLE = {
 }
 
 
-def produce_request(query: ProduceFields, body: bytes, now: Millis) -> Produce:
+def produce_request(query: ProduceFields, body: bytes, record: QueueRecord, now: Millis) -> Produce:
     """The rows of the stream as one produce. A single batch is used where it lies in the body."""
-    check_queue_name(query.queue_name)
     rows = read_stream(body, _PRODUCE, MAX_ITEMS_ARROW)
     names = set(rows.schema.names)
     fields = [PAYLOAD, *(field for field in (*OPTIONAL, ENQUEUE_AT) if field.name in names)]
     batch = pa.RecordBatch.from_arrays([rows.column(field.name) for field in fields], schema=pa.schema(fields))
     check_batch(batch, now)
-    return Produce(batch, request_timeout(query.request_timeout), query.key())
+    return Produce(batch, request_timeout(query.request_timeout), query.key(record))
 
 
 def settle_request(query: SettleQuery, body: bytes, record: QueueRecord) -> Settle:
@@ -102,15 +102,15 @@ def _distinct(rows: pa.RecordBatch, name: str) -> tuple[list[Any], Offsets]:
 
 
 def _fate(outcome: str, delay: int | None, reason: str | None, row: int) -> Fate:
-    if outcome not in _VERDICTS:
-        raise invalid(f"items[{row}].outcome", f"{outcome[:40]!r} is not one of {', '.join(_VERDICTS)}")
+    if outcome not in _OUTCOMES:
+        raise invalid(f"items[{row}].outcome", f"{outcome[:40]!r} is not one of {', '.join(_OUTCOMES)}")
     if delay is not None:
         if outcome != "retry":
             raise invalid(f"items[{row}].retry_after_ms", "is only meant with the outcome retry")
         if not 0 <= delay <= MAX_SCHEDULE:
             raise invalid(f"items[{row}].retry_after_ms", f"{delay} is not between 0 and {MAX_SCHEDULE}")
     text = "" if reason is None else check_text(reason, f"items[{row}].reason")
-    return Fate(cast(Verdict, outcome), retry_after=delay or None, reason=text)
+    return Fate(outcome, retry_after=delay, reason=text)
 
 
 def read_stream(body: bytes, columns: dict[str, Column], most: int) -> pa.RecordBatch:

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, Generic, TypeVar
+from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
+from msgspec import Meta
 
-from sluiceway.kernel.clock import Millis, parse_duration
+from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_LEASE_TIMEOUT, MAX_REQUEST_TIMEOUT
-from sluiceway.kernel.names import check_text
+from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
+from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.model.queue import QueueRecord
 
 T = TypeVar("T")
+LAST: Final = (1 << 63) - 1
+Natural = Annotated[int, Meta(ge=0, le=LAST)]
+PartitionNumber = Annotated[int, Meta(ge=0, lt=1_000_000_000)]
 
 _PATH = re.compile(r" - at .*?`\$\.?([^`]*)`$", re.DOTALL)
 _MEMBER = re.compile(r"Object (?:contains|missing required) (?:unknown )?field `(.*)`$", re.DOTALL)
 _SHOWN: Final = 80
 _LONGEST: Final = 1_000
+
+
+class Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """What every request on a queue names."""
+
+    queue_name: str
 
 
 class JsonDecoder(Generic[T]):
@@ -61,28 +72,24 @@ def _refusal(message: str) -> SluicewayError:
     return invalid(field, "unknown field" if "unknown" in what[: member.start(1)] else "required")
 
 
-def request_timeout(text: str) -> Millis:
-    """`request_timeout` in milliseconds, 0 to `MAX_REQUEST_TIMEOUT`."""
-    return _duration(text, "request_timeout", 0, MAX_REQUEST_TIMEOUT)
-
-
-def lease_timeout(text: str) -> Millis:
-    """`lease_timeout` in milliseconds, 1 to `MAX_LEASE_TIMEOUT`."""
-    return _duration(text, "lease_timeout", 1, MAX_LEASE_TIMEOUT)
-
-
-def retry_after(text: str, field: str, most: Millis) -> Millis:
-    """A delay in milliseconds, 0 to `most`."""
-    return _duration(text, field, 0, most)
-
-
-def _duration(text: str, field: str, least: Millis, most: Millis) -> Millis:
+def duration(text: str, field: str, least: Millis, most: Millis) -> Millis:
+    """A duration in milliseconds, `least` to `most`."""
     millis = parse_duration(text, field)
     if millis < least:
         raise invalid(field, f"must be at least {least}ms")
     if millis > most:
-        raise invalid(field, f"{text!r} is longer than the limit of {most // 1000}s")
+        raise invalid(field, f"{text!r} is longer than the limit of {format_duration(most)}")
     return millis
+
+
+def request_timeout(text: str) -> Millis:
+    """`request_timeout` in milliseconds, 0 to `MAX_REQUEST_TIMEOUT`."""
+    return duration(text, "request_timeout", 0, MAX_REQUEST_TIMEOUT)
+
+
+def lease_timeout(text: str | None, record: QueueRecord) -> Millis | None:
+    """`lease_timeout` of a lease in milliseconds, 1 to the queue's `max_lease_timeout`; None: not given."""
+    return None if text is None else duration(text, "lease_timeout", 1, record.max_lease_timeout)
 
 
 def given_text(text: str | None, field: str) -> str | None:
@@ -92,3 +99,8 @@ def given_text(text: str | None, field: str) -> str | None:
     if not text:
         raise invalid(field, "must not be empty")
     return check_text(text, field)
+
+
+def given_queue(name: str | None, field: str) -> str | None:
+    """The name of another queue, which may be absent."""
+    return None if name is None else check_queue_name(name, field)

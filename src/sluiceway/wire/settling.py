@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.ids import ItemId, parse_item_id, parse_lease_id
+from sluiceway.kernel.ids import ItemId, LeaseId, parse_item_id, parse_lease_id
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import DONE, Fate, Offsets, Selection
+from sluiceway.model.requests import Fate, Offsets, Selection
 
 _OFFSET_DIGITS = 18
 
@@ -27,6 +27,17 @@ class Grouped(NamedTuple):
 
 def has_partition(record: QueueRecord, partition: int) -> bool:
     return any(known.partition == partition for known in record.partitions)
+
+
+def belongs(identifier: ItemId | LeaseId, record: QueueRecord) -> bool:
+    """Whether it can be an id of this queue."""
+    return identifier.incarnation == record.incarnation and has_partition(record, identifier.partition)
+
+
+def check_partition(partition: int | None, record: QueueRecord) -> None:
+    """Raises `invalid_request` for a partition that the queue does not have."""
+    if partition is not None and not has_partition(record, partition):
+        raise invalid("partition", f"the queue {record.queue_name!r} has no partition {partition}")
 
 
 def group_items(
@@ -114,14 +125,14 @@ def group_leases(
         lease = parse_lease_id(text, f"lease_ids[{at}]")
         if only_partition is not None and lease.partition != only_partition:
             raise invalid(f"lease_ids[{at}]", f"{text!r} is not of partition {only_partition}")
-        if lease.incarnation != record.incarnation or not has_partition(record, lease.partition):
-            foreign[text] = None
-        else:
+        if belongs(lease, record):
             leases[lease.partition, lease.number] = None
+        else:
+            foreign[text] = None
     return list(leases), list(foreign)
 
 
-def complete_leases(grouped: Grouped, leases: Iterable[tuple[int, int]]) -> None:
-    """Add the completion of whole leases."""
+def select_leases(grouped: Grouped, leases: Iterable[tuple[int, int]], fate: Fate) -> None:
+    """Add all that is open in these leases."""
     for partition, number in leases:
-        grouped.add(partition, Selection(DONE, lease=number))
+        grouped.add(partition, Selection(fate, lease=number))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import apsw
 
 from sluiceway.adapters.disk import sync_directory
+from sluiceway.adapters.layout import migrate
 from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
@@ -20,16 +21,16 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 
 T = TypeVar("T")
 
-SCHEMA_VERSION = 1
-
 # A key is its UTF-8 bytes, so that a prefix is one range of the index whatever characters it has.
-_SCHEMA = f"""
-CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), stamp INTEGER NOT NULL);
-CREATE TABLE entry (key BLOB PRIMARY KEY, stamp INTEGER NOT NULL, value BLOB) WITHOUT ROWID;
-CREATE INDEX trace ON entry (stamp) WHERE value IS NULL;
-INSERT INTO store VALUES (1, 0);
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), stamp INTEGER NOT NULL);
+    CREATE TABLE entry (key BLOB PRIMARY KEY, stamp INTEGER NOT NULL, value BLOB) WITHOUT ROWID;
+    CREATE INDEX trace ON entry (stamp) WHERE value IS NULL;
+    INSERT INTO store VALUES (1, 0);
+    """,
+)
+"""Number n takes the layout from version n to n + 1. One that was released is never changed."""
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
@@ -72,14 +73,7 @@ class SqliteMetaStore:
         db.set_busy_timeout(busy_timeout)
         db.pragma("journal_mode", "wal")
         db.pragma("synchronous", "full")
-        db.execute("BEGIN IMMEDIATE")
-        version = db.pragma("user_version")
-        if version > SCHEMA_VERSION:
-            known = f"layout {version}; this one knows up to {SCHEMA_VERSION}"
-            raise StoreUnavailableError(f"meta store {path} was written by a newer version of Sluiceway ({known})")
-        if version == 0:
-            db.execute(_SCHEMA)
-        db.execute("COMMIT")
+        migrate(db, MIGRATIONS, f"meta store {path}")
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
         try:

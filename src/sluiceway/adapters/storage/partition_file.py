@@ -6,6 +6,7 @@ docs/adr/0002-sqlite-layout.md has the reasons and the measurements behind the l
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from zlib import crc32
 import apsw
 
 from sluiceway.adapters.disk import sync_directory
+from sluiceway.adapters.layout import migrate
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import (
     Changes,
@@ -26,21 +28,28 @@ from sluiceway.ports.partition_store import (
     StoreUnavailableError,
 )
 
-SCHEMA_VERSION = 1
 PAGE_BYTES = 8_192
 CHECKPOINT_BYTES = 4 << 20
 """Log size at which a checkpoint follows. Small, so that a checkpoint is short and the log is overwritten in place, which syncs
 faster than a growing file; large enough that the pages of a short-lived blob are mostly written back once for several uses."""
 
-_SCHEMA = f"""
-CREATE TABLE partition (
-    one INTEGER PRIMARY KEY CHECK (one = 1), era INTEGER NOT NULL, grant INTEGER NOT NULL, opening INTEGER NOT NULL,
-    txn INTEGER NOT NULL, header BLOB, crc INTEGER NOT NULL);
-CREATE TABLE record (
-    kind TEXT NOT NULL, key TEXT NOT NULL, crc INTEGER NOT NULL, value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
-CREATE TABLE blob (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data BLOB NOT NULL);
-PRAGMA user_version = {SCHEMA_VERSION};
-"""
+MIGRATIONS: tuple[str, ...] = (
+    """
+    CREATE TABLE partition (
+        one INTEGER PRIMARY KEY CHECK (one = 1), era INTEGER NOT NULL, grant INTEGER NOT NULL, opening INTEGER NOT NULL,
+        txn INTEGER NOT NULL, header BLOB, crc INTEGER NOT NULL);
+    CREATE TABLE record (
+        kind TEXT NOT NULL, key TEXT NOT NULL, crc INTEGER NOT NULL, value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
+    CREATE TABLE blob (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data BLOB NOT NULL);
+    """,
+    # The sum of the checksums of the partition and its records: pages of several moments, each of them whole, are not a state of it.
+    """
+    ALTER TABLE partition ADD COLUMN crcs INTEGER NOT NULL DEFAULT 0;
+    UPDATE partition SET crcs = crc + (SELECT coalesce(sum(crc), 0) FROM record);
+    """,
+)
+"""Number n takes the layout from version n to n + 1. One that was released is never changed."""
+
 _KINDS = {kind.value: kind for kind in RecordKind}
 
 
@@ -79,12 +88,7 @@ class PartitionFile:
         db.pragma("journal_size_limit", 2 * CHECKPOINT_BYTES)
         # Replaces SQLite's own checkpoint inside COMMIT: ours comes after the answer.
         db.set_wal_hook(self._note_log)
-        version = db.pragma("user_version")
-        if version > SCHEMA_VERSION:
-            known = f"layout {version}; this one knows up to {SCHEMA_VERSION}"
-            raise StoreUnavailableError(f"partition {self._name} was written by a newer version of Sluiceway ({known})")
-        if version == 0:
-            db.execute(f"BEGIN IMMEDIATE; {_SCHEMA} COMMIT")
+        migrate(db, MIGRATIONS, f"partition {self._name}")
 
     def _note_log(self, _db: apsw.Connection, _schema: str, pages: int) -> int:
         self._log_pages = pages
@@ -100,7 +104,9 @@ class PartitionFile:
                     raise FencedError(f"partition {self._name} was opened with {Fence(*row[:3])}, above {fence}")
                 snapshot = self._load(row)
                 state = (*fence, snapshot.txn, snapshot.header)
-                self._db.execute("REPLACE INTO partition VALUES (1, ?, ?, ?, ?, ?, ?)", (*state, _row_crc(*state)))
+                crc = _row_crc(*state)
+                crcs = crc if row is None else row[6] - row[5] + crc
+                self._db.execute("REPLACE INTO partition VALUES (1, ?, ?, ?, ?, ?, ?, ?)", (*state, crc, crcs))
                 self._db.execute("COMMIT")
             except BaseException:
                 self._roll_back()
@@ -141,23 +147,29 @@ class PartitionFile:
             return Outcome.REFUSED
         if changes.txn <= found[3]:
             return Outcome.DONE
-        row_crc = _row_crc(*fence, changes.txn, changes.header)
-        db.execute("UPDATE partition SET txn = ?, header = ?, crc = ?", (changes.txn, changes.header, row_crc))
+        crc = _row_crc(*fence, changes.txn, changes.header)
+        state = (changes.txn, changes.header, crc, crc + self._write_records(changes))
+        db.execute("UPDATE partition SET txn = ?, header = ?, crc = ?, crcs = crcs - crc + ?", state)
         if changes.dropped_blobs:
             db.executemany("DELETE FROM blob WHERE number = ?", ((number,) for number in changes.dropped_blobs))
         if changes.blobs:
             db.executemany("INSERT INTO blob VALUES (?, ?, ?)", ((number, crc32(data), data) for number, data in changes.blobs.items()))
-        if changes.deletes:
-            db.executemany("DELETE FROM record WHERE kind = ? AND key = ?", ((kind.value, key) for kind, key in changes.deletes))
-        if changes.puts:
-            db.executemany(
-                "REPLACE INTO record VALUES (?, ?, ?, ?)",
-                ((kind.value, key, _record_crc(kind.value, key, value), value) for (kind, key), value in changes.puts.items()),
-            )
         return None
 
+    def _write_records(self, changes: Changes) -> int:
+        """Returns by how much the sum of the records' checksums changes."""
+        gone: Iterator[tuple[Any, ...]] = self._db.executemany(
+            "DELETE FROM record WHERE kind = ? AND key = ? RETURNING crc",
+            ((kind.value, key) for kind, key in itertools.chain(changes.deletes, changes.puts)),
+        )
+        change = -sum(int(crc) for (crc,) in gone)
+        rows = [(kind.value, key, _record_crc(kind.value, key, value), value) for (kind, key), value in changes.puts.items()]
+        if rows:
+            self._db.executemany("INSERT INTO record VALUES (?, ?, ?, ?)", rows)
+        return change + sum(row[2] for row in rows)
+
     def read(self, blobs: Sequence[int]) -> dict[int, bytes]:
-        """PartitionStore.read."""
+        """PartitionStore.read. A blob that has a record and is not there is damage as well."""
         found: dict[int, bytes] = {}
         with self._translated():
             rows: Iterator[tuple[Any, ...]] = self._db.executemany(
@@ -167,6 +179,10 @@ class PartitionFile:
                 if crc32(data) != crc:
                     raise DamagedError(f"partition {self._name}: blob {number} failed its checksum")
                 found[number] = data
+            for number in blobs:
+                known = "SELECT 1 FROM record WHERE kind = ? AND key = ?"
+                if number not in found and self._db.execute(known, (RecordKind.BLOB.value, str(number))).fetchone():
+                    raise DamagedError(f"partition {self._name}: blob {number} is missing")
         return found
 
     def browse(self) -> Snapshot:
@@ -189,7 +205,7 @@ class PartitionFile:
         self._db.close()
 
     def _row(self) -> tuple[Any, ...] | None:
-        row = self._db.execute("SELECT era, grant, opening, txn, header, crc FROM partition").fetchone()
+        row = self._db.execute("SELECT era, grant, opening, txn, header, crc, crcs FROM partition").fetchone()
         if row is not None and _row_crc(*row[:5]) != row[5]:
             raise DamagedError(f"partition {self._name}: the header failed its checksum")
         return row
@@ -198,10 +214,14 @@ class PartitionFile:
         if row is None:
             return Snapshot(0, None, {})
         records: dict[RecordKey, bytes] = {}
+        crcs = row[5]
         for kind, key, crc, value in self._db.execute("SELECT kind, key, crc, value FROM record"):
             if kind not in _KINDS or _record_crc(kind, key, value) != crc:
                 raise DamagedError(f"partition {self._name}: record {kind}:{key} failed its checksum")
             records[_KINDS[kind], key] = value
+            crcs += crc
+        if crcs != row[6]:
+            raise DamagedError(f"partition {self._name}: its records are not those of one moment")
         return Snapshot(row[3], row[4], records)
 
     def _roll_back(self) -> None:
@@ -212,7 +232,8 @@ class PartitionFile:
     def _translated(self) -> Iterator[None]:
         try:
             yield
-        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError) as error:
+        except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, TypeError, ValueError) as error:
+            # The last two: what stands in a column is not even of its type, or no text.
             raise DamagedError(f"partition {self._name}: the database file is damaged ({error})") from error
         except (apsw.Error, OSError) as error:
             raise StoreUnavailableError(f"partition {self._name}: {error}") from error

@@ -1,0 +1,32 @@
+"""The layout of a SQLite file: numbered, and brought up to date by whoever opens the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import apsw
+
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+
+def migrate(db: apsw.Connection, migrations: Sequence[str], what: str) -> None:
+    """Bring the file from its layout to the newest, in one transaction; any number of processes may do so at once.
+
+    Migration number n takes the layout from version n to n + 1; 0 is an empty file. If one fails, or the process dies, the file is
+    what it was before. Raises StoreUnavailableError if a newer Sluiceway has been here (`what` names the file), apsw.Error.
+    """
+    if db.pragma("user_version") == len(migrations):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    try:
+        version = db.pragma("user_version")
+        if version > len(migrations):
+            known = f"layout {version}; this one knows up to {len(migrations)}"
+            raise StoreUnavailableError(f"{what} was written by a newer version of Sluiceway ({known})")
+        for script in migrations[version:]:
+            db.execute(script)
+        db.pragma("user_version", len(migrations))
+        db.execute("COMMIT")
+    finally:
+        if db.in_transaction:
+            db.execute("ROLLBACK")

@@ -1,0 +1,44 @@
+"""A measured figure, what is aimed at, and the table and document of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+class Figure(NamedTuple):
+    """`aim` is the most that is wanted; None: shown as information."""
+
+    about: str
+    name: str
+    value: float
+    unit: str
+    aim: float | None = None
+
+    @property
+    def missed(self) -> bool:
+        return self.aim is not None and self.value > self.aim
+
+    def document(self) -> dict[str, object]:
+        return self._asdict() | {"value": float(f"{self.value:.4g}"), "missed": self.missed}
+
+
+def table(figures: Iterable[Figure]) -> str:
+    lines = []
+    about = ""
+    for figure in figures:
+        if figure.about != about:
+            about = figure.about
+            lines.append(about)
+        aim = "" if figure.aim is None else f"   (aim: {figure.aim:g}{', MISSED' if figure.missed else ''})"
+        lines.append(f"  {figure.name:62} {_text(figure.value):>10} {figure.unit:6}{aim}".rstrip())
+    return "\n".join(lines)
+
+
+def _text(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def progress(text: str) -> None:
+    print(f"… {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,70 @@
+"""Servers in processes of their own, and what the system knows of a process (Linux)."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+SLUICEWAY = "sluiceway.server.run"
+
+
+class Server(NamedTuple):
+    url: str
+    pid: int
+    start: float
+    """Seconds from the start of the process until it took requests."""
+
+
+@contextmanager
+def server(module: str, data: Path) -> Iterator[Server]:
+    """A server of its own process, stopped at the end."""
+    began = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, "--data", str(data)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if "http://" not in line:
+            raise RuntimeError(f"{module} did not start: {line!r}")
+        yield Server(line.split()[-1], process.pid, time.perf_counter() - began)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that the process has at this moment."""
+    return _status(pid, "VmRSS") * 1_024
+
+
+def threads(pid: int) -> int:
+    return _status(pid, "Threads")
+
+
+def _status(pid: int, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
+
+
+def handles(pid: int) -> int:
+    """Open file handles."""
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def cpu_seconds(pid: int) -> float:
+    """What the process has used so far, in all its threads."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def written_bytes() -> int:
+    """What this process has caused to be written to the disk so far."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))

@@ -1,0 +1,216 @@
+"""The calls on items: how each is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, NamedTuple
+from urllib.parse import urlencode
+
+from sluiceway.client import answers
+from sluiceway.client.protocol import (
+    ARROW,
+    DEFAULT_REQUEST_TIMEOUT,
+    Call,
+    Duration,
+    call,
+    decoder,
+    duration_text,
+    given,
+    listed,
+    millis,
+    time_text,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One item to produce. A payload of text is sent as UTF-8. It is not served before `enqueue_at` (with a time zone)."""
+
+    payload: bytes | str
+    kind: str | None = None
+    encoding: str | None = None
+    reference: str | None = None
+    headers: Mapping[str, str] | None = None
+    enqueue_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An item to put back: at `retry_at`, after `retry_after` (`0s`: at once), or (`dead`) into the dead queue with a `reason`.
+
+    With none of these it waits as the queue's `retry_backoff` says: by default not at all.
+    """
+
+    id: str
+    retry_at: datetime | None = None
+    retry_after: Duration | None = None
+    dead: bool = False
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The stated outcome of a leased item, which takes effect when its lease is closed."""
+
+    id: str
+    outcome: Literal["done", "retry", "dead"]
+    retry_after: Duration | None = None
+    reason: str | None = None
+
+
+def _wire_item(item: Item | bytes | str) -> dict[str, object]:
+    if isinstance(item, str):
+        return {"utf8": item}
+    if isinstance(item, bytes):
+        return {"bytes": item}
+    fields = _wire_item(item.payload)
+    if item.kind is not None or item.encoding is not None or item.reference is not None or item.headers or item.enqueue_at:
+        fields |= given(
+            kind=item.kind,
+            encoding=item.encoding,
+            reference=item.reference,
+            headers=dict(item.headers) if item.headers else None,
+            enqueue_at=time_text(item.enqueue_at, "enqueue_at"),
+        )
+    return fields
+
+
+class Key(NamedTuple):
+    """What makes a produce repeatable, as the API names it."""
+
+    key: str | None = None
+    group: str | None = None
+    sequence: int | None = None
+    window: Duration | None = None
+
+    def fields(self) -> dict[str, object]:
+        return given(
+            idempotency_key=self.key,
+            idempotency_group=self.group,
+            idempotency_sequence=self.sequence,
+            idempotency_window=duration_text(self.window),
+        )
+
+
+def produce(
+    queue_name: str,
+    items: Iterable[Item | bytes | str],
+    request_timeout: Duration | None,
+    key: Key,
+) -> Call[answers.Produced]:
+    fields = {"queue_name": queue_name, "items": [_wire_item(item) for item in listed(items, "items")], **key.fields()}
+    return call("/v1/queue.produce", answers.Produced, fields, repeatable=key.key is not None, request_timeout=request_timeout)
+
+
+def produce_stream(
+    queue_name: str,
+    stream: bytes,
+    request_timeout: Duration | None,
+    key: Key,
+) -> Call[answers.Produced]:
+    """A produce whose rows are an Arrow stream already."""
+    wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
+    query = given(queue_name=queue_name, request_timeout=duration_text(request_timeout)) | key.fields()
+    path = f"/v1/queue.produce?{urlencode(query)}"
+    return Call(path, stream, decoder(answers.Produced).decode, key.key is not None, wait, ARROW)
+
+
+def lease(
+    queue_name: str,
+    client_id: str,
+    batch_size: int,
+    request_timeout: Duration,
+    lease_timeout: Duration | None,
+    max_partitions: int | None,
+    lease_key: str | None,
+) -> Call[answers.Leased]:
+    fields = given(
+        queue_name=queue_name,
+        client_id=client_id,
+        batch_size=batch_size,
+        lease_timeout=duration_text(lease_timeout),
+        max_partitions=max_partitions,
+        lease_key=lease_key,
+    )
+    # Without a key a repetition would take other items and leave the first ones to wait for their lease to expire.
+    return call("/v1/queue.lease", answers.Leased, fields, repeatable=lease_key is not None, request_timeout=request_timeout)
+
+
+class Check(NamedTuple):
+    """What a call on leased items may insist on: whose they are, and that nothing is ignored."""
+
+    client_id: str | None = None
+    strict: bool = False
+
+    def fields(self) -> dict[str, object]:
+        return given(client_id=self.client_id, strict=self.strict or None)
+
+
+def _chosen(queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], check: Check) -> dict[str, object]:
+    fields = given(queue_name=queue_name, ids=listed(ids, "ids") or None, lease_ids=listed(lease_ids, "lease_ids") or None)
+    return fields | check.fields()
+
+
+# Complete, retry, release: repeatable, because an id is good for one life of the item. A second call finds it settled.
+
+
+def complete(
+    queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], request_timeout: Duration | None, check: Check
+) -> Call[answers.Completed]:
+    fields = _chosen(queue_name, ids, lease_ids, check)
+    return call("/v1/queue.complete", answers.Completed, fields, request_timeout=request_timeout)
+
+
+def release(
+    queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], request_timeout: Duration | None, check: Check
+) -> Call[answers.Released]:
+    fields = _chosen(queue_name, ids, lease_ids, check)
+    return call("/v1/queue.release", answers.Released, fields, request_timeout=request_timeout)
+
+
+def _wire_retry(item: Retry | str) -> dict[str, object]:
+    if isinstance(item, str):
+        return {"id": item}
+    return given(
+        id=item.id,
+        retry_at=time_text(item.retry_at, "retry_at"),
+        retry_after=duration_text(item.retry_after),
+        dead=item.dead or None,
+        reason=item.reason,
+    )
+
+
+def retry(queue_name: str, items: Iterable[Retry | str], request_timeout: Duration | None, check: Check) -> Call[answers.Retried]:
+    fields = {"queue_name": queue_name, "items": [_wire_retry(item) for item in listed(items, "items")], **check.fields()}
+    return call("/v1/queue.retry", answers.Retried, fields, request_timeout=request_timeout)
+
+
+def extend(
+    queue_name: str,
+    lease_ids: Iterable[str],
+    ids: Iterable[str],
+    lease_timeout: Duration | None,
+    request_timeout: Duration | None,
+    check: Check,
+) -> Call[answers.Extended]:
+    fields = _chosen(queue_name, ids, lease_ids, check) | given(lease_timeout=duration_text(lease_timeout))
+    return call("/v1/queue.extend", answers.Extended, fields, request_timeout=request_timeout)
+
+
+def settle(queue_name: str, verdicts: Iterable[Verdict], request_timeout: Duration | None) -> Call[answers.Staged]:
+    items = [
+        given(id=verdict.id, outcome=verdict.outcome, retry_after=duration_text(verdict.retry_after), reason=verdict.reason)
+        for verdict in verdicts
+    ]
+    return call("/v1/queue.settle", answers.Staged, {"queue_name": queue_name, "items": items}, request_timeout=request_timeout)
+
+
+def peek(queue_name: str, limit: int, partition: int | None, lease_id: str | None, start: int | None) -> Call[answers.Peeked]:
+    fields = given(queue_name=queue_name, limit=limit, partition=partition, lease_id=lease_id, start=start)
+    return call("/v1/queue.peek", answers.Peeked, fields)
+
+
+def explain(queue_name: str, item_id: str) -> Call[answers.Explanation]:
+    return call("/v1/queue.explain", answers.Explanation, {"queue_name": queue_name, "id": item_id})

@@ -1,0 +1,84 @@
+"""The calls on queues as a whole: how each is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Literal, TypedDict
+
+from sluiceway.client import answers
+from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
+
+Verb = Literal["produce", "lease"]
+
+
+class Settings(TypedDict, total=False):
+    """The settings of a queue, as docs/api.md explains them. What is left out is not touched; None takes the default."""
+
+    lease_timeout: Duration | None
+    max_lease_timeout: Duration | None
+    max_attempts: int | None
+    dead_queue: str | None
+    expire_timeout: Duration | None
+    retry_backoff: answers.Backoff | None
+    idempotency_window: Duration | None
+    write_timeout: Duration | None
+    reference: str | None
+
+
+def _settings(settings: Settings) -> dict[str, object]:
+    return {name: duration_text(value) if isinstance(value, timedelta) else value for name, value in settings.items()}
+
+
+def create_queue(queue_name: str, requested_partitions: int | None, settings: Settings) -> Call[answers.QueueInfo]:
+    fields = given(queue_name=queue_name, requested_partitions=requested_partitions) | _settings(settings)
+    # Repeated after it took effect, it would find its own queue and call that a conflict.
+    return call("/v1/queues.create", answers.QueueInfo, fields, repeatable=False)
+
+
+def update_queue(queue_name: str, version: int | None, settings: Settings) -> Call[answers.QueueInfo]:
+    fields = given(queue_name=queue_name, version=version) | _settings(settings)
+    # Repeated after it took effect, a version would conflict with its own change.
+    return call("/v1/queues.update", answers.QueueInfo, fields, repeatable=version is None)
+
+
+def list_queues(pivot: str | None, limit: int | None) -> Call[answers.QueuePage]:
+    return call("/v1/queues.list", answers.QueuePage, given(pivot=pivot, limit=limit))
+
+
+def queue_info(queue_name: str) -> Call[answers.QueueInfo]:
+    return call("/v1/queues.info", answers.QueueInfo, {"queue_name": queue_name})
+
+
+def delete_queue(queue_name: str, force: bool) -> Call[dict[str, object]]:
+    # Repeated after it took effect, it could delete a newer queue of the same name.
+    return call("/v1/queues.delete", dict[str, object], {"queue_name": queue_name, "force": force}, repeatable=False)
+
+
+def pause(queue_name: str, verbs: Iterable[Verb] | None, paused: bool) -> Call[answers.QueueInfo]:
+    fields = given(queue_name=queue_name, verbs=None if verbs is None else listed(verbs, "verbs"))
+    return call("/v1/queue.pause" if paused else "/v1/queue.resume", answers.QueueInfo, fields)
+
+
+def clear(queue_name: str, ready: bool, scheduled: bool, request_timeout: Duration | None) -> Call[answers.Cleared]:
+    # Repeatable: a later clearing drops what an earlier one would have left, and the call was still under way when that arrived.
+    fields = {"queue_name": queue_name, "ready": ready, "scheduled": scheduled}
+    return call("/v1/queue.clear", answers.Cleared, fields, request_timeout=request_timeout)
+
+
+def redrive(
+    queue_name: str,
+    target: str | None,
+    limit: int | None,
+    reason: str | None,
+    source: str | None,
+    dry_run: bool,
+    request_timeout: Duration | None,
+) -> Call[answers.Redriven]:
+    fields = given(queue_name=queue_name, target=target, limit=limit, reason=reason, source=source, dry_run=dry_run or None)
+    # Repeated after it took effect, it would send back up to `limit` others.
+    return call("/v1/queue.redrive", answers.Redriven, fields, repeatable=dry_run, request_timeout=request_timeout)
+
+
+def stats(queue_name: str) -> Call[answers.QueueStats]:
+    return call("/v1/queue.stats", answers.QueueStats, {"queue_name": queue_name})

@@ -1,0 +1,53 @@
+"""What is remembered of leases that are over, so that a stale id can be told what became of it."""
+
+from __future__ import annotations
+
+from sluiceway.core.records import Blob, Extent, LeaseState, Part, lease_bytes
+from sluiceway.core.spans import Spans
+from sluiceway.kernel.limits import MAX_CLOSED_LEASES
+from sluiceway.model.requests import IgnoredReason
+
+
+class ClosedLeases:
+    """The last leases of a partition that were closed. Stored are only those of which not all was completed."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, LeaseState] = {}
+        self._spans = Spans()
+
+    def add(self, lease: LeaseState) -> list[int]:
+        """Remember a lease that is over. Returns the stored ones that are forgotten for it."""
+        # Not the extents of the lease: they and their rows would be kept alive.
+        parts = [Part(unknown_extent(part.first, part.count), 0, part.count, part.base) for part in lease.parts]
+        kept = LeaseState(lease.number, parts, lease.count, lease.client_id, None, settled=lease.settled, fates=lease.fates)
+        self._leases[lease.number] = kept
+        self._spans.add(kept)
+        forgotten = []
+        while len(self._leases) > MAX_CLOSED_LEASES:
+            old = self._leases.pop(next(iter(self._leases)))
+            self._spans.remove(old)
+            if old.fates:
+                forgotten.append(old.number)
+        return forgotten
+
+    def record(self, number: int) -> bytes | None:
+        """The bytes to store; None if there is nothing to tell."""
+        lease = self._leases.get(number)
+        return lease_bytes(lease, closed=True) if lease is not None and lease.fates else None
+
+    def why_offset(self, offset: int) -> IgnoredReason | None:
+        """What became of an item that was in one of these leases."""
+        place = self._spans.at(offset)
+        return None if place is None else place[0].fate_of(offset - place[1].first + place[1].base)
+
+    def why_lease(self, number: int) -> IgnoredReason | None:
+        """How a lease ended: by its own end, or by that of its items."""
+        lease = self._leases.get(number)
+        if lease is None:
+            return None
+        return next((fate for fate in ("expired", "released") if fate in lease.fates), "completed")
+
+
+def unknown_extent(first: int, count: int) -> Extent:
+    """Stands for an extent that is gone, or does not matter, in a lease that is remembered."""
+    return Extent(first, count, Blob(first, count, 0, 0, 0), 0, None, 0, 0)

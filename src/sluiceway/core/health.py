@@ -1,0 +1,45 @@
+"""Which lanes are slow, and which takes the next produce."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from sluiceway.core.distribution import Candidate, emptiest
+from sluiceway.core.lane import Lane, LaneState
+from sluiceway.kernel.clock import Millis
+
+DEGRADED = (100, 4)
+"""A partition is degraded if its commits take longer than this many milliseconds, and than so many times those of the median partition."""
+
+PROBE_EVERY = 1_000
+"""Milliseconds between the produces that a degraded partition is given all the same, to see whether it has recovered."""
+
+
+def judge(lanes: Collection[Lane], now: Millis) -> float:
+    """See which lanes are far slower than the others. Returns the milliseconds a commit may take; 0 where there is nothing to compare."""
+    working = [lane for lane in lanes if lane.takes_work]
+    floor, times = DEGRADED
+    slowness = sorted(lane.slowness(now) for lane in working)
+    patience = max(floor, times * slowness[(len(slowness) - 1) // 2]) if len(working) > 1 else 0.0
+    for lane in working:
+        lane.degraded = bool(patience) and lane.slowness(now) > patience
+    return patience
+
+
+def choose(lanes: Collection[Lane], now: Millis) -> Lane | None:
+    """The lane for a produce: one that has to be tried again, otherwise the emptiest of those that are not degraded, if there are any."""
+    working = [lane for lane in lanes if lane.takes_work]
+    for lane in working:
+        if lane.degraded and lane.state is LaneState.READY and lane.probe_at <= now:
+            return lane
+    fit = {lane.number: lane for lane in working if not lane.degraded} or {lane.number: lane for lane in working}
+    candidates = [
+        Candidate(
+            lane.partition.ready_count + lane.accepted,
+            lane.partition.leased_count + lane.partition.scheduled_count,
+            lane.last_produced,
+            lane.number,
+        )
+        for lane in fit.values()
+    ]
+    return fit[emptiest(candidates)] if candidates else None

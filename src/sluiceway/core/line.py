@@ -1,0 +1,192 @@
+"""The line of a partition: dense offsets made of extents over immutable blobs, from `head` on ready to be leased.
+
+Whatever puts items back appends an extent that points at the same blob, so no payload is ever copied.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+import numpy as np
+import pyarrow as pa
+from pyroaring import BitMap
+
+from sluiceway.core.forming import Forming, runs
+from sluiceway.core.records import Blob, Due, Extent, Header, Part, from_array
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.changes import RecordKind
+from sluiceway.model.requests import Offsets
+
+RecordName = tuple[RecordKind, int]
+
+
+class Line:
+    """Blobs, the extents over them, what is due later beside them, and which records have changed since they were last written."""
+
+    def __init__(self) -> None:
+        self.header = Header()
+        self.blobs: dict[int, Blob] = {}
+        self.extents: dict[int, Extent] = {}
+        self.ready: deque[Extent] = deque()
+        self.ready_count = 0
+        self.dues: dict[int, Due] = {}
+        self.scheduled_count = 0
+        self.due_times: list[tuple[Millis, int]] = []
+        self.expiries: list[tuple[Millis, int]] = []
+        """When what is left in the line of an extent expires: (time, its first offset). May name extents that are gone."""
+        # A dict for its order: the same history must give the same bytes in every process.
+        self._touched: dict[RecordName, None] = {}
+        self._dropped: set[int] = set()
+        self._forming: list[Forming] = []
+        self._changed = False
+
+    def _touch(self, kind: RecordKind, number: int) -> None:
+        self._touched[kind, number] = None
+
+    def _at(self, now: Millis) -> Millis:
+        """Time never goes back for a partition, whatever its owner's clock says."""
+        self._changed = True
+        self.header.now = max(self.header.now, now)
+        return self.header.now
+
+    # ---- in ---------------------------------------------------------------------------------------------------
+
+    def _forming_for(self, batch: pa.RecordBatch, now: Millis) -> tuple[Forming, int]:
+        """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
+        last = self._forming[-1] if self._forming else None
+        # A blob may be settled whole in the turn that made it; it must not grow again.
+        if last is None or not last.blob.open or last.blob.number + last.blob.rows != self.header.next or not last.has_room(batch):
+            last = Forming(Blob(self.header.next, 0, 0, now, 0))
+            self._forming.append(last)
+            self.blobs[last.blob.number] = last.blob
+            self._touch(RecordKind.BLOB, last.blob.number)
+        return last, last.add(batch)
+
+    def _place(self, blob: Blob, row: int, count: int, due: Offsets | None, now: Millis, expire_timeout: Millis) -> None:
+        """Put new rows into the line, or (those with a due time after `now`) beside it. They expire so long after they are ready."""
+        first = blob.number + row
+        expires_at = now + expire_timeout if expire_timeout else 0
+        if due is None:
+            self._append(Extent(first, count, blob, row, None, 0, count, expires_at))
+            return
+        waits = due > now
+        for start, end in runs(~waits):
+            self._append(Extent(first + start, end - start, blob, row + start, None, 0, end - start, expires_at))
+        rows = np.flatnonzero(waits)
+        rows = rows[np.argsort(due[rows], kind="stable")]
+        for together in np.split(rows, np.flatnonzero(np.diff(due[rows])) + 1):
+            due_at = int(due[together[0]])
+            self._schedule(blob, from_array(together + row), 0, due_at, due_at + expire_timeout if expire_timeout else 0)
+
+    def _append(self, extent: Extent) -> None:
+        """Put an extent at the tail. One that continues the last (same blob, of this turn, next row) makes it longer."""
+        extent.blob.open += extent.count
+        self.ready_count += extent.count
+        last = self.ready[-1] if self.ready else None
+        if last is not None and last.continued_by(extent) and self._forming and self._forming[-1].blob is last.blob:
+            last.count += extent.count
+            last.open += extent.count
+            return
+        self.ready.append(extent)
+        self.extents[extent.first] = extent
+        if extent.expires_at:
+            heapq.heappush(self.expiries, (extent.expires_at, extent.first))
+        self._touch(RecordKind.EXTENT, extent.first)
+
+    def _append_rows(self, blob: Blob, rows: BitMap, attempts: int, expires_at: Millis, together: int = 0) -> None:
+        count, first_row = len(rows), rows.min()
+        dense = rows.max() - first_row + 1 == count
+        first = self.header.next
+        self.header.next += count
+        self._append(Extent(first, count, blob, first_row, None if dense else rows, attempts, count, expires_at, together))
+
+    def _schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis) -> None:
+        self.header.due_number += 1
+        due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at)
+        blob.open += len(rows)
+        self.scheduled_count += len(rows)
+        self.dues[due.number] = due
+        heapq.heappush(self.due_times, (due_at, due.number))
+        self._touch(RecordKind.DUE, due.number)
+
+    def _unschedule(self, due: Due) -> None:
+        """The entry is over; its rows are still counted as open."""
+        del self.dues[due.number]
+        self.scheduled_count -= len(due.rows)
+        self._touch(RecordKind.DUE, due.number)
+
+    def _fall_due(self, due: Due) -> int:
+        self._unschedule(due)
+        self._append_rows(due.blob, due.rows, due.attempts, due.expires_at)
+        due.blob.open -= len(due.rows)
+        return len(due.rows)
+
+    # ---- out --------------------------------------------------------------------------------------------------
+
+    def _take(self, want: int, room: float, at_least_one: bool) -> tuple[list[Part], int, float]:
+        """Move `head` over up to `want` items, as many as `room` bytes hold. Returns the parts, the items and their bytes."""
+        parts: list[Part] = []
+        count, nbytes = 0, 0.0
+        while self.ready and count < want:
+            extent = self.ready[0]
+            at, run = extent.run(self.at(extent))
+            if extent.together:
+                if count >= extent.together:
+                    break
+                want = min(want, extent.together)
+            each = extent.blob.nbytes / extent.blob.rows
+            fits = int((room - nbytes) / each) if each else want
+            if fits < 1 and (count or not at_least_one):
+                break
+            take = min(want - count, run, max(1, fits))
+            parts.append(Part(extent, at, take, count))
+            count += take
+            nbytes += take * each
+            self._advance(at + take)
+        self.ready_count -= count
+        return parts, count, nbytes
+
+    def at(self, extent: Extent) -> int:
+        """The first position of the extent that `head` has not passed."""
+        return max(0, self.header.head - extent.first)
+
+    def _advance(self, at: int) -> None:
+        """Move `head` to the first item that is in the line, from position `at` of the first extent on."""
+        while self.ready:
+            extent = self.ready[0]
+            at, run = extent.run(at)
+            if run > 0:
+                self.header.head = extent.first + at
+                return
+            self.ready.popleft()
+            at = 0
+        self.header.head = self.header.next
+
+    def _take_out(self, extent: Extent, positions: BitMap) -> BitMap:
+        """Take those positions out of the line, as far as they are in it. They are still counted as open. Returns which."""
+        taken = positions & extent.waiting(self.at(extent))
+        if taken:
+            extent.gone |= taken
+            self.ready_count -= len(taken)
+            self._touch(RecordKind.EXTENT, extent.first)
+            self._advance(self.at(self.ready[0]))
+        return taken
+
+    # ---- gone -------------------------------------------------------------------------------------------------
+
+    def _close_positions(self, extent: Extent, count: int) -> None:
+        """So many positions of the extent are nobody's any more."""
+        extent.open -= count
+        if extent.open == 0:
+            del self.extents[extent.first]
+            self._touch(RecordKind.EXTENT, extent.first)
+        self._free(extent.blob, count)
+
+    def _free(self, blob: Blob, rows: int) -> None:
+        blob.open -= rows
+        if blob.open == 0:
+            del self.blobs[blob.number]
+            self._touch(RecordKind.BLOB, blob.number)
+            if all(forming.blob is not blob for forming in self._forming):
+                self._dropped.add(blob.number)

@@ -1,0 +1,49 @@
+"""What a request asks of each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from sluiceway.core.tickets import TakeOut, Ticket
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.requests import Clear, Extend, Offsets, Produce, Selection, Settle
+
+
+class SettlePart(NamedTuple):
+    selections: list[Selection]
+    stage: bool
+    client_id: str | None
+
+
+class ExtendPart(NamedTuple):
+    numbers: list[int]
+    offsets: Offsets | None
+    deadline: Millis
+    client_id: str | None
+
+
+Work = Produce | SettlePart | ExtendPart | Clear | TakeOut
+
+
+def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
+    """The lanes that a request concerns (other than a produce or a lease, which look for one), and what it asks of each.
+
+    Ids that no lane can know are noted in the ticket.
+    """
+    request = ticket.request
+    if isinstance(request, Settle):
+        ticket.settled.ignored.extend((name, "unknown") for name in request.foreign)
+        for number, selections in request.selections.items():
+            yield number, SettlePart(selections, request.stage, request.client_id)
+    elif isinstance(request, Extend):
+        ticket.extended.ignored.extend((name, "unknown") for name in request.foreign)
+        timeout = lease_timeout if request.lease_timeout is None else request.lease_timeout
+        deadline = ticket.deadline - request.request_timeout + timeout
+        for number in sorted({*(partition for partition, _ in request.leases), *request.offsets}):
+            numbers = [lease for partition, lease in request.leases if partition == number]
+            yield number, ExtendPart(numbers, request.offsets.get(number), deadline, request.client_id)
+    elif isinstance(request, TakeOut):
+        yield request.partition, request
+    elif isinstance(request, Clear):
+        yield from ((number, request) for number in lanes)

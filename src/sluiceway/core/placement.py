@@ -1,0 +1,32 @@
+"""Which backend holds how many of a queue's partitions, and which ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fractions import Fraction
+
+from sluiceway.kernel.errors import invalid
+
+
+def place(requested: int, affinities: Mapping[str, float]) -> dict[str, int]:
+    """How many of `requested` partitions (1 at least) go to each backend, in proportion to its affinity.
+
+    What does not come out even goes to the largest remainders; of equal ones to the first by name. An affinity of 0 takes none.
+    The same in every process, in whatever order the backends are named. Raises `invalid_request` if no affinity is above 0.
+    """
+    weights = {name: Fraction(affinities[name]) for name in sorted(affinities)}
+    total = sum(weights.values())
+    if not total:
+        raise invalid("partition_affinity", "at least one backend must have a partition_affinity above 0")
+    shares = {name: max(1, requested) * weight / total for name, weight in weights.items()}
+    counts = {name: int(share) for name, share in shares.items()}
+    by_remainder = sorted(shares, key=lambda name: counts[name] - shares[name])
+    for name in by_remainder[: max(1, requested) - sum(counts.values())]:
+        counts[name] += 1
+    return counts
+
+
+def interleave(counts: Mapping[str, int]) -> list[str]:
+    """The backend of each partition, by number. Each backend's are spread evenly, so that any run of numbers has its share of each."""
+    places = [(Fraction(2 * nth + 1, count), name) for name, count in counts.items() for nth in range(count)]
+    return [name for _, name in sorted(places)]

@@ -1,0 +1,174 @@
+"""A backend at work: its store within time limits, and behind a breaker."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from sluiceway.adapters import system
+from sluiceway.core.breaker import PROBE_INTERVAL, Breaker
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.outcomes import Outcome
+from sluiceway.ports.partition_store import (
+    Changes,
+    DamagedError,
+    Fence,
+    FencedError,
+    PartitionRef,
+    PartitionStore,
+    Snapshot,
+    StoreUnavailableError,
+)
+
+log = logging.getLogger(__name__)
+
+OPEN_TIMEOUT: Millis = 30_000
+"""For opening a partition, which takes longer the more small records it has: giving up on a large one would mean never to serve it."""
+
+Retry = Callable[[int], bool]
+"""Has that partition opened again at once if it waits to be. Whether it does."""
+
+
+class BackendDownError(StoreUnavailableError):
+    """The store was not asked: the whole backend is known not to answer."""
+
+
+class Backend:
+    """One configured store. Each call ends within its time limit, whatever the store does.
+
+    Once its partitions have failed together, only one of them at a time asks the store, at most every PROBE_INTERVAL; as soon as it
+    answers, all of them are opened again. Without a `store` it stands for a backend that is not configured, and never serves.
+    """
+
+    def __init__(self, name: str, store: PartitionStore | None, write_timeout: Millis) -> None:
+        self.name = name
+        self.write_timeout = write_timeout
+        self._store = store
+        self._breaker = Breaker()
+        self._reason = ""
+        self._partitions: dict[PartitionRef, Retry] = {}
+        """Those that it holds; the next to be probed first."""
+        self._openings: dict[PartitionRef, asyncio.Task[Snapshot]] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def problem(self) -> str | None:
+        """Why none of its partitions is served, in words; None also if it holds none."""
+        return self._down() if self._partitions else None
+
+    def _down(self) -> str | None:
+        if self._store is None:
+            return f"backend {self.name} is not configured; it holds {len(self._partitions)} partitions"
+        return f"backend {self.name} does not answer: {self._reason}" if self._breaker.is_open else None
+
+    def attach(self, ref: PartitionRef, retry: Retry) -> None:
+        """It holds this partition from now on."""
+        self._partitions[ref] = retry
+
+    def detach(self, ref: PartitionRef) -> None:
+        self._partitions.pop(ref, None)
+
+    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+        """PartitionStore.open, within OPEN_TIMEOUT. Raises also BackendDownError."""
+        if self._store is None or not self._breaker.admits(ref, system.now()):
+            raise BackendDownError(self._down())
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT / 1000):
+                return await self._open(self._store, ref, fence)
+        except (DamagedError, FencedError):
+            raise
+        except TimeoutError:
+            error = StoreUnavailableError(f"no answer within {OPEN_TIMEOUT} ms")
+            self._failed(ref, error)
+            raise error from None
+        except Exception as error:
+            self._failed(ref, error)
+            raise
+
+    async def _open(self, store: PartitionStore, ref: PartitionRef, fence: Fence) -> Snapshot:
+        """An opening that was given up on goes on; no other is begun behind it, so that they do not pile up while a store hangs."""
+        if ref in self._openings:
+            await asyncio.wait([self._openings[ref]])
+        opening = asyncio.create_task(store.open(ref, fence))
+        self._openings[ref] = opening
+        opening.add_done_callback(lambda done: self._opened(ref, done))
+        await asyncio.wait([opening])
+        return opening.result()
+
+    def _opened(self, ref: PartitionRef, opening: asyncio.Task[Snapshot]) -> None:
+        self._openings.pop(ref, None)
+        if not opening.cancelled() and (opening.exception() is None or isinstance(opening.exception(), DamagedError | FencedError)):
+            self._succeeded()
+
+    async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence, write_timeout: Millis) -> Outcome:
+        """PartitionStore.apply: UNKNOWN if it takes longer, and REFUSED without asking the store if that is known not to answer."""
+        if self._store is None or self._breaker.is_open:
+            return Outcome.REFUSED
+        try:
+            async with asyncio.timeout(write_timeout / 1000):
+                outcome = await self._store.apply(ref, changes, fence)
+        except TimeoutError:
+            outcome, reason = Outcome.UNKNOWN, StoreUnavailableError(f"a commit took longer than {write_timeout} ms")
+        except Exception as error:
+            self._failed(ref, error)
+            raise
+        else:
+            reason = StoreUnavailableError("a commit ended unknown")
+        if outcome is Outcome.DONE:
+            self._succeeded()
+        elif outcome is Outcome.UNKNOWN:
+            self._failed(ref, reason)
+        return outcome
+
+    async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
+        """PartitionStore.read, within the backend's write time-out. Raises also BackendDownError."""
+        if self._store is None or self._breaker.is_open:
+            raise BackendDownError(self._down())
+        try:
+            async with asyncio.timeout(self.write_timeout / 1000):
+                return await self._store.read(ref, blobs)
+        except TimeoutError:
+            error = StoreUnavailableError(f"no answer within {self.write_timeout} ms")
+            self._failed(ref, error)
+            raise error from None
+
+    async def drop(self, ref: PartitionRef) -> None:
+        """PartitionStore.drop."""
+        if self._store is None or self._breaker.is_open:
+            raise BackendDownError(self._down())
+        await self._store.drop(ref)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._store is not None:
+            await self._store.close()
+
+    # ---- the breaker ------------------------------------------------------------------------------------------
+
+    def _failed(self, ref: PartitionRef, error: Exception) -> None:
+        if self._breaker.failed(ref, len(self._partitions)):
+            self._reason = str(error) or repr(error)
+            log.error("%s", self._down())
+            self._probe_later()
+
+    def _succeeded(self) -> None:
+        if self._breaker.succeeded():
+            log.info("backend %s answers again", self.name)
+            for ref, retry in self._partitions.items():
+                retry(ref.partition)
+
+    def _probe_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PROBE_INTERVAL / 1000, self._probe)
+
+    def _probe(self) -> None:
+        """Have the next partition ask: left to themselves they would wait longer with each failure."""
+        if not self._breaker.is_open:
+            return
+        if self._breaker.wants_probe(system.now()):
+            for ref, retry in list(self._partitions.items()):
+                self._partitions[ref] = self._partitions.pop(ref)
+                if retry(ref.partition):
+                    break
+        self._probe_later()

@@ -1,0 +1,45 @@
+"""What clients have asked of a queue: the causes that anything may have. A call that was made once may take effect until it is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.requests import RELEASE, Clear, Fate
+
+
+@dataclass(slots=True)
+class Asks:
+    """Of items by (partition, offset), of leases by (partition, number)."""
+
+    fates: dict[tuple[int, int], set[Fate]] = field(default_factory=dict)
+    closing: dict[tuple[int, int], dict[int, set[Fate]]] = field(default_factory=dict)
+    """What closing that lease may do to its offsets."""
+    releasing: set[tuple[int, int]] = field(default_factory=set)
+    lease_timeouts: dict[str, Millis | None] = field(default_factory=dict)
+    """By client id; each asks for leases of one time only."""
+    targets: dict[tuple[int, int], set[str]] = field(default_factory=dict)
+    """Where that item may be redriven to."""
+    clearing: list[Clear] = field(default_factory=list)
+
+    def settle(self, partition: int, offsets: Iterable[int], fate: Fate) -> None:
+        for offset in offsets:
+            self.fates.setdefault((partition, offset), set()).add(fate)
+
+    def close(self, lease: tuple[int, int], outcomes: Mapping[int, set[Fate]]) -> None:
+        known = self.closing.setdefault(lease, {})
+        for offset, fates in outcomes.items():
+            known.setdefault(offset, set()).update(fates)
+
+    def redrive(self, partition: int, offsets: Iterable[int], target: str) -> None:
+        for offset in offsets:
+            self.targets.setdefault((partition, offset), set()).add(target)
+
+    def of(self, partition: int, lease: int, offset: int) -> set[Fate]:
+        """All that was asked to be done with a leased item."""
+        asked = self.fates.get((partition, offset), set()) | self.closing.get((partition, lease), {}).get(offset, set())
+        return asked | {RELEASE} if (partition, lease) in self.releasing else asked
+
+    def clears(self, *, scheduled: bool) -> bool:
+        return any(each.scheduled if scheduled else each.ready for each in self.clearing)

@@ -1,0 +1,298 @@
+"""The way of every item through one partition, seen in what becomes durable: each step must be one that exists, and have a cause."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Container
+from typing import NamedTuple
+
+from sluiceway.core.records import Header
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.ids import ItemId
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import Fate, IgnoredReason
+from sluiceway.sim.asks import Asks
+from sluiceway.sim.checks import check
+from sluiceway.sim.items import Item, Way
+from sluiceway.sim.scene import DUE, LEASED, Place, Scene
+
+FOR_EVER: Millis = 10**15
+
+
+class Turn(NamedTuple):
+    """The turn that made a change set: its time, and the settings that it followed."""
+
+    now: Millis
+    record: QueueRecord
+
+
+class Trail:
+    """Follows one partition. `items` are those that were ever sent to its queue, `heard` the leases that a client knows of."""
+
+    def __init__(self, incarnation: str, partition: int, items: dict[str, Item], asks: Asks, heard: Container[tuple[int, int]]) -> None:
+        self.incarnation = incarnation
+        self.partition = partition
+        self.name = f"{incarnation}.{partition}"
+        self.items = items
+        self.asks = asks
+        self.heard = heard
+        self.ways: dict[int, Way] = {}
+        self.fates: dict[int, set[IgnoredReason]] = {}
+        """What an id that has had its life may be told, by offset."""
+        self.clients: dict[int, str] = {}
+        """Who took each lease."""
+        self.newest: set[int] = set()
+        """The leases of the last turn."""
+        self._limits: dict[str, int] = {}
+        """How large a lease may be that takes an item whose last lease ran out."""
+        self._furthest = -1
+        self.tally: Counter[str] = Counter()
+        """All steps so far, by kind."""
+        self._steps: Counter[str] = Counter()
+        self._unsure = False
+        """More than one cause may have had the same effect."""
+        self.old = self.new = Scene(Header(), {}, {}, {}, {})
+
+    def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
+        """One change set has become durable. Raises BrokenPromiseError."""
+        self.old, self.new, self.turn, self.record = old, new, turn, turn.record
+        # What a partition decides, it decides at its own time, which never goes back; what is due, it is by its owner's clock.
+        self.at = new.header.now
+        self._steps.clear()
+        self._unsure = False
+        left = {payload: number for number, payload in new.leaving if (number, payload) not in old.leaving}
+        for number in sorted({*left.values()}):
+            lease = new.transfers[number]
+            self.ways[number] = Way(self.name, self.record.dead_queue if lease.target is None else lease.target)
+        for payload, was in old.alive.items():
+            if payload not in new.alive:
+                self._leaves(self.items[payload], was, left.pop(payload, None))
+        check(not left, "an item goes to another queue and stays")
+        for payload, place in new.alive.items():
+            was_at = old.alive.get(payload)
+            if was_at != place:
+                self._moves(payload, was_at, place)
+        for number, payload in old.leaving:
+            if (number, payload) not in new.leaving:
+                self._is_let_go(number, payload)
+        self._check_leases()
+        self._check_counters()
+        self.tally.update(self._steps)
+
+    def before(self, offset: int) -> str | None:
+        """Who had that item when the last turn began."""
+        lease = next((each.lease for each in self.old.alive.values() if each.offset == offset and each.lease), 0)
+        return self.clients.get(lease)
+
+    # ---- within the partition ---------------------------------------------------------------------------------
+
+    def _moves(self, payload: str, was: Place | None, place: Place) -> None:
+        item = self.items.get(payload)
+        check(item is not None, f"a payload that nobody sent: {payload!r}")
+        assert item is not None
+        if was is None:
+            self._comes(item, place)
+        elif was.kind == LEASED:
+            check(was.lease != place.lease, f"{payload} has changed within its lease")
+            self._comes_back(item, was, place)
+        else:
+            check(place.kind != DUE and (was.kind == DUE or place.kind == LEASED), f"{payload} has moved in the line")
+            check(was.due_at <= self.turn.now, f"{payload} was served before it was due")
+            check(was.kind == DUE or place.offset == was.offset, f"{payload} has moved in the line")
+            check(place.attempts == was.attempts, f"{payload} has other attempts")
+        if was is not None:
+            check(place.expires_at == was.expires_at, f"{payload} expires at another time")
+            check(place.first == was.first, f"{payload} has changed its row")
+        if place.kind == LEASED:
+            self._is_leased(item, place)
+
+    def _comes(self, item: Item, place: Place) -> None:
+        """It was not here before."""
+        way = item.way
+        if way is not None and way.source == self.name and way.nowhere:
+            before = next(self.old.leaving[number, item.payload] for number, each in self.ways.items() if each is way)
+            check(place.attempts == before.attempts and place.expires_at == before.expires_at, f"{item.payload} was called back changed")
+            self._steps["called back"] += 1
+        else:
+            if way is not None:
+                check(way.target == self.incarnation, f"{item.payload} arrives in another queue")
+                way.arrived.add(item.payload)
+                self._steps["arrived"] += 1
+            else:
+                self._is_born(item, place)
+            timeout, due = self.record.expire_timeout, place.due_at or self.at
+            check(place.expires_at == (due + timeout if timeout else 0), f"{item.payload} is to expire at another time")
+            check(place.attempts == 0, f"{item.payload} begins with attempts")
+            self._steps["produced"] += 1
+        item.way, item.home = None, self.name
+
+    def _is_born(self, item: Item, place: Place) -> None:
+        check(not item.ended, f"{item.payload} comes back after its end")
+        check(item.origin is None, f"{item.payload} is duplicated")
+        check(item.queue == self.incarnation, f"{item.payload} turns up in another queue")
+        check(item.batch.may_exist, f"{item.payload} exists although its produce was refused")
+        check(place.due_at == item.due_at or (not place.due_at and item.due_at <= self.at), f"{item.payload} is due at another time")
+        item.origin = str(ItemId(self.incarnation, self.partition, place.first))
+
+    def _ran_out(self, lease: int) -> bool:
+        deadline = self.old.leases[lease].deadline
+        return deadline is not None and deadline <= self.turn.now
+
+    def _comes_back(self, item: Item, was: Place, place: Place) -> None:
+        """It has left a lease and is offered again. Each lease of an item counts as an attempt, unless it is released."""
+        counted = place.attempts - was.attempts
+        if self._ran_out(was.lease):
+            check(counted == 1, f"{item.payload}: its lease ran out and does not count")
+            check(place.kind != DUE, f"{item.payload}: its lease ran out, and it waits")
+            self._limits[item.payload] = max(1, self.old.leases[was.lease].open // 2)
+            fate: IgnoredReason = "expired"
+        else:
+            asked = self.asks.of(self.partition, was.lease, was.offset)
+            if counted:
+                check(counted == 1, f"{item.payload} has other attempts")
+                self._check_retry(item, place, [each for each in asked if each.verdict == "retry"])
+            elif not any(each.verdict == "release" for each in asked):
+                given_back = (self.partition, was.lease) not in self.heard and self.old.leases[was.lease].lease_key is None
+                check(given_back, f"{item.payload} is offered again without a cause")
+                self._steps["given back"] += 1
+            check(not counted or not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
+            fate = "retried" if counted else "released"
+            if counted:
+                self._limits.pop(item.payload, None)
+        if fate == "expired":
+            check(not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
+        self._steps[fate] += 1
+        self.fates[was.offset] = {fate}
+
+    def _is_spent(self, attempts: int) -> bool:
+        return bool(self.record.max_attempts) and attempts >= self.record.max_attempts
+
+    def _check_retry(self, item: Item, place: Place, retries: list[Fate]) -> None:
+        check(bool(retries), f"{item.payload} is offered again without a cause")
+        # What would be due after it expires is looked at when it expires.
+        dues = {min(self._due_at(each, place.attempts), place.expires_at or FOR_EVER) for each in retries}
+        if place.kind == DUE:
+            check(place.due_at in dues, f"{item.payload} is retried at another time than was asked")
+        else:
+            check(min(dues) <= self.at, f"{item.payload} is retried too early")
+
+    def _due_at(self, fate: Fate, attempts: int) -> Millis:
+        if fate.retry_at is not None:
+            return fate.retry_at
+        if fate.retry_after is not None:
+            return self.at + fate.retry_after
+        return self.at + (0 if self.record.retry_backoff is None else self.record.retry_backoff.after(attempts))
+
+    def _is_leased(self, item: Item, place: Place) -> None:
+        lease = self.new.leases[place.lease]
+        check("lease" not in self.record.paused, "a paused queue serves")
+        check(not place.expires_at or place.expires_at > self.turn.now, f"{item.payload} was served although it has expired")
+        limit = self._limits.get(item.payload, lease.count)
+        check(lease.count <= limit, f"{item.payload}: its lease ran out, and the next is not half as large")
+        self._steps["leased"] += 1
+
+    def _check_leases(self) -> None:
+        """New leases take what comes first in the line."""
+        self.newest = self.new.leases.keys() - self.old.leases.keys()
+        for number in sorted(self.newest):
+            lease = self.new.leases[number]
+            check(number not in self.clients, "a lease's number is given twice")
+            self.clients[number] = lease.client_id
+            for part in lease.parts:
+                check(part.first > self._furthest, "an item was served before one that came earlier")
+                self._furthest = part.end - 1
+            timeout = self.asks.lease_timeouts[lease.client_id]
+            deadline = self.turn.now + (self.record.lease_timeout if timeout is None else timeout)
+            check(lease.deadline == deadline, "a lease has another deadline than was asked for")
+
+    # ---- out of it --------------------------------------------------------------------------------------------
+
+    def _leaves(self, item: Item, was: Place, number: int | None) -> None:
+        """It is alive here no more: it has ended, or is in the transfer of that number."""
+        way = None if number is None else self.ways[number]
+        if was.kind == LEASED:
+            self._leaves_lease(item, was, number)
+        else:
+            offset = was.offset if number is None else self.new.leaving[number, item.payload].offset
+            expired = was.due_at <= self.turn.now and 0 < was.expires_at <= self.turn.now
+            if number is not None and self.new.transfers[number].target is not None:
+                asked = self.asks.targets.get((self.partition, offset), ())
+                check(way is not None and way.target in asked, f"{item.payload} goes to another queue without a cause")
+            elif expired:
+                self._steps["expired in the line"] += 1
+                check((number is None) == (self.record.dead_queue is None), f"{item.payload} expired, to the wrong place")
+            else:
+                cleared = self.asks.clears(scheduled=was.kind == DUE) or (was.due_at <= self.turn.now and self.asks.clears(scheduled=False))
+                check(number is None and cleared, f"{item.payload} is lost")
+                self._steps["cleared"] += 1
+            # Ids that were never leased are not remembered one by one.
+            self.fates[offset] = {"settled", "not_leased"}
+        self._limits.pop(item.payload, None)
+        item.home, item.way, item.ended = None, way, way is None
+
+    def _leaves_lease(self, item: Item, was: Place, number: int | None) -> None:
+        ran_out = self._ran_out(was.lease)
+        asked = set() if ran_out else {each.verdict for each in self.asks.of(self.partition, was.lease, was.offset)}
+        counted = ran_out or "retry" in asked
+        spent = counted and self._is_spent(was.attempts + 1)
+        stale = (counted or "release" in asked or self._may_be_given_back(was.lease)) and 0 < was.expires_at <= self.at
+        dies = spent or stale or "dead" in asked
+        if number is not None:
+            transfer = self.new.transfers[number]
+            check(transfer.target is None and self.record.dead_queue is not None, f"{item.payload} goes elsewhere than to the dead queue")
+            check(dies, f"{item.payload} dies without a cause")
+            self._check_reason(item, transfer.transfer or "", spent, stale)
+            self.fates[was.offset] = {"expired" if ran_out else "dead"}
+            return
+        fates: set[IgnoredReason] = {"completed", "settled"} if "done" in asked else set()
+        if dies and self.record.dead_queue is None:
+            fates.add("dead")
+        elif self.asks.clears(scheduled=False):
+            # Offered again, and cleared in the same turn.
+            again: set[IgnoredReason] = {"expired"} if ran_out else set()
+            again |= {"retried"} if "retry" in asked else set()
+            again |= {"released"} if "release" in asked or (not ran_out and self._may_be_given_back(was.lease)) else set()
+            check(bool(fates | again), f"{item.payload} is lost")
+            self._steps[min(again) if again else ""] += 1
+            self._unsure |= len(again) + bool(fates) > 1
+            fates |= again
+        else:
+            check(bool(fates), f"{item.payload} is lost")
+        self.fates[was.offset] = {"expired"} if ran_out else fates
+
+    def _may_be_given_back(self, lease: int) -> bool:
+        return (self.partition, lease) not in self.heard and self.old.leases[lease].lease_key is None
+
+    def _check_reason(self, item: Item, reason: str, spent: bool, stale: bool) -> None:
+        if reason.startswith("max_attempts"):
+            check(spent, f"{item.payload} is said to have used its attempts up")
+        elif reason.startswith("expired"):
+            check(stale, f"{item.payload} is said to have expired")
+        else:
+            check(reason == "bad", f"{item.payload} died of something else")
+
+    def _is_let_go(self, number: int, payload: str) -> None:
+        """It is in a transfer no more: it must have arrived, or be here again."""
+        way, item = self.ways[number], self.items[payload]
+        if payload in way.arrived:
+            self._steps["dead" if self.old.transfers[number].target is None else "redriven"] += 1
+        else:
+            check(way.nowhere and item.way is None and payload in self.new.alive, f"{payload} was lost on its way to another queue")
+
+    # ---- the counters -----------------------------------------------------------------------------------------
+
+    def _check_counters(self) -> None:
+        old, header = self.old.header, self.new.header
+        told = {
+            "produced": header.produced - old.produced,
+            "leased": header.leased - old.leased,
+            "retried": header.retried - old.retried,
+            "expired": header.expired - old.expired,
+            "released": header.released - old.released,
+            "redriven": header.redriven - old.redriven,
+        }
+        seen = {name: self._steps[name] for name in told}
+        check(self._unsure or told == seen, f"the counters say {told}, and {seen} happened")
+        there = len(self.new.alive) + len(self.new.leaving)
+        balance = header.completed + header.dead + header.cleared + header.redriven + there
+        check(header.produced == balance, "the counters do not balance")

@@ -1,0 +1,182 @@
+"""JSON calls that bring, take and show items. One decode a request, every limit enforced, every refusal naming its field."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+from msgspec import Meta
+
+from sluiceway.kernel.clock import Millis, parse_time
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.ids import ItemId, parse_item_id, parse_lease_id
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS, MAX_PAYLOAD_BYTES
+from sluiceway.kernel.names import check_text
+from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
+from sluiceway.wire.checks import check_batch, check_count
+from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber, duration, given_text, lease_timeout, request_timeout
+from sluiceway.wire.settling import belongs, check_partition
+
+_OPTIONAL = {field.name: field for field in OPTIONAL}
+
+_EASY_BYTES = 1 << 20
+_MOST_OBJECTS = 1 + 2 * MAX_ITEMS_JSON
+"""The request, and for each item itself and its headers."""
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.DOTALL)
+"""A JSON string, or what begins as one. It matches at every quote, so it never goes over the same bytes twice."""
+
+
+class ProduceFields(Call):
+    """What a produce says beside its items: fields in JSON, the query string with Arrow."""
+
+    request_timeout: str = "30s"
+    idempotency_key: str | None = None
+    idempotency_group: str | None = None
+    idempotency_sequence: Natural | None = None
+    idempotency_window: str | None = None
+
+    def key(self, record: QueueRecord) -> ProduceKey | None:
+        key = given_text(self.idempotency_key, "idempotency_key")
+        group = given_text(self.idempotency_group, "idempotency_group")
+        if group is not None and group.startswith(TRANSFER_GROUP):
+            raise invalid("idempotency_group", f"groups that begin with {TRANSFER_GROUP} are the server's own")
+        if group is None and self.idempotency_sequence is not None:
+            raise invalid("idempotency_sequence", "is only meant together with idempotency_group")
+        if key is None:
+            if group is not None:
+                raise invalid("idempotency_key", "required together with idempotency_group")
+            return None
+        if group is not None and self.idempotency_window is not None:
+            raise invalid("idempotency_window", "the keys of an idempotency_group have no window")
+        window = record.idempotency_window
+        if self.idempotency_window is not None:
+            window = duration(self.idempotency_window, "idempotency_window", 1, window)
+        return ProduceKey(key, group, self.idempotency_sequence or 0, window)
+
+
+class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    payload: Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)] | None = msgspec.field(default=None, name="bytes")
+    utf8: str | None = None
+    kind: str | None = None
+    encoding: str | None = None
+    reference: str | None = None
+    headers: dict[str, str] | None = None
+    enqueue_at: str | None = None
+
+
+class ProduceCall(ProduceFields, kw_only=True):
+    items: list[Item]
+
+    def request(self, record: QueueRecord, now: Millis) -> Produce:
+        check_count(self.items, "items", MAX_ITEMS_JSON)
+        batch = batch_of(self.items)
+        check_batch(batch, now)
+        return Produce(batch, request_timeout(self.request_timeout), self.key(record))
+
+
+def batch_of(items: Sequence[Item]) -> pa.RecordBatch:
+    """The items as one batch of `payload` and those columns in which any item has a value."""
+    fields = [PAYLOAD]
+    columns = [pa.array([_payload(item, at) for at, item in enumerate(items)], PAYLOAD.type)]
+    for name in ("kind", "encoding", "reference"):
+        texts: list[str | None] = [getattr(item, name) for item in items]
+        if _any_given(texts):
+            fields.append(_OPTIONAL[name])
+            columns.append(pa.array(texts, _OPTIONAL[name].type))
+    headers = [item.headers for item in items]
+    if _any_given(headers):
+        fields.append(_OPTIONAL["headers"])
+        columns.append(pa.array([None if pairs is None else list(pairs.items()) for pairs in headers], _OPTIONAL["headers"].type))
+    times = [item.enqueue_at for item in items]
+    if _any_given(times):
+        fields.append(ENQUEUE_AT)
+        moments = [None if text is None else parse_time(text, f"items[{at}].enqueue_at") for at, text in enumerate(times)]
+        columns.append(pa.array(moments, ENQUEUE_AT.type))
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _any_given(values: list[Any]) -> bool:
+    return values.count(None) < len(values)
+
+
+def _payload(item: Item, at: int) -> bytes:
+    if item.payload is not None:
+        if item.utf8 is not None:
+            raise invalid(f"items[{at}].utf8", "an item has bytes or utf8, not both")
+        return item.payload
+    if item.utf8 is None:
+        raise invalid(f"items[{at}].bytes", "an item needs bytes (base64) or utf8")
+    payload = item.utf8.encode()
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise invalid(f"items[{at}].utf8", f"larger than {MAX_PAYLOAD_BYTES} bytes")
+    return payload
+
+
+class LeaseCall(Call):
+    client_id: str
+    batch_size: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 1
+    request_timeout: str = "0s"
+    lease_timeout: str | None = None
+    max_partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
+    lease_key: str | None = None
+    payload: bool = True
+
+    def request(self, record: QueueRecord) -> Lease:
+        if not self.client_id:
+            raise invalid("client_id", "must not be empty")
+        return Lease(
+            check_text(self.client_id, "client_id"),
+            self.batch_size,
+            request_timeout(self.request_timeout),
+            lease_timeout(self.lease_timeout, record),
+            self.max_partitions,
+            given_text(self.lease_key, "lease_key"),
+        )
+
+
+class PeekCall(Call):
+    limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 10
+    lease_id: str | None = None
+    start: Natural | None = None
+    partition: PartitionNumber | None = None
+
+    def request(self, record: QueueRecord) -> Peek:
+        """Raises `lease_not_found` for a lease of another incarnation of the queue."""
+        if self.lease_id is None:
+            if self.start is not None:
+                raise invalid("start", "is only meant together with lease_id")
+            check_partition(self.partition, record)
+            return Peek(self.limit, self.partition)
+        if self.partition is not None:
+            raise invalid("partition", "a lease names its partition: give lease_id or partition, not both")
+        lease = parse_lease_id(self.lease_id, "lease_id")
+        if not belongs(lease, record):
+            raise SluicewayError("lease_not_found", f"{self.lease_id} is no lease of this queue", "lease_id")
+        return Peek(self.limit, lease.partition, lease.number, self.start or 0)
+
+
+class ExplainCall(Call):
+    id: str
+
+    def item(self) -> ItemId:
+        return parse_item_id(self.id, "id")
+
+
+_decode_produce = JsonDecoder(ProduceCall)
+
+
+def decode_produce(body: bytes) -> ProduceCall:
+    """Raises as a JsonDecoder does; `too_many_items` for a body of so many that decoding them would take the memory of the process."""
+    if len(body) > _EASY_BYTES and body.count(b"{") > _MOST_OBJECTS and _STRING.sub(b"", body).count(b"{") > _MOST_OBJECTS:
+        raise SluicewayError("too_many_items", f"items: more than {MAX_ITEMS_JSON:,}, which is what one call carries at most", "items")
+    return _decode_produce(body)
+
+
+decode_lease = JsonDecoder(LeaseCall)
+decode_peek = JsonDecoder(PeekCall)
+decode_explain = JsonDecoder(ExplainCall)

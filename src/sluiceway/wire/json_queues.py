@@ -1,0 +1,179 @@
+"""JSON calls on queues as a whole: their settings, pausing, clearing, redrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from sluiceway.kernel.clock import format_duration
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import (
+    KEY_WINDOW,
+    LEAST_KEY_WINDOW,
+    MAX_ITEMS_ARROW,
+    MAX_ITEMS_JSON,
+    MAX_LEASE_TIMEOUT,
+    MAX_PARTITIONS,
+    MAX_REQUEST_TIMEOUT,
+    MAX_SCHEDULE,
+)
+from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.model.queue import Backoff, Verb
+from sluiceway.model.requests import Clear, QueuePatch, QueueSpec, Redrive
+from sluiceway.wire.decoding import Call, JsonDecoder, Natural, duration, given_queue, given_text, request_timeout
+
+_ATTEMPTS = 1_000_000_000
+_Text = str | UnsetType | None
+_DEFAULTS = {field.name: field.default for field in fields(QueueSpec)}
+_FIXED = ("incarnation", "created_at", "updated_at", "requested_partitions", "partitions", "paused")
+"""What `queues.info` shows beside the settings. It is named, so that an answer sent back whole is not called misspelt."""
+
+
+class BackoffFields(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    first: str
+    most: str
+
+    def backoff(self) -> Backoff:
+        first = duration(self.first, "retry_backoff.first", 1, MAX_SCHEDULE)
+        most = duration(self.most, "retry_backoff.most", 1, MAX_SCHEDULE)
+        if first > most:
+            raise invalid("retry_backoff.first", f"{self.first!r} is longer than most, which is {self.most!r}")
+        return Backoff(first, most)
+
+
+class _Settings(Call):
+    """The settings of a queue. One that is absent is left as it is, one that is null takes its default."""
+
+    lease_timeout: _Text = UNSET
+    max_lease_timeout: _Text = UNSET
+    max_attempts: Annotated[int, Meta(ge=0, le=_ATTEMPTS)] | UnsetType | None = UNSET
+    dead_queue: _Text = UNSET
+    expire_timeout: _Text = UNSET
+    retry_backoff: BackoffFields | UnsetType | None = UNSET
+    idempotency_window: _Text = UNSET
+    write_timeout: _Text = UNSET
+    reference: _Text = UNSET
+
+    def settings(self) -> dict[str, Any]:
+        """Those that were named, by the names of `QueueRecord`."""
+        named = {name: getattr(self, name) for name in self.__struct_fields__ if name in _CHECKS}
+        return {name: _DEFAULTS[name] if value is None else _CHECKS[name](value) for name, value in named.items() if value is not UNSET}
+
+
+_CHECKS: dict[str, Any] = {
+    "lease_timeout": lambda text: duration(text, "lease_timeout", 1, MAX_LEASE_TIMEOUT),
+    "max_lease_timeout": lambda text: duration(text, "max_lease_timeout", 1, MAX_LEASE_TIMEOUT),
+    "max_attempts": int,
+    "dead_queue": lambda name: check_queue_name(name, "dead_queue"),
+    "expire_timeout": lambda text: duration(text, "expire_timeout", 0, MAX_SCHEDULE),
+    "retry_backoff": BackoffFields.backoff,
+    "idempotency_window": lambda text: duration(text, "idempotency_window", LEAST_KEY_WINDOW, KEY_WINDOW),
+    "write_timeout": lambda text: duration(text, "write_timeout", 1, MAX_REQUEST_TIMEOUT),
+    "reference": lambda text: check_text(text, "reference"),
+}
+
+
+class CreateCall(_Settings):
+    requested_partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
+
+    def spec(self) -> QueueSpec:
+        spec = QueueSpec(check_queue_name(self.queue_name), self.requested_partitions, **self.settings())
+        if spec.lease_timeout > spec.max_lease_timeout:
+            field = "max_lease_timeout" if self.lease_timeout is UNSET else "lease_timeout"
+            most = format_duration(spec.max_lease_timeout)
+            raise invalid(field, f"leases of {format_duration(spec.lease_timeout)} are longer than the most of {most}")
+        return spec
+
+
+class UpdateCall(_Settings):
+    version: Natural | None = None
+
+    def patch(self) -> QueuePatch:
+        check_queue_name(self.queue_name)
+        named = self.settings()
+        if not named:
+            raise SluicewayError("invalid_request", f"there is nothing to change; name at least one of {', '.join(_CHECKS)}")
+        return QueuePatch(named, self.version)
+
+
+class ListCall(msgspec.Struct, forbid_unknown_fields=True):
+    pivot: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_JSON)] = 100
+
+
+class QueueCall(Call):
+    """`queues.info` and `queue.stats`: the name alone."""
+
+
+class DeleteCall(Call):
+    force: bool = False
+
+
+class PauseCall(Call):
+    """`queue.pause` and `queue.resume`."""
+
+    verbs: tuple[Verb, ...] = ("produce", "lease")
+
+    def wanted(self) -> Sequence[Verb]:
+        if not self.verbs:
+            raise invalid("verbs", "must name produce, lease or both")
+        return tuple(dict.fromkeys(self.verbs))
+
+
+class ClearCall(Call):
+    ready: bool = True
+    scheduled: bool = False
+    request_timeout: str = "30s"
+
+    def request(self) -> Clear:
+        if not self.ready and not self.scheduled:
+            raise invalid("ready", "there is nothing to drop: ready or scheduled must be true")
+        return Clear(request_timeout(self.request_timeout), self.ready, self.scheduled)
+
+
+class RedriveCall(Call):
+    target: str | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 1_000
+    reason: str | None = None
+    source: str | None = None
+    dry_run: bool = False
+    request_timeout: str = "30s"
+
+    def request(self) -> Redrive:
+        target = given_queue(self.target, "target")
+        if target == self.queue_name:
+            raise invalid("target", "is the queue that the items are taken from")
+        return Redrive(
+            request_timeout(self.request_timeout),
+            self.limit,
+            target,
+            given_text(self.reason, "reason"),
+            given_queue(self.source, "source"),
+            self.dry_run,
+        )
+
+
+_decode_update = JsonDecoder(UpdateCall)
+
+
+def decode_update(body: bytes) -> UpdateCall:
+    """As a JsonDecoder; a field that is no setting but part of a queue is said to be unchangeable."""
+    try:
+        return _decode_update(body)
+    except SluicewayError as error:
+        if error.field in _FIXED:
+            raise invalid(error.field, "cannot be changed by queues.update; leave it out") from None
+        raise
+
+
+decode_create = JsonDecoder(CreateCall)
+decode_list = JsonDecoder(ListCall)
+decode_queue_call = JsonDecoder(QueueCall)
+decode_delete = JsonDecoder(DeleteCall)
+decode_pause = JsonDecoder(PauseCall)
+decode_clear = JsonDecoder(ClearCall)
+decode_redrive = JsonDecoder(RedriveCall)

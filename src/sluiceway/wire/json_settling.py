@@ -1,0 +1,166 @@
+"""JSON calls on leased items: complete, release, retry, settle, extend."""
+
+from __future__ import annotations
+
+from itertools import repeat
+from typing import Literal
+
+import msgspec
+
+from sluiceway.kernel.clock import Millis, parse_time
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE
+from sluiceway.kernel.names import check_text
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import DONE, Extend, Fate, Settle
+from sluiceway.wire.checks import check_count
+from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, duration, given_text, lease_timeout, request_timeout
+from sluiceway.wire.settling import Grouped, check_partition, group_items, group_leases, select_leases
+
+
+class SettleFields(Call):
+    request_timeout: str = "30s"
+
+
+class _CheckedCall(SettleFields):
+    """A call that may insist on whose the leases are, and on that nothing is ignored."""
+
+    client_id: str | None = None
+    strict: bool = False
+
+    def owner(self) -> str | None:
+        return given_text(self.client_id, "client_id")
+
+
+class _IdsCall(_CheckedCall):
+    """A call that names items, leases, or both."""
+
+    ids: list[str] | None = None
+    lease_ids: list[str] | None = None
+
+    def grouped(self, record: QueueRecord, fate: Fate, partition: int | None) -> tuple[Grouped, list[tuple[int, int]], list[str]]:
+        """The items by partition, the leases as (partition, number), and the leases that cannot be this queue's."""
+        ids, lease_ids = self.ids or [], self.lease_ids or []
+        if not ids and not lease_ids:
+            raise invalid("ids", "at least one of ids and lease_ids must name something")
+        check_count(ids, "ids", MAX_ITEMS_JSON, least=0)
+        check_count(lease_ids, "lease_ids", MAX_ITEMS_JSON, least=0)
+        check_partition(partition, record)
+        return group_items(ids, repeat(fate), record, "ids[{}]".format, partition), *group_leases(lease_ids, record, partition)
+
+
+class SelectCall(_IdsCall):
+    """`queue.complete` and `queue.release`: the same fate for all that is named."""
+
+    partition: PartitionNumber | None = None
+
+    def request(self, record: QueueRecord, fate: Fate) -> Settle:
+        grouped, leases, foreign = self.grouped(record, fate, self.partition)
+        select_leases(grouped, leases, fate)
+        return Settle(
+            grouped.selections,
+            request_timeout(self.request_timeout),
+            foreign=grouped.foreign + foreign,
+            client_id=self.owner(),
+            strict=self.strict,
+        )
+
+
+class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    id: str
+    retry_at: str | None = None
+    retry_after: str | None = None
+    dead: bool = False
+    reason: str | None = None
+
+    def fate(self, at: int, now: Millis) -> Fate:
+        path = f"items[{at}]"
+        reason = "" if self.reason is None else check_text(self.reason, f"{path}.reason")
+        if self.dead:
+            if self.retry_at is not None or self.retry_after is not None:
+                raise invalid(f"{path}.dead", "a dead item is not retried: leave out retry_at and retry_after")
+            return Fate("dead", reason=reason)
+        if self.retry_at is not None:
+            if self.retry_after is not None:
+                raise invalid(f"{path}.retry_after", "an item has retry_at or retry_after, not both")
+            moment = parse_time(self.retry_at, f"{path}.retry_at")
+            if moment > now + MAX_SCHEDULE:
+                raise invalid(f"{path}.retry_at", f"more than {MAX_SCHEDULE // 86_400_000} days ahead")
+            return Fate("retry", retry_at=moment, reason=reason)
+        return Fate("retry", retry_after=_delay(self.retry_after, path), reason=reason)
+
+
+class RetryCall(_CheckedCall, kw_only=True):
+    items: list[RetryItem]
+    partition: PartitionNumber | None = None
+
+    def request(self, record: QueueRecord, now: Millis) -> Settle:
+        check_count(self.items, "items", MAX_ITEMS_JSON)
+        check_partition(self.partition, record)
+        fates = [item.fate(at, now) for at, item in enumerate(self.items)]
+        grouped = group_items([item.id for item in self.items], fates, record, "items[{}].id".format, self.partition)
+        return Settle(
+            grouped.selections,
+            request_timeout(self.request_timeout),
+            foreign=grouped.foreign,
+            client_id=self.owner(),
+            strict=self.strict,
+        )
+
+
+class SettleItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
+    id: str
+    outcome: Literal["done", "retry", "dead"]
+    retry_after: str | None = None
+    reason: str | None = None
+
+    def fate(self, at: int) -> Fate:
+        path = f"items[{at}]"
+        if self.retry_after is not None and self.outcome != "retry":
+            raise invalid(f"{path}.retry_after", "is only meant with the outcome retry")
+        reason = "" if self.reason is None else check_text(self.reason, f"{path}.reason")
+        return Fate(self.outcome, retry_after=_delay(self.retry_after, path), reason=reason)
+
+
+class SettleCall(SettleFields, kw_only=True):
+    items: list[SettleItem]
+
+    def request(self, record: QueueRecord) -> Settle:
+        check_count(self.items, "items", MAX_ITEMS_ARROW)
+        fates = [item.fate(at) for at, item in enumerate(self.items)]
+        grouped = group_items([item.id for item in self.items], fates, record, "items[{}].id".format)
+        return Settle(grouped.selections, request_timeout(self.request_timeout), stage=True, foreign=grouped.foreign)
+
+
+class SettleQuery(SettleFields, kw_only=True):
+    """The query string of an Arrow settle."""
+
+    incarnation: str
+
+
+class ExtendCall(_IdsCall):
+    lease_timeout: str | None = None
+
+    def request(self, record: QueueRecord) -> Extend:
+        # An item has no fate here; one is as good as another to group by.
+        grouped, leases, foreign = self.grouped(record, DONE, None)
+        offsets = {partition: chosen.offsets for partition, (chosen,) in grouped.selections.items() if chosen.offsets is not None}
+        return Extend(
+            leases,
+            request_timeout(self.request_timeout),
+            lease_timeout(self.lease_timeout, record),
+            foreign=grouped.foreign + foreign,
+            offsets=offsets,
+            client_id=self.owner(),
+            strict=self.strict,
+        )
+
+
+def _delay(text: str | None, path: str) -> Millis | None:
+    return None if text is None else duration(text, f"{path}.retry_after", 0, MAX_SCHEDULE)
+
+
+decode_select = JsonDecoder(SelectCall)
+decode_retry = JsonDecoder(RetryCall)
+decode_settle = JsonDecoder(SettleCall)
+decode_extend = JsonDecoder(ExtendCall)

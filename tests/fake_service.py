@@ -1,0 +1,133 @@
+"""A service that does nothing but note what it is asked and give the answers it was told to, behind the real HTTP server."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+
+from server_process import PATIENCE
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
+from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Explanation,
+    Extend,
+    Extended,
+    Lease,
+    Leased,
+    Peek,
+    Produce,
+    Produced,
+    QueuePatch,
+    QueueSpec,
+    QueueStats,
+    Redrive,
+    Redriven,
+    Settle,
+    Settled,
+)
+from sluiceway.server.app import create_app
+from sluiceway.server.run import Server, bind, url_of
+
+NOW = 1_700_000_000_000
+RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
+
+
+class FakeService:
+    """One queue `q`. `asked` has the requests, newest last; `script` what is answered to the next ones, first in, first out."""
+
+    def __init__(self) -> None:
+        self.record = RECORD
+        self.asked: list[object] = []
+        self.script: list[object] = []
+
+    def _answer(self, request: object) -> Any:
+        self.asked.append(request)
+        answer = self.script.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def queue(self, queue_name: str) -> QueueRecord:
+        if queue_name != self.record.queue_name:
+            raise SluicewayError("queue_not_found", f"there is no queue {queue_name!r}", "queue_name")
+        return self.record
+
+    def queues(self) -> list[QueueRecord]:
+        return [self.record]
+
+    async def create_queue(self, spec: QueueSpec) -> QueueRecord:
+        return cast(QueueRecord, self._answer(spec))
+
+    async def update_queue(self, queue_name: str, patch: QueuePatch) -> QueueRecord:
+        return cast(QueueRecord, self._answer(patch))
+
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool) -> QueueRecord:
+        self.queue(queue_name)
+        before = set(self.record.paused)
+        after = before | set(verbs) if paused else before - set(verbs)
+        self.record = msgspec.structs.replace(self.record, paused=tuple(sorted(after, reverse=True)))
+        return self.record
+
+    async def delete_queue(self, queue_name: str, force: bool) -> None:
+        self._answer((queue_name, force))
+
+    async def produce(self, queue_name: str, request: Produce) -> Produced:
+        return cast(Produced, self._answer(request))
+
+    async def lease(self, queue_name: str, request: Lease, payload: bool) -> Leased:
+        return cast(Leased, self._answer(request))
+
+    async def settle(self, queue_name: str, request: Settle) -> Settled:
+        return cast(Settled, self._answer(request))
+
+    async def extend(self, queue_name: str, request: Extend) -> Extended:
+        return cast(Extended, self._answer(request))
+
+    async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
+        return cast("list[pa.RecordBatch]", self._answer(request))
+
+    async def clear(self, queue_name: str, request: Clear) -> Cleared:
+        self.queue(queue_name)
+        return cast(Cleared, self._answer(request))
+
+    async def redrive(self, queue_name: str, request: Redrive) -> Redriven:
+        self.queue(queue_name)
+        return cast(Redriven, self._answer(request))
+
+    async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
+        return cast(Explanation, self._answer((partition, offset)))
+
+    def stats(self, queue_name: str) -> QueueStats:
+        return cast(QueueStats, self._answer(queue_name))
+
+    def problems(self) -> list[str]:
+        return []
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+@contextmanager
+def serving(service: FakeService) -> Iterator[str]:
+    """The URL of a server over that service, until the block ends."""
+    ready = threading.Event()
+    sock = bind("127.0.0.1", 0)
+    server = Server(create_app(service), ready.set)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), name="server")
+    thread.start()
+    try:
+        assert ready.wait(PATIENCE)
+        yield url_of(sock)
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE)
+        assert not thread.is_alive()

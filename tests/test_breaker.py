@@ -1,0 +1,94 @@
+"""The breaker of a backend: opens when partitions fail together, lets one probe through at a time, closes at the first success."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sluiceway.core.breaker import PROBE_INTERVAL, Breaker
+from sluiceway.model.changes import PartitionRef
+
+A, B, C = (PartitionRef("k7f3q2ma", number) for number in range(3))
+NOW = 1_000_000
+
+
+def opened() -> Breaker:
+    breaker = Breaker()
+    assert not breaker.failed(A, 3)
+    assert breaker.failed(B, 3)
+    return breaker
+
+
+def test_one_partition_that_fails_again_and_again_is_its_own_affair() -> None:
+    breaker = Breaker()
+    assert not any(breaker.failed(A, 3) for _ in range(10))
+    assert breaker.admits(A, NOW)
+    assert breaker.admits(B, NOW)
+
+
+def test_the_only_partition_is_the_backend() -> None:
+    breaker = Breaker()
+    assert breaker.failed(A, 1)
+    assert breaker.is_open
+
+
+def test_a_success_in_between_tells_them_apart() -> None:
+    breaker = Breaker()
+    breaker.failed(A, 3)
+    assert not breaker.succeeded(), "it was not open"
+    assert not breaker.failed(B, 3)
+    assert not breaker.is_open
+
+
+def test_it_opens_once() -> None:
+    breaker = opened()
+    assert not breaker.failed(C, 3)
+
+
+def test_the_first_probe_goes_at_once_and_nobody_else() -> None:
+    breaker = opened()
+    assert breaker.wants_probe(NOW)
+    assert breaker.admits(A, NOW)
+    assert not breaker.wants_probe(NOW + 10 * PROBE_INTERVAL)
+    assert not breaker.admits(B, NOW + 10 * PROBE_INTERVAL), "one is under way"
+
+
+def test_the_next_probe_waits_for_the_end_of_the_last_and_for_its_time() -> None:
+    breaker = opened()
+    assert breaker.admits(A, NOW)
+    breaker.failed(B, 3)
+    assert not breaker.admits(C, NOW + PROBE_INTERVAL), "that was not the probe's end"
+    breaker.failed(A, 3)
+    assert not breaker.admits(C, NOW + PROBE_INTERVAL - 1)
+    assert breaker.admits(C, NOW + PROBE_INTERVAL)
+
+
+def test_any_success_closes_it() -> None:
+    breaker = opened()
+    breaker.admits(A, NOW)
+    assert breaker.succeeded()
+    assert breaker.admits(B, NOW)
+    assert not breaker.failed(A, 3), "it begins to count anew"
+
+
+@given(st.lists(st.tuples(st.sampled_from(["open", "fail", "succeed", "wait"]), st.sampled_from([A, B, C])), max_size=60))
+def test_while_it_is_open_there_is_one_probe_at_a_time_and_at_most_one_a_second(steps: list[tuple[str, PartitionRef]]) -> None:
+    breaker, now = Breaker(), NOW
+    under_way: set[PartitionRef] = set()
+    probes: list[int] = []
+    for what, ref in steps:
+        now += PROBE_INTERVAL // 3 if what == "wait" else 0
+        if what == "open" and ref not in under_way:
+            if breaker.admits(ref, now) and breaker.is_open:
+                assert not under_way
+                assert not probes or now - probes[-1] >= PROBE_INTERVAL
+                under_way.add(ref)
+                probes.append(now)
+        elif what == "fail":
+            under_way.discard(ref)
+            breaker.failed(ref, 3)
+        elif what == "succeed":
+            under_way.clear()
+            probes.clear()
+            breaker.succeeded()
+            assert breaker.admits(ref, now)
