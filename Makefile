@@ -33,11 +33,11 @@ $(UV):
 	echo "Tools: $$("$$python" --version), uv"; \
 	rm -rf .tools; \
 	"$$python" -m venv .tools; \
-	.tools/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.9'
+	.tools/bin/python -m pip install --quiet --disable-pip-version-check --timeout 60 --retries 10 'uv>=0.9'
 
-# The machine's own certificates, as pip uses them, so that it also works behind a proxy that has its own root.
+# The machine's own certificates, as pip uses them, so that it also works behind a proxy that has its own root. Patient, as Spark is large.
 $(STAMP): pyproject.toml uv.lock | $(UV)
-	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.venv $(UV) sync --locked --all-extras --python .tools/bin/python
+	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.venv $(UV) sync --locked --all-extras --python .tools/bin/python
 	@touch $@
 
 demo: setup ## A real Spark pipeline fed by a real queue, with a ledger at the end

@@ -66,7 +66,7 @@ class OwnServer(Server):
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=120)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

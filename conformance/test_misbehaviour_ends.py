@@ -179,7 +179,7 @@ def hang_up_while_waiting(queue: Queue, **fields: object) -> None:
     head = f"POST /v1/queue.lease HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     address = urlsplit(queue.api.url)
     waiting = queue.waiting()
-    with socket.create_connection((address.hostname, address.port or 80), timeout=20) as connection:
+    with socket.create_connection((address.hostname, address.port or 80), timeout=120) as connection:
         connection.sendall(head.encode() + body)
         until(lambda: queue.waiting() > waiting, "a long poll's waiting")
 

@@ -17,7 +17,7 @@ from sluiceway.model.requests import DONE, Fate, Lease, Leased, Produce, Produce
 from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore, Snapshot, StoreUnavailableError
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 """Seconds a test waits for something that must happen."""
 
 

@@ -174,10 +174,10 @@ class Model:
         for offset in offsets:
             item = by_offset.get(offset)
             lease = self.leases.get(self.lease_of.get(offset, 0))
-            if lease is not None and client_id not in (None, lease.client_id):
-                ignored[offset] = {"not_yours"}
-            elif item is None:
+            if item is None:
                 ignored[offset] = self.why(offset)
+            elif lease is not None and client_id not in (None, lease.client_id):
+                ignored[offset] = {"not_yours"}
             else:
                 found.append(item)
         if stage:
@@ -275,7 +275,7 @@ class Model:
         item.place, item.due_at = ("due", due_at) if due_at > now else ("ready", None)
 
     def _die(self, item: Item, reason: str) -> None:
-        item.place, item.reason, item.target = ("dying" if self.rules.keeps_dead else "dead"), reason, None
+        item.place, item.reason, item.target = ("dying" if self.rules.keeps_dead else "dead"), reason, self.rules.dead_queue
         self.header.dead += not self.rules.keeps_dead
 
     # Away
@@ -285,15 +285,15 @@ class Model:
         chosen = [item for item in self.ready() if item.offset in set(offsets)]
         for item in chosen:
             self.moment(now)
-            item.place, item.reason, item.target = "dying", "redriven", target
+            item.place, item.reason, item.target = "dying", "", target
         return len(chosen)
 
     def transferred(self, number: int) -> None:
         for item in self.at("dying"):
             if item.number == number:
-                item.place = "dead" if item.target is None else "redriven"
-                self.header.dead += item.target is None
-                self.header.redriven += item.target is not None
+                item.place = "dead" if item.reason else "redriven"
+                self.header.dead += bool(item.reason)
+                self.header.redriven += not item.reason
 
     def called_back(self, number: int) -> None:
         for item in self.at("dying"):

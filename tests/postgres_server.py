@@ -25,7 +25,7 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 """Seconds until something that should have happened has failed."""
 
 SETTINGS = {

@@ -175,7 +175,7 @@ def test_ready_items_that_are_taken_out_are_durably_on_their_way_and_then_gone()
     rig.end(1)
     (transfer,) = rig.transfers
     assert begun(rig, ticket) == (1, transfer.number, 3)
-    assert (transfer.partition, transfer.target, transfer.reason) == (1, "orders", "redriven")
+    assert (transfer.partition, transfer.target, transfer.reason) == (1, "orders", "")
     assert [offset for piece in transfer.slices for offset in piece.offsets.tolist()] == [1, 2, 4]
     assert rig.queue.stats().partitions[1].transferring == 3
     rig.queue.transferred(1, transfer.number, True, rig.now)

@@ -24,7 +24,7 @@ from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from test_sqlite_faults import Disk
 
-QUICK = SqliteBackend(write_timeout=500)
+QUICK = SqliteBackend(write_timeout=2_000)
 PATIENT = SqliteBackend(write_timeout=600_000)
 
 

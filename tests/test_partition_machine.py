@@ -44,6 +44,7 @@ RULES = st.builds(
     st.booleans(),
     st.sampled_from([0, 0, 15, 70]),
     st.none() | st.sampled_from([Backoff(0, 0), Backoff(5, 12), Backoff(1, 1_000)]),
+    st.sampled_from([None, "d1", "d2"]),
 )
 CLIENTS = st.sampled_from([None, None, "c", "d"])
 PICKS = st.lists(st.integers(0, 40), min_size=1, max_size=12)

@@ -121,7 +121,7 @@ def test_items_are_taken_out_of_the_middle_of_the_line_and_the_rest_is_leased_in
     assert items == 5
     rig.reload()
     transfer = rig.machine.transfers[number]
-    assert (transfer.target, transfer.transfer, transfer.open) == ("orders", "redriven", 5)
+    assert (transfer.target, transfer.transfer, transfer.open) == ("orders", "", 5)
     assert [served.payload for served in rig.ready()] == [b"a", b"d", b"e", b"h"]
     lease = rig.lease(3)
     assert [(part.first, part.count) for part in lease.parts] == [(0, 1), (3, 2)]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 
 import psycopg
 import pytest
@@ -50,7 +50,7 @@ class Proxy:
         """Whether what the server says reaches the client; the line is cut when it says something and this is off."""
         self._writers: list[asyncio.StreamWriter] = []
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def to(self, port: int) -> AsyncIterator[int]:
         """Yields the port to connect to."""
 
@@ -68,18 +68,19 @@ class Proxy:
             listener.close()
 
     async def _requests(self, client: asyncio.StreamReader, to_server: asyncio.StreamWriter) -> None:
-        while data := await client.read(1 << 20):
-            # The end of a message is the end of what has been read: the client waits for the answer.
-            to_server.write(self.treat(data))
-            await to_server.drain()
-        to_server.close()
+        with contextlib.closing(to_server):
+            while data := await client.read(1 << 20):
+                # The end of a message is the end of what has been read: the client waits for the answer.
+                to_server.write(self.treat(data))
+                await to_server.drain()
 
     async def _responses(self, answers: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        while data := await answers.read(1 << 20):
-            if not self.answers:
-                self.cut()
-            to_client.write(data)
-        to_client.close()
+        # Also where the server has reset the line: the client would wait for it to the end of its patience.
+        with contextlib.closing(to_client):
+            while data := await answers.read(1 << 20):
+                if not self.answers:
+                    self.cut()
+                to_client.write(data)
 
     def send(self, data: bytes) -> None:
         """To the server, on the newest line."""
@@ -90,7 +91,7 @@ class Proxy:
             writer.transport.abort()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def owner(server: PostgresServer, schema: str) -> AsyncIterator[tuple[PostgresPartitionStore, Proxy]]:
     """A store on a line of its own, with one connection that has applied turn 1, so that turn 2 is one prepared statement."""
     proxy = Proxy()
@@ -102,7 +103,7 @@ async def owner(server: PostgresServer, schema: str) -> AsyncIterator[tuple[Post
         await store.close()
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def successor(server: PostgresServer, schema: str) -> AsyncIterator[PostgresPartitionStore]:
     store = PostgresPartitionStore(server.dsn(), schema=schema, statement_timeout=PATIENT)
     # So that what a test measures is no first connection.

@@ -95,7 +95,7 @@ class Campaign:
         self._server = Server((disk.mount if disk else folder) / "data", folder / "server.log", command, config)
         self._address = Address()
         self._ledger = Ledger(self.tally)
-        self._http = httpx.Client(timeout=20)
+        self._http = httpx.Client(timeout=120)
 
     def run(self, rounds: int, progress: Progress) -> Tally:
         load = self._load("0")

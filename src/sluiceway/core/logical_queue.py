@@ -59,7 +59,8 @@ class LogicalQueue:
         """Follow the queue's settings from now on."""
         self.lease_timeout = record.lease_timeout
         self.paused = frozenset(record.paused)
-        self._rules = Rules(record.max_attempts, record.dead_queue is not None, record.expire_timeout, record.retry_backoff)
+        dead_queue = record.dead_queue
+        self._rules = Rules(record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue)
         for lane in self.lanes.values():
             lane.partition.follow(self._rules)
 

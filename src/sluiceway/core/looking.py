@@ -106,7 +106,7 @@ def explain(partition: Partition, offset: int) -> Explanation:
     for transfer in partition.transfers.values():
         if any(offset in piece.offsets for piece in open_slices(transfer)):
             to = "the dead queue" if transfer.target is None else f"queue {transfer.target}"
-            return Explanation("dying", f"it is on its way to {to}: {transfer.transfer}")
+            return Explanation("dying", f"it is on its way to {to}: {transfer.transfer or 'redriven'}")
     if not 0 <= offset < partition.header.next:
         return Explanation("unknown", "this id was never given")
     return Explanation("gone", _GONE[fate or "settled"])

@@ -22,6 +22,7 @@ from sluiceway.core.forming import due_times
 from sluiceway.core.keys import KeyMemory, Seen
 from sluiceway.core.line import Line, RecordName
 from sluiceway.core.records import (
+    REDRIVEN,
     Blob,
     Extent,
     LeaseState,
@@ -48,12 +49,16 @@ EXPIRED: Fate | None = None
 
 
 class Rules(NamedTuple):
-    """The settings of the queue that a partition follows. `max_attempts` 0: no limit; without `keeps_dead` dead items are dropped."""
+    """The settings of the queue that a partition follows. `max_attempts` 0: no limit; without `keeps_dead` dead items are dropped.
+
+    What dies goes to the `dead_queue` of that moment, whatever the queue's is later.
+    """
 
     max_attempts: int = 0
     keeps_dead: bool = False
     expire_timeout: Millis = 0
     backoff: Backoff | None = None
+    dead_queue: str | None = None
 
 
 class Partition(Line):
@@ -74,7 +79,7 @@ class Partition(Line):
 
     def follow(self, rules: Rules) -> None:
         """From now on, by these rules. What was decided by the former stays so."""
-        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff = rules
+        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue = rules
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
@@ -205,11 +210,13 @@ class Partition(Line):
                 continue
             lease, part = place
             positions = from_array(run - part.first + part.base)
+            theirs = client_id is not None and lease.client_id != client_id
             gone = positions & lease.settled
-            ignored.extend((position - part.base + part.first, lease.fate_of(position)) for position in gone)
-            if client_id is not None and lease.client_id != client_id:
-                ignored.extend((position - part.base + part.first, "not_yours") for position in positions - gone)
-            elif len(gone) < len(positions):
+            ignored.extend(
+                (position - part.base + part.first, lease.fate_of(position) if position in gone else "not_yours")
+                for position in (positions if theirs else gone)
+            )
+            if not theirs and len(gone) < len(positions):
                 found.setdefault(lease.number, (lease, BitMap()))[1].update(positions - gone)
         yield from found.values()
 
@@ -314,7 +321,7 @@ class Partition(Line):
     def _die(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
         """The positions of a lease go to the dead queue (they keep their offsets), or are dropped."""
         if self.keeps_dead:
-            self._transfer(by_part(lease, positions), reason, None)
+            self._transfer(by_part(lease, positions), reason, self.dead_queue)
         else:
             self.header.dead += len(positions)
 
@@ -340,10 +347,10 @@ class Partition(Line):
         transfer = self.transfers.pop(number, None)
         if transfer is not None:
             positions = transfer.open_positions()
-            if transfer.target is None:
-                self.header.dead += len(positions)
-            else:
+            if transfer.transfer == REDRIVEN:
                 self.header.redriven += len(positions)
+            else:
+                self.header.dead += len(positions)
             self._let_go(transfer, positions)
             self._touch(RecordKind.LEASE, number)
 
@@ -369,7 +376,7 @@ class Partition(Line):
         if not pieces:
             return 0, 0
         self._at(now)
-        number = self._transfer(pieces, "redriven", target)
+        number = self._transfer(pieces, REDRIVEN, target)
         for part, those in pieces:
             self._close_positions(part.extent, len(those))
         return number, sum(len(those) for _, those in pieces)
@@ -445,7 +452,7 @@ class Partition(Line):
         taken = self._take_out(extent, extent.waiting(self.at(extent)))
         if taken:
             if self.keeps_dead:
-                self._transfer([(Part(extent, 0, extent.count, 0), taken)], "expired", None)
+                self._transfer([(Part(extent, 0, extent.count, 0), taken)], "expired", self.dead_queue)
             else:
                 self.header.dead += len(taken)
             self._close_positions(extent, len(taken))

@@ -13,6 +13,9 @@ from pyroaring import BitMap
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Fate, Offsets
 
+REDRIVEN = ""
+"""In place of the reason of a transfer: its items do not die."""
+
 Gone = Literal["expired", "retried", "released", "dead"]
 """How an item left its lease, other than completed."""
 
@@ -107,7 +110,7 @@ class LeaseState:
 
     `fates` tell what became of those that were not completed. `staged` fates take effect when the lease is closed. A lease with a
     `transfer` reason belongs to the system: it has no deadline, and its items are on their way to the queue `target`
-    (None: the dead queue).
+    (None, of a record from before it was noted: the dead queue).
     """
 
     number: int

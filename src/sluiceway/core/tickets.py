@@ -138,7 +138,10 @@ class Reply:
 
 @dataclass(slots=True)
 class Transfer:
-    """Produce these rows into the queue `target` (None: the dead queue), keyed by the lease number, and report `transferred`."""
+    """Produce these rows into the queue `target` (None: the dead queue), keyed by the lease number, and report `transferred`.
+
+    Without a `reason` they do not die, but go back to where they came from.
+    """
 
     partition: int
     number: int

@@ -291,7 +291,7 @@ class QueueDriver:
                 self._check_over(effect)
             done = True
         except SluicewayError as error:
-            nowhere = error.code == "queue_not_found"
+            nowhere = error.code == "queue_not_found" and not effect.reason
             log.warning("queue %s, partition %d: transfer %d: %s", self.record.queue_name, effect.partition, effect.number, error)
         except Exception:
             log.exception("queue %s, partition %d: transfer %d failed", self.record.queue_name, effect.partition, effect.number)

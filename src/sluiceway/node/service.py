@@ -367,12 +367,15 @@ class Service:
     async def _bury(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> None:
         """Produce a transfer's items into their queue, once: the key is the transfer, and transfers of a partition come in order."""
         target = transfer.target or source.dead_queue
+        if transfer.reason and target not in self._drivers:
+            # The dead queue of that time is no more, nor is what may have arrived there: the present one takes its place.
+            target = source.dead_queue
         if target is None:
             # The queue has lost its dead queue in the meantime: what dies is dropped.
             return
         group = f"{TRANSFER_GROUP}{source.incarnation}.{partition}"
         key = ProduceKey(f"{group}/{transfer.number}", group, transfer.number)
-        batch = dead_rows(source, transfer.reason, rows) if transfer.target is None else redriven_rows(source, rows)
+        batch = dead_rows(source, transfer.reason, rows) if transfer.reason else redriven_rows(source, rows)
         await self.produce(target, Produce(batch, BURIAL_TIMEOUT, key))
 
 

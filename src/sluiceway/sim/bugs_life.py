@@ -13,7 +13,7 @@ from sluiceway.core.lane import Lane
 from sluiceway.core.line import Line
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
-from sluiceway.core.records import LeaseState
+from sluiceway.core.records import REDRIVEN, LeaseState
 from sluiceway.model.requests import Fate
 from sluiceway.sim.planting import Bug, shelf
 
@@ -169,7 +169,7 @@ def redrives_a_copy(original: Any) -> Any:
 
     def transferred(self: Any, number: int) -> None:
         transfer = self.transfers.get(number)
-        if transfer is not None and transfer.target is not None:
+        if transfer is not None and transfer.transfer == REDRIVEN:
             self.call_back(number)
         else:
             original(self, number)

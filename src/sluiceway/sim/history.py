@@ -40,6 +40,8 @@ class History:
         queues: dict[str, SimQueue] = {}
         if self.random.random() < 0.7:
             self._new_queue("dead", pick([1, 2]), None, queues)
+            if self.random.random() < 0.3:
+                self._new_queue("dead 2", 1, None, queues)
         for number in range(pick([1, 1, 2])):
             keeps_dead = "dead" in queues and (number == 0 or self.random.random() < 0.7)
             self._new_queue(f"q{number}", pick([1, 2, 3, 4]), "dead" if keeps_dead else None, queues)
@@ -156,7 +158,10 @@ class History:
 
     def _update(self) -> None:
         queue = self.random.choice(self.queues)
-        queue.configure(lease_timeout=self.random.choice([300, 2_000]), **self._some_settings())
+        settings = self._some_settings()
+        if queue.record.dead_queue is not None:
+            settings["dead_queue"] = self.random.choice([each.incarnation for each in self.queues if each.incarnation.startswith("dead")])
+        queue.configure(lease_timeout=self.random.choice([300, 2_000]), **settings)
 
     def _redrive(self) -> None:
         """Out of the dead queue, if there is one; now and then to where there is nothing any more."""

@@ -153,12 +153,16 @@ class SimQueue:
         world, way = self.world, self.ledger.trails[effect.partition].ways[effect.number]
         name = self.record.dead_queue if effect.target is None else effect.target
         check(name == way.target, "a transfer goes to another queue than was decided")
+        if effect.reason and name not in self.queues:
+            name = way.target = self.record.dead_queue
         target = None if name is None else self.queues.get(name)
         store = self.stores[effect.partition]
         rows = store.transfer_rows(effect.partition, effect.number, effect.slices)
         if store.is_damaged(effect.slices):
             owner.stop_partition(effect.partition, "a blob fails its checksum")
             owner.transferred(effect, False)
+        elif target is None and effect.reason:
+            owner.transferred(effect, True)
         elif target is None:
             way.nowhere = True
             owner.transferred(effect, False, nowhere=True)
@@ -171,7 +175,7 @@ class SimQueue:
         else:
             group = f"{TRANSFER_GROUP}{self.incarnation}.{effect.partition}"
             key = ProduceKey(f"{group}/{effect.number}", group, effect.number)
-            dies = effect.target is None
+            dies = bool(effect.reason)
             sent = burial.dead_rows(self.record, effect.reason, rows) if dies else burial.redriven_rows(self.record, rows)
             produce = Produce(sent, BURIAL_TIMEOUT, key)
             items = [self.ledger.items[row.payload] for row in store.rows_of(effect.slices)]

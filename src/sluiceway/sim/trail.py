@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Container
 from typing import NamedTuple
 
-from sluiceway.core.records import Header
+from sluiceway.core.records import REDRIVEN, Header
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.model.queue import QueueRecord
@@ -215,7 +215,7 @@ class Trail:
         else:
             offset = was.offset if number is None else self.new.leaving[number, item.payload].offset
             expired = was.due_at <= self.turn.now and 0 < was.expires_at <= self.turn.now
-            if number is not None and self.new.transfers[number].target is not None:
+            if number is not None and self.new.transfers[number].transfer == REDRIVEN:
                 asked = self.asks.targets.get((self.partition, offset), ())
                 check(way is not None and way.target in asked, f"{item.payload} goes to another queue without a cause")
             elif expired:
@@ -239,7 +239,8 @@ class Trail:
         dies = spent or stale or "dead" in asked
         if number is not None:
             transfer = self.new.transfers[number]
-            check(transfer.target is None and self.record.dead_queue is not None, f"{item.payload} goes elsewhere than to the dead queue")
+            to_dead = transfer.transfer != REDRIVEN and transfer.target == self.record.dead_queue is not None
+            check(to_dead, f"{item.payload} goes elsewhere than to the dead queue")
             check(dies, f"{item.payload} dies without a cause")
             self._check_reason(item, transfer.transfer or "", spent, stale)
             self.fates[was.offset] = {"expired" if ran_out else "dead"}
@@ -275,7 +276,7 @@ class Trail:
         """It is in a transfer no more: it must have arrived, or be here again."""
         way, item = self.ways[number], self.items[payload]
         if payload in way.arrived:
-            self._steps["dead" if self.old.transfers[number].target is None else "redriven"] += 1
+            self._steps["redriven" if self.old.transfers[number].transfer == REDRIVEN else "dead"] += 1
         else:
             check(way.nowhere and item.way is None and payload in self.new.alive, f"{payload} was lost on its way to another queue")
 
