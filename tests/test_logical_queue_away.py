@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queue_rig import Rig, array, lease, produce
-from sluiceway.core.logical_queue import FLIGHT_PATIENCE, TRANSFER_RETRY
+from sluiceway.core.logical_queue import LEASE_PATIENCE, TRANSFER_RETRY
 from sluiceway.core.tickets import TakeOut, Ticket, TransferBegun
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Clear, Cleared
@@ -76,7 +76,7 @@ def test_a_client_that_was_answered_keeps_its_leases_though_it_hangs_up() -> Non
 def test_a_lease_that_lands_after_its_client_was_told_unknown_comes_back() -> None:
     rig = filled(3)
     late = rig.ask(lease(3, 100))
-    rig.wait(100 + FLIGHT_PATIENCE)
+    rig.wait(100 + LEASE_PATIENCE)
     assert rig.code(late) == "outcome_unknown"
     rig.end_all()
     assert rig.durable(0) == (3, 0, 0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
-from sluiceway.core.logical_queue import BUSY_PATIENCE, FLIGHT_PATIENCE
+from sluiceway.core.logical_queue import LEASE_PATIENCE
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate
 
@@ -140,7 +140,7 @@ def test_a_lease_that_does_not_wait_does_not_wait_for_a_hung_partition() -> None
     rig = filled(3)
     rig.ask(produce())
     ticket = rig.ask(lease(9))
-    rig.wait(BUSY_PATIENCE - 1)
+    rig.wait(LEASE_PATIENCE - 1)
     assert ticket not in rig.answers
     rig.wait(1)
     assert rig.grants(ticket) == []
@@ -159,7 +159,7 @@ def test_a_lease_that_does_not_wait_does_not_wait_for_settles() -> None:
 def test_a_lease_in_flight_at_its_deadline_waits_for_the_commit() -> None:
     rig = filled(3)
     ticket = rig.ask(lease(3, 100))
-    rig.wait(FLIGHT_PATIENCE // 2)
+    rig.wait(LEASE_PATIENCE // 2)
     assert ticket not in rig.answers
     rig.end(0)
     assert rig.grants(ticket)[0].items == 3
@@ -168,7 +168,7 @@ def test_a_lease_in_flight_at_its_deadline_waits_for_the_commit() -> None:
 def test_a_lease_in_flight_is_unknown_when_patience_ends() -> None:
     rig = filled(3)
     ticket = rig.ask(lease(3, 100))
-    rig.wait(100 + FLIGHT_PATIENCE - 1)
+    rig.wait(100 + LEASE_PATIENCE - 1)
     assert ticket not in rig.answers
     rig.wait(1)
     assert rig.code(ticket) == "outcome_unknown"
@@ -199,7 +199,7 @@ def test_a_refused_lease_does_not_begin_a_long_wait_anew() -> None:
     ticket = rig.ask(lease(3, 100))
     rig.wait(200)
     rig.end(0, REFUSED)
-    rig.wait(BUSY_PATIENCE)
+    rig.wait(LEASE_PATIENCE)
     assert rig.grants(ticket) == []
 
 
@@ -216,7 +216,7 @@ def test_what_is_durable_is_told_soon_after_the_deadline_though_another_partitio
     rig = filled(2, 2)
     ticket = rig.ask(lease(4, 300, most=2))
     rig.end(0)
-    rig.wait(300 + BUSY_PATIENCE - 1)
+    rig.wait(300 + LEASE_PATIENCE - 1)
     assert ticket not in rig.answers, "until then both may come"
     rig.wait(1)
     assert [(info.partition, info.items) for info in rig.grants(ticket)] == [(0, 2)]
@@ -225,7 +225,7 @@ def test_what_is_durable_is_told_soon_after_the_deadline_though_another_partitio
 def test_what_becomes_durable_after_the_client_was_told_unknown_comes_back() -> None:
     rig = filled(2, 2)
     ticket = rig.ask(lease(4, 300, most=2))
-    rig.wait(300 + BUSY_PATIENCE)
+    rig.wait(300 + LEASE_PATIENCE)
     assert rig.code(ticket) == "outcome_unknown"
     rig.end_all()
     assert rig.durable(0) == rig.durable(1) == (2, 0, 0)
@@ -390,9 +390,9 @@ def test_a_key_in_flight_at_its_patience_is_unknown_and_its_repetition_is_told_t
     rig = filled(2)
     request = lease(2, key="k")
     first, second = rig.ask(request), rig.ask(request)
-    rig.wait(BUSY_PATIENCE)
+    rig.wait(LEASE_PATIENCE)
     assert rig.code(second) == "unavailable"
-    rig.wait(FLIGHT_PATIENCE)
+    rig.wait(LEASE_PATIENCE)
     assert rig.code(first) == "outcome_unknown"
     rig.end(0)
     third = rig.ask(request)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 from ledger import Ledger, payload_of
 
-from sluiceway.core.logical_queue import FLIGHT_PATIENCE
+from sluiceway.core.logical_queue import LEASE_PATIENCE
 
 QUEUE, DEAD_QUEUE = "q", "dead"
 PRODUCERS, CONSUMERS = 2, 3
@@ -154,8 +154,8 @@ class Worker:
     def once(self, call_name: str, **fields: Any) -> Answer:
         """One try."""
         fields = {"queue_name": QUEUE, "request_timeout": f"{self._request_timeout}ms", **fields}
-        # A lease may wait longer than it asked to, for what is just being written for it.
-        patience = (FLIGHT_PATIENCE if call_name == "queue.lease" else self._request_timeout) + MARGIN
+        # A lease may wait a little longer than it asked to, for what is just being written for it.
+        patience = self._request_timeout + LEASE_PATIENCE + MARGIN
         answer = call(self._http, self._address.get(), call_name, fields, patience)
         if answer.problem:
             self.ledger.tally.counts[answer.problem] += 1

@@ -19,10 +19,10 @@ def judge(lanes: Collection[Lane], now: Millis) -> float:
     """See which lanes are far slower than the others. Returns the milliseconds a commit may take; 0 where there is nothing to compare."""
     working = [lane for lane in lanes if lane.takes_work]
     floor, times = DEGRADED
-    slowness = sorted(lane.slowness(now) for lane in working)
-    patience = max(floor, times * slowness[(len(slowness) - 1) // 2]) if len(working) > 1 else 0.0
-    for lane in working:
-        lane.degraded = bool(patience) and lane.slowness(now) > patience
+    slowness = [lane.slowness(now) for lane in working]
+    patience = max(floor, times * sorted(slowness)[(len(slowness) - 1) // 2]) if len(working) > 1 else 0.0
+    for lane, each in zip(working, slowness, strict=True):
+        lane.degraded = bool(patience) and each > patience
     return patience
 
 

@@ -24,11 +24,11 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord, Verb
 from sluiceway.model.requests import Lease, LeaseInfo, Produce, QueueStats
 
-FLIGHT_PATIENCE = 1_000
-"""Milliseconds past its deadline that a lease waits for a commit in flight: its answer would be lost otherwise."""
+LEASE_PATIENCE = 1_000
+"""Milliseconds past its deadline that a lease waits for partitions that are writing: for items of theirs, or for its own commit.
 
-BUSY_PATIENCE = 1_000
-"""Milliseconds past its deadline that a lease waits for partitions that are writing: for items of theirs, or for the rest of its leases."""
+A lease that does not wait would hardly ever get anything otherwise. What lands later is given back.
+"""
 
 REOPEN_AFTER = (50, 1_000)
 """Milliseconds before a failed partition is opened again: first, and at most (doubling)."""
@@ -194,9 +194,9 @@ class LogicalQueue:
                 self._attempt(lambda lane, now: lane.work(now, timers), lane, now)
         self._deal([lane for lane in idle if lane.state is LaneState.READY and lane.partition.ready_count], now)
         for lane in idle:
-            if lane.state is LaneState.READY:
+            if lane.state is LaneState.READY and (lane.answers or lane.partition.is_changed):
                 self._attempt(self._commit, lane, now)
-                self._start_transfer(lane, now)
+            self._start_transfer(lane, now)
         self._answer_empty(now)
         effects, self._effects = self._effects, []
         return effects
@@ -233,12 +233,10 @@ class LogicalQueue:
 
     def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
         """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
-        over = now - ticket.deadline
-        if ticket.awaiting and ticket.grants and not ticket.keyed and over >= BUSY_PATIENCE:
+        if now - ticket.deadline < LEASE_PATIENCE:
+            heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number, ticket))
+        elif ticket.awaiting and ticket.grants and not ticket.keyed:
             self._reply(ticket, ticket.result(now))
-        elif over < FLIGHT_PATIENCE:
-            patience = BUSY_PATIENCE if over < BUSY_PATIENCE else FLIGHT_PATIENCE
-            heapq.heappush(self._deadlines, (ticket.deadline + patience, ticket.number, ticket))
         elif ticket.awaiting:
             self._reply(ticket, SluicewayError("outcome_unknown", "the lease was being written when the time was up"))
         else:
@@ -395,7 +393,7 @@ class LogicalQueue:
             if ticket.deadline > now:
                 continue
             waits = coming or (ticket.keyed and self._keyed(ticket, now))
-            if not waits or now - ticket.deadline >= BUSY_PATIENCE or (ticket.keyed and self._hides_leases()):
+            if not waits or now - ticket.deadline >= LEASE_PATIENCE or (ticket.keyed and self._hides_leases()):
                 self._end_wait(ticket, now)
 
     def _end_wait(self, ticket: Ticket, now: Millis) -> None:
@@ -434,8 +432,7 @@ class LogicalQueue:
             else:
                 self._take_out(lane, ticket)
             again = ticket.number in self.produces or ticket.number in self.waiters
-            late = bool(ticket.grants) and ticket.deadline + BUSY_PATIENCE <= now and not ticket.keyed
-            if late or ticket.whole is not None or not (ticket.awaiting or again):
+            if ticket.whole is not None or not (ticket.awaiting or again):
                 self._reply(ticket, ticket.error or ticket.result(now))
 
     def _take_out(self, lane: Lane, ticket: Ticket) -> None:

@@ -460,9 +460,14 @@ class Partition(Line):
 
     # ---- changes ----------------------------------------------------------------------------------------------
 
+    @property
+    def is_changed(self) -> bool:
+        """There is something to write."""
+        return self._changed or bool(self._touched or self.keys.touched)
+
     def take_changes(self) -> tuple[Changes, dict[int, pa.RecordBatch]] | None:
         """Everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
-        if not (self._changed or self._touched or self.keys.touched):
+        if not self.is_changed:
             return None
         self.keys.forget_old(self.header.now)
         self.txn += 1

@@ -247,7 +247,7 @@ def answers_a_lease_in_part(original: Any) -> Any:
     return time_out
 
 
-@bug(logical_queue, "BUSY_PATIENCE")
+@bug(logical_queue, "LEASE_PATIENCE")
 def waits_behind_a_hung_commit(original: Any) -> Any:
     """A lease without time to wait stays until another partition's commit ends."""
     return 20_000

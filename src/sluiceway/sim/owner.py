@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 from sluiceway.core.distribution import home
 from sluiceway.core.lane import LONGEST_SAMPLE, Lane, LaneState
-from sluiceway.core.logical_queue import BUSY_PATIENCE, FLIGHT_PATIENCE, LogicalQueue
+from sluiceway.core.logical_queue import LEASE_PATIENCE, LogicalQueue
 from sluiceway.core.partition import Partition
 from sluiceway.core.tickets import Commit, Effect, Grant, Open, Reply, Request, Result, TakeOut, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
@@ -193,7 +193,7 @@ class Owner:
     def _check_overdue(self) -> None:
         for ticket, (_, deadline) in self.waiting.items():
             if deadline < self.world.now and not self.stopping:
-                patience = (FLIGHT_PATIENCE if ticket.awaiting else BUSY_PATIENCE) if isinstance(ticket.request, Lease) else 0
+                patience = LEASE_PATIENCE if isinstance(ticket.request, Lease) else 0
                 check(self.world.now <= deadline + patience, f"{type(ticket.request).__name__.lower()} {ticket.number} is overdue")
 
     def _check_idle(self, machine: LogicalQueue) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from sluiceway.core.logical_queue import BUSY_PATIENCE
+from sluiceway.core.logical_queue import LEASE_PATIENCE
 from sluiceway.core.tickets import Request, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -144,7 +144,7 @@ class SimQueue:
 
     def lease_answered(self, ticket: Ticket) -> None:
         # Later it gives up what has not come.
-        if self.now() < ticket.deadline + BUSY_PATIENCE:
+        if self.now() < ticket.deadline + LEASE_PATIENCE:
             self.ledger.lease_answered(ticket)
 
     def carry_over(self, owner: Owner, effect: Transfer) -> None:
