@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from sluiceway.core.looking import load, open_slices, ready_slices
-from sluiceway.core.partition import Partition, Rules
+from sluiceway.core.partition import Partition
 from sluiceway.core.records import LeaseState, unpack_blob, unpack_due, unpack_extent
+from sluiceway.core.rules import Rules
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
 from sluiceway.model.items import batch_from_rows, decode_blob

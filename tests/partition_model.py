@@ -10,8 +10,9 @@ import msgspec
 
 from core_model import EVERYTHING, Row
 from sluiceway.core.looking import open_slices, ready_slices
-from sluiceway.core.partition import Partition, Rules
-from sluiceway.core.records import Header, to_array
+from sluiceway.core.partition import Partition
+from sluiceway.core.records import EXPIRED_READY, REDRIVEN, Header, to_array
+from sluiceway.core.rules import Rules
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
 from sluiceway.model.requests import DONE, RELEASE, TRANSFER_GROUP, Fate, IgnoredReason, ProduceKey, Settled
@@ -259,7 +260,7 @@ class Model:
         most = self.rules.max_attempts
         if counts and most and item.attempts + 1 >= most:
             return f"max_attempts {most} reached"
-        return "expired" if 0 < item.expires_at <= now else ""
+        return "expired while it was leased" if 0 < item.expires_at <= now else ""
 
     def _due_at(self, item: Item, fate: Fate, now: Millis) -> Millis:
         if fate.retry_at is not None:
@@ -433,7 +434,8 @@ def _spots(machine: Partition) -> Iterator[Spot]:
                 staged = [fate for fate, bits in lease.staged.items() if position[offset] in bits]
                 assert len(staged) < 2, "two fates are staged for one item"
                 fate, reason = staged[0] if staged else None, lease.transfer or ""
-                yield Spot(piece.blob + row, place, piece.attempts - 1, offset, number, None, fate, expiry[offset], reason, lease.target)
+                before = piece.attempts - (lease.transfer not in (REDRIVEN, EXPIRED_READY))
+                yield Spot(piece.blob + row, place, before, offset, number, None, fate, expiry[offset], reason, lease.target)
     for due in machine.dues.values():
         for row in to_array(due.rows).tolist():
             yield Spot(due.blob.number + row, "due", due.attempts, None, None, due.due_at, expires_at=due.expires_at)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +116,11 @@ async def test_a_backend_that_is_not_configured_is_named_and_holds_up_nothing_el
         await produce(service, "doomed", "x")
     left = [*(tmp_path / "b").glob(f"{record.incarnation}-*.sqlite")]
     async with serving_on(tmp_path, a=SqliteBackend()) as (service, _):
-        assert service.problems() == ["backend b is not configured; it holds 2 partitions"]
+        assert service.problems() == ["backend b, which holds 2 partitions, is not served: it is not configured"]
         assert payloads((await lease(service, "both", 10, most=2)).batches) == ["on a"]
         assert {(await produce(service, "both", "more")).partition for _ in range(3)} == {0}
         await service.delete_queue("doomed", True)
-        assert service.problems() == ["backend b is not configured; it holds 1 partitions"]
+        assert service.problems() == ["backend b, which holds 1 partitions, is not served: it is not configured"]
         assert left[0].exists()
     async with serving_on(tmp_path, a=SqliteBackend(), b=SqliteBackend()) as (service, _):
         assert service.problems() == []
@@ -137,7 +137,34 @@ async def test_a_deletion_that_an_earlier_version_left_half_done_is_finished(tmp
         await service.meta.commit(puts={f"dropping/{record.incarnation}": b"2"})
     async with serving(tmp_path) as (service, _):
         assert [*(tmp_path / "partitions").glob(f"{record.incarnation}-*")] == []
-        assert [*(await service.meta.read(prefixes=[""])).entries] == ["grant"]
+        assert not (await service.meta.read(prefixes=["dropping/"])).entries
+
+
+@driven
+async def test_an_empty_directory_is_not_taken_for_the_one_that_held_the_partitions(tmp_path: Path) -> None:
+    """As of a disk that is not mounted: its items would be lost, and their ids given to others."""
+    disk, gone = tmp_path / "disk", tmp_path / "gone"
+
+    @contextlib.asynccontextmanager
+    async def running() -> AsyncIterator[Service]:
+        service = Service(tmp_path / "data", {"default": SqliteBackend(path=str(disk))})
+        await service.start()
+        yield service
+        await service.stop()
+
+    async with running() as service:
+        await service.create_queue(spec("q", 2))
+        await produce(service, "q", "a")
+    disk.rename(gone)
+    async with running() as service:
+        assert "Is its disk mounted?" in service.problems()[0]
+        assert not disk.exists()
+        with pytest.raises(SluicewayError, match="no partition took the request"):
+            await produce(service, "q", "b", timeout=50)
+    gone.rename(disk)
+    async with running() as service:
+        assert service.problems() == []
+        assert payloads((await lease(service, "q")).batches) == ["a"]
 
 
 # ---- time limits ----------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 
 from core_model import START, Rig, Row, array_of
 from sluiceway.core import closed
-from sluiceway.core.partition import Rules
+from sluiceway.core.rules import Rules
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.requests import Fate
 

@@ -11,8 +11,8 @@ from core_model import START, Rig, Row, array_of
 from partition_model import Model, ModelLease
 from sluiceway.core import closed
 from sluiceway.core.looking import explain, open_slices
-from sluiceway.core.partition import Rules
 from sluiceway.core.records import LeaseState
+from sluiceway.core.rules import Rules
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW

@@ -6,7 +6,7 @@ import pytest
 
 from core_model import START, Rig, Row, Served, array_of, rows_of
 from sluiceway.core.looking import open_slices
-from sluiceway.core.partition import Rules
+from sluiceway.core.rules import Rules
 from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, RELEASE, Fate, Settled
 
@@ -187,7 +187,8 @@ def test_a_live_lease_is_not_taken_away_and_what_it_puts_back_too_late_dies() ->
     rig.settle([2], DONE, START + 60)
     rig.machine.tick(START + 100)
     rig.reload()
-    assert dying(rig) == [("expired", [b"a"]), ("expired", [b"b"]), ("expired: the lease expired", [b"d"])]
+    late = "expired while it was leased"
+    assert dying(rig) == [(late, [b"a"]), (late, [b"b"]), (f"{late}: the lease expired", [b"d"])]
     assert (rig.machine.header.completed, rig.machine.header.retried, rig.machine.header.released) == (1, 0, 0)
 
 

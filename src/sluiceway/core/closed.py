@@ -18,7 +18,13 @@ class ClosedLeases:
     def add(self, lease: LeaseState) -> list[int]:
         """Remember a lease that is over. Returns the stored ones that are forgotten for it."""
         # Not the extents of the lease: they and their rows would be kept alive.
-        parts = [Part(unknown_extent(part.first, part.count), 0, part.count, part.base) for part in lease.parts]
+        parts: list[Part] = []
+        for part in lease.parts:
+            last = parts[-1] if parts else None
+            if last is not None and last.end == part.first:
+                last.count += part.count
+            else:
+                parts.append(Part(unknown_extent(part.first, part.count), 0, part.count, part.base))
         kept = LeaseState(lease.number, parts, lease.count, lease.client_id, None, settled=lease.settled, fates=lease.fates)
         self._leases[lease.number] = kept
         self._spans.add(kept)

@@ -8,7 +8,7 @@ import msgspec
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import GROUP_KEEP, MAX_KEYS
+from sluiceway.kernel.limits import GROUP_KEEP, MAX_GROUP_KEYS, MAX_KEYS
 from sluiceway.model.requests import TRANSFER_GROUP, ProduceKey
 
 
@@ -72,6 +72,9 @@ class KeyMemory:
                 )
             return None
         seen = record.seen.get(key.key)
+        if seen is None and len(record.seen) >= MAX_GROUP_KEYS:
+            detail = f"group {key.group!r} has {MAX_GROUP_KEYS} keys of sequence {key.sequence} already; raise idempotency_sequence"
+            raise SluicewayError("invalid_request", f"idempotency_group: {detail}", "idempotency_group")
         if seen is not None and seen.digest != digest:
             raise SluicewayError("key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key")
         return seen

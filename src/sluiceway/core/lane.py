@@ -81,6 +81,10 @@ class Lane:
         """Open: a request may wait here for the next transaction."""
         return self.state in (LaneState.READY, LaneState.COMMITTING)
 
+    def takes(self, work: Work) -> bool:
+        """This may wait here for the next transaction."""
+        return self.takes_work and not (isinstance(work, TakeOut) and work.opening not in (None, self.opening))
+
     def slowness(self, now: Millis) -> float:
         """Milliseconds that a commit takes: on average, or so far."""
         return max(self.commit_time, now - self.committing_since) if self.state is LaneState.COMMITTING else self.commit_time

@@ -116,21 +116,24 @@ class Line:
         self.scheduled_count -= len(due.rows)
         self._touch(RecordKind.DUE, due.number)
 
-    def _fall_due(self, due: Due) -> int:
+    def _enter_line(self, due: Due) -> Extent:
+        """What was due is ready now, in the extent that is returned."""
         self._unschedule(due)
         self._append_rows(due.blob, due.rows, due.attempts, due.expires_at)
         due.blob.open -= len(due.rows)
-        return len(due.rows)
+        return self.ready[-1]
 
     # ---- out --------------------------------------------------------------------------------------------------
 
-    def _take(self, want: int, room: float, at_least_one: bool) -> tuple[list[Part], int, float]:
+    def _take(self, want: int, room: float, at_least_one: bool, now: Millis) -> tuple[list[Part], int, float]:
         """Move `head` over up to `want` items, as many as `room` bytes hold. Returns the parts, the items and their bytes."""
         parts: list[Part] = []
         count, nbytes = 0, 0.0
         while self.ready and count < want:
             extent = self.ready[0]
             at, run = extent.run(self.at(extent))
+            if 0 < extent.expires_at <= now:
+                break  # its timer comes in the next turn
             if extent.together:
                 if count >= extent.together:
                     break

@@ -14,8 +14,9 @@ from sluiceway.core.distribution import deal, home
 from sluiceway.core.health import PROBE_EVERY, choose, judge
 from sluiceway.core.lane import Lane, LaneState
 from sluiceway.core.looking import open_slices
-from sluiceway.core.partition import Partition, Rules
+from sluiceway.core.partition import Partition
 from sluiceway.core.parts import Work, parts_of
+from sluiceway.core.rules import Rules
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -50,7 +51,8 @@ class LogicalQueue:
         self.produces: dict[int, Ticket] = {}
         self.waiters: dict[int, Ticket] = {}
         self._unanswered: dict[int, Ticket] = {}
-        self._deadlines: list[tuple[Millis, int, Ticket]] = []
+        # Numbers, not tickets: one that is answered must not be kept, with its payload, until its deadline.
+        self._deadlines: list[tuple[Millis, int]] = []
         self._tickets = 0
         self._choices = 0
         self._effects: list[Effect] = []
@@ -75,7 +77,7 @@ class LogicalQueue:
         self._tickets += 1
         ticket.number = self._tickets
         self._unanswered[ticket.number] = ticket
-        heapq.heappush(self._deadlines, (ticket.deadline, ticket.number, ticket))
+        heapq.heappush(self._deadlines, (ticket.deadline, ticket.number))
         request = ticket.request
         if isinstance(request, Produce):
             self.produces[ticket.number] = ticket
@@ -90,7 +92,7 @@ class LogicalQueue:
     def _put_now(self, ticket: Ticket, number: int, work: Work) -> None:
         """Settling does not wait for a partition that is down: the client may be about to lose its lease."""
         lane = self.lanes[number]
-        if lane.takes_work:
+        if lane.takes(work):
             lane.put(ticket, work)
         else:
             ticket.error = lane.unavailable()
@@ -203,7 +205,7 @@ class LogicalQueue:
 
     def wake_at(self) -> Millis | None:
         """When a turn is due though nothing happened."""
-        while self._deadlines and self._deadlines[0][2].done:
+        while self._deadlines and self._deadlines[0][1] not in self._unanswered:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0]] if self._deadlines else []
         for lane in self.lanes.values():
@@ -221,8 +223,8 @@ class LogicalQueue:
 
     def _time_out(self, now: Millis) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
-            ticket = heapq.heappop(self._deadlines)[2]
-            if ticket.done:
+            ticket = self._unanswered.get(heapq.heappop(self._deadlines)[1])
+            if ticket is None:
                 continue
             if isinstance(ticket.request, Lease):
                 self._time_out_lease(ticket, now)
@@ -234,7 +236,7 @@ class LogicalQueue:
     def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
         """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
         if now - ticket.deadline < LEASE_PATIENCE:
-            heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number, ticket))
+            heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number))
         elif ticket.awaiting and ticket.grants and not ticket.keyed:
             self._reply(ticket, ticket.result(now))
         elif ticket.awaiting:
@@ -256,7 +258,8 @@ class LogicalQueue:
         """
         if self._hides_leases():
             return
-        for ticket in [ticket for ticket in self.waiters.values() if ticket.keyed]:
+        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
+        for ticket in [ticket for ticket in self.waiters.values() if ticket.key_name in held]:
             found = self._keyed(ticket, now)
             ticket.found.update((grant.info[:2], grant) for lane, grant in found if lane.state is LaneState.READY)
             noted = [ticket.found.get(grant.info[:2]) for _, grant in found]
@@ -340,16 +343,14 @@ class LogicalQueue:
         chosen: list[Ticket] = []
         keys: set[tuple[str, str]] = set()
         hides_leases = self._hides_leases()
+        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
         for ticket in self.waiters.values():
             if len(chosen) == ready:
                 break
-            request = ticket.request
-            assert isinstance(request, Lease)
-            if request.lease_key is not None:
-                name = (request.client_id, request.lease_key)
-                if hides_leases or name in keys or self._keyed(ticket, now):
+            if ticket.key_name is not None:
+                if hides_leases or ticket.key_name in keys or (ticket.key_name in held and self._keyed(ticket, now)):
                     continue
-                keys.add(name)
+                keys.add(ticket.key_name)
             chosen.append(ticket)
         return chosen
 
@@ -388,7 +389,8 @@ class LogicalQueue:
 
     def _answer_empty(self, now: Millis) -> None:
         """End the waits whose time is up. A lane that is committing may have items for them in a moment."""
-        coming = any(lane.state is LaneState.COMMITTING and lane.partition.ready_count for lane in self.lanes.values())
+        lanes = self.lanes.values()
+        coming = any(lane.state is LaneState.COMMITTING and lane.partition.ready_count and not lane.degraded for lane in lanes)
         for ticket in list(self.waiters.values()):
             if ticket.deadline > now:
                 continue
@@ -468,7 +470,7 @@ class LogicalQueue:
             lane.transferring = None
         transfers = lane.partition.transfers
         if lane.state is LaneState.READY and transfers and lane.transferring is None and lane.transfer_at <= now:
-            number = min(transfers)
+            number = next(iter(transfers))
             lane.transferring = number
             lease = transfers[number]
             self._effects.append(Transfer(lane.number, number, lease.transfer or "", open_slices(lease), lease.target))

@@ -11,6 +11,8 @@ from pyroaring import BitMap
 from sluiceway.core.closed import unknown_extent
 from sluiceway.core.partition import Partition
 from sluiceway.core.records import (
+    EXPIRED_READY,
+    REDRIVEN,
     Blob,
     Due,
     Extent,
@@ -40,7 +42,8 @@ def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> 
         index = to_array(those) - part.base
         extent = part.extent
         rows = extent.rows_at(part.at, part.count)[index]
-        pieces.append(Slice(extent.blob.number, rows, index + part.first, extent.attempts + 1, extent.blob.written_at))
+        attempts = extent.attempts + (lease.transfer not in (REDRIVEN, EXPIRED_READY))
+        pieces.append(Slice(extent.blob.number, rows, index + part.first, attempts, extent.blob.written_at))
     return pieces
 
 
@@ -50,17 +53,22 @@ def ready_slices(partition: Partition, limit: int) -> list[Slice]:
     for extent in partition.ready:
         if limit <= 0:
             break
-        at, run = extent.run(partition.at(extent))
-        if run == extent.count - at:
-            index = np.arange(at, at + min(limit, run), dtype=np.int64)
-            rows = extent.rows_at(at, len(index))
-        else:
-            index = to_array(extent.waiting(at))[:limit]
-            rows = extent.rows_at(0, extent.count)[index]
-        if len(index):
-            pieces.append(Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at))
-        limit -= len(index)
+        found = waiting_slices(partition, extent, limit)
+        pieces += found
+        limit -= sum(len(piece.rows) for piece in found)
     return pieces
+
+
+def waiting_slices(partition: Partition, extent: Extent, limit: int | None = None) -> list[Slice]:
+    """What waits of an extent, at most `limit` items: one slice, or none."""
+    at, run = extent.run(partition.at(extent))
+    if run == extent.count - at:
+        index = np.arange(at, at + (run if limit is None else min(limit, run)), dtype=np.int64)
+        rows = extent.rows_at(at, len(index))
+    else:
+        index = to_array(extent.waiting(at))[:limit]
+        rows = extent.rows_at(0, extent.count)[index]
+    return [Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at)] if len(index) else []
 
 
 def stats_of(partition: Partition, number: int) -> PartitionStats:

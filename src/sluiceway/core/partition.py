@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 import pyarrow as pa
 from pyroaring import BitMap
@@ -22,8 +21,10 @@ from sluiceway.core.forming import due_times
 from sluiceway.core.keys import KeyMemory, Seen
 from sluiceway.core.line import Line, RecordName
 from sluiceway.core.records import (
+    EXPIRED_READY,
     REDRIVEN,
     Blob,
+    Due,
     Extent,
     LeaseState,
     Part,
@@ -36,29 +37,13 @@ from sluiceway.core.records import (
     pack,
     rows_of_part,
 )
+from sluiceway.core.rules import Rules
 from sluiceway.core.spans import Spans
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.items import digest as digest_of
-from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, RELEASE, Fate, IgnoredReason, Offsets, ProduceKey, Settled
-
-EXPIRED: Fate | None = None
-"""In place of a fate: the lease ran out."""
-
-
-class Rules(NamedTuple):
-    """The settings of the queue that a partition follows. `max_attempts` 0: no limit; without `keeps_dead` dead items are dropped.
-
-    What dies goes to the `dead_queue` of that moment, whatever the queue's is later.
-    """
-
-    max_attempts: int = 0
-    keeps_dead: bool = False
-    expire_timeout: Millis = 0
-    backoff: Backoff | None = None
-    dead_queue: str | None = None
 
 
 class Partition(Line):
@@ -117,7 +102,7 @@ class Partition(Line):
         at_least_one: bool = True,
     ) -> LeaseState | None:
         """Lease up to `want` ready items, oldest first, as one lease; fewer if `room` bytes hold no more. None if there are none."""
-        parts, count, nbytes = self._take(want, room, at_least_one)
+        parts, count, nbytes = self._take(want, room, at_least_one, now)
         if not parts:
             return None
         self._at(now)
@@ -133,10 +118,17 @@ class Partition(Line):
         """Put a lease into the indexes."""
         self.leases[lease.number] = lease
         self.spans.add(lease)
-        if lease.deadline is not None:
-            heapq.heappush(self.deadlines, (lease.deadline, lease.number))
+        self._note_deadline(lease)
         if lease.lease_key is not None:
             self.by_key.setdefault((lease.client_id, lease.lease_key), {})[lease.number] = None
+
+    def _note_deadline(self, lease: LeaseState) -> None:
+        if len(self.deadlines) > 2 * len(self.leases) + 1_000:
+            # Those of leases that were closed or extended pile up behind one that lives long.
+            self.deadlines = [(each.deadline, each.number) for each in self.leases.values() if each.deadline is not None]
+            heapq.heapify(self.deadlines)
+        elif lease.deadline is not None:
+            heapq.heappush(self.deadlines, (lease.deadline, lease.number))
 
     def restore_lease(self, lease: LeaseState) -> None:
         """Enter a lease that was loaded from storage."""
@@ -168,7 +160,7 @@ class Partition(Line):
     def extend(self, lease: LeaseState, deadline: Millis) -> None:
         """Set a live lease's deadline."""
         lease.deadline = deadline
-        heapq.heappush(self.deadlines, (deadline, lease.number))
+        self._note_deadline(lease)
         self._touch(RecordKind.LEASE, lease.number)
 
     # ---- settle -----------------------------------------------------------------------------------------------
@@ -282,7 +274,7 @@ class Partition(Line):
             self._touch(RecordKind.LEASE, lease.number)
 
     def _put_back(self, lease: LeaseState, positions: BitMap, fate: Fate | None, now: Millis) -> dict[str, BitMap]:
-        """Append the rows of those positions anew, now or when due. Returns those that must die instead, by reason."""
+        """Append the rows anew, now or when due (no fate: the lease ran out). Returns those that die instead, by reason."""
         dying: dict[str, BitMap] = {}
         rows_of: dict[tuple[int, int, Millis, int], BitMap] = {}
         blobs: dict[int, Blob] = {}
@@ -294,7 +286,7 @@ class Partition(Line):
             if self.max_attempts and attempts >= self.max_attempts and not released:
                 dying.setdefault(f"max_attempts {self.max_attempts} reached", BitMap()).update(chosen)
             elif extent.expires_at and extent.expires_at <= now:
-                dying.setdefault("expired", BitMap()).update(chosen)
+                dying.setdefault("expired while it was leased", BitMap()).update(chosen)
             else:
                 blobs[extent.blob.number] = extent.blob
                 name = (extent.blob.number, attempts, extent.expires_at, extent.together if released else together)
@@ -427,7 +419,7 @@ class Partition(Line):
                 break
             self._at(now)
             if self.due_times and self.due_times[0][0] == at:
-                moved += self._fall_due(self.dues[heapq.heappop(self.due_times)[1]])
+                moved += self._fall_due(self.dues[heapq.heappop(self.due_times)[1]], now)
             elif self.deadlines and self.deadlines[0][0] == at:
                 moved += self._run_out(self.leases[heapq.heappop(self.deadlines)[1]], now)
             else:
@@ -438,7 +430,7 @@ class Partition(Line):
         positions = lease.open_positions()
         now = self._at(now)
         back = positions
-        for reason, those in self._put_back(lease, positions, EXPIRED, now).items():
+        for reason, those in self._put_back(lease, positions, None, now).items():
             self._die(lease, those, f"{reason}: the lease expired")
             back = back - those
         self.header.expired += len(back)
@@ -447,12 +439,17 @@ class Partition(Line):
         self._leave(lease)
         return len(positions)
 
+    def _fall_due(self, due: Due, now: Millis) -> int:
+        extent = self._enter_line(due)
+        # In one step: nobody may lease in between what has expired.
+        return len(due.rows) + (self._expire(extent) if 0 < due.expires_at <= now else 0)
+
     def _expire(self, extent: Extent) -> int:
         """What is left of the extent in the line has waited too long."""
         taken = self._take_out(extent, extent.waiting(self.at(extent)))
         if taken:
             if self.keeps_dead:
-                self._transfer([(Part(extent, 0, extent.count, 0), taken)], "expired", self.dead_queue)
+                self._transfer([(Part(extent, 0, extent.count, 0), taken)], EXPIRED_READY, self.dead_queue)
             else:
                 self.header.dead += len(taken)
             self._close_positions(extent, len(taken))

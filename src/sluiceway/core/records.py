@@ -16,6 +16,9 @@ from sluiceway.model.requests import Fate, Offsets
 REDRIVEN = ""
 """In place of the reason of a transfer: its items do not die."""
 
+EXPIRED_READY = "expired"
+"""The reason of a transfer whose items expired in the line, without being leased."""
+
 Gone = Literal["expired", "retried", "released", "dead"]
 """How an item left its lease, other than completed."""
 

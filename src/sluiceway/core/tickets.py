@@ -17,12 +17,16 @@ from sluiceway.model.requests import Clear, Cleared, Extend, Extended, Lease, Le
 
 @dataclass(slots=True)
 class TakeOut:
-    """Begin the transfer of those ready items (sorted, unique offsets) of a partition to another queue."""
+    """Begin the transfer of those ready items (sorted, unique offsets) of a partition to another queue.
+
+    Refused if the partition was opened anew since `opening`: an offset that was seen before a commit failed may be another item's now.
+    """
 
     partition: int
     offsets: Offsets
     target: str
     request_timeout: Millis
+    opening: int | None = None
 
 
 class TransferBegun(NamedTuple):
@@ -76,9 +80,16 @@ class Ticket:
     """Of a keyed lease that waits: what an earlier call took, by partition and lease number, as last seen durable."""
 
     @property
+    def key_name(self) -> tuple[str, str] | None:
+        """Of a lease with a key: the client and the key."""
+        if isinstance(self.request, Lease) and self.request.lease_key is not None:
+            return self.request.client_id, self.request.lease_key
+        return None
+
+    @property
     def keyed(self) -> bool:
         """A lease with a key."""
-        return isinstance(self.request, Lease) and self.request.lease_key is not None
+        return self.key_name is not None
 
     def add(self, answer: Answer) -> None:
         """What a lane says has become true."""

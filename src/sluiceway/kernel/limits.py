@@ -56,6 +56,9 @@ MAX_KEYS = 1_000_000
 GROUP_KEEP = 30 * 86_400_000
 """Milliseconds after its last produce that an idempotency group is forgotten: a stream that stood still longer may repeat a batch."""
 
+MAX_GROUP_KEYS = 1_000
+"""Keys of one sequence of an idempotency group: they are one record, written anew with each."""
+
 MAX_CLOSED_LEASES = 1_000
 """Leases of a partition that are remembered after their end, to tell what became of a stale id: about 1 KB of memory each."""
 

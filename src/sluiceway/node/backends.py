@@ -38,15 +38,15 @@ class Backend:
     """One configured store. Each call ends within its time limit, whatever the store does.
 
     Once its partitions have failed together, only one of them at a time asks the store, at most every PROBE_INTERVAL; as soon as it
-    answers, all of them are opened again. Without a `store` it stands for a backend that is not configured, and never serves.
+    answers, all of them are opened again. Without a `store` it stands for a backend that is not served, and says why.
     """
 
-    def __init__(self, name: str, store: PartitionStore | None, write_timeout: Millis) -> None:
+    def __init__(self, name: str, store: PartitionStore | None, write_timeout: Millis, reason: str = "it is not configured") -> None:
         self.name = name
         self.write_timeout = write_timeout
         self._store = store
         self._breaker = Breaker()
-        self._reason = ""
+        self._reason = reason
         self._partitions: dict[PartitionRef, Retry] = {}
         """Those that it holds; the next to be probed first."""
         self._openings: dict[PartitionRef, asyncio.Task[Snapshot]] = {}
@@ -59,7 +59,7 @@ class Backend:
 
     def _down(self) -> str | None:
         if self._store is None:
-            return f"backend {self.name} is not configured; it holds {len(self._partitions)} partitions"
+            return f"backend {self.name}, which holds {len(self._partitions)} partitions, is not served: {self._reason}"
         return f"backend {self.name} does not answer: {self._reason}" if self._breaker.is_open else None
 
     def attach(self, ref: PartitionRef, retry: Retry) -> None:
@@ -109,6 +109,9 @@ class Backend:
             async with asyncio.timeout(write_timeout / 1000):
                 outcome = await self._store.apply(ref, changes, fence)
         except TimeoutError:
+            if write_timeout < self.write_timeout:
+                # The queue's own impatience says nothing about the backend.
+                return Outcome.UNKNOWN
             outcome, reason = Outcome.UNKNOWN, StoreUnavailableError(f"a commit took longer than {write_timeout} ms")
         except Exception as error:
             self._failed(ref, error)
@@ -129,9 +132,8 @@ class Backend:
             async with asyncio.timeout(self.write_timeout / 1000):
                 return await self._store.read(ref, blobs)
         except TimeoutError:
-            error = StoreUnavailableError(f"no answer within {self.write_timeout} ms")
-            self._failed(ref, error)
-            raise error from None
+            # No partition is opened anew for a read, so none would find out that the backend answers again.
+            raise StoreUnavailableError(f"no answer within {self.write_timeout} ms") from None
 
     async def drop(self, ref: PartitionRef) -> None:
         """PartitionStore.drop."""

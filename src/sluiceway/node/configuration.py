@@ -96,9 +96,14 @@ def open_store(name: str, settings: BackendSettings, data: Path) -> PartitionSto
     if isinstance(settings, PostgresBackend):
         return _open_postgres(name, settings)
     if isinstance(settings, SqliteBackend):
-        own = data / "partitions" if name == "default" else data / "backends" / name
-        return SqlitePartitionStore(own if settings.path is None else Path(settings.path))
+        return SqlitePartitionStore(directory_of(name, settings, data))
     return MemoryPartitionStore()
+
+
+def directory_of(name: str, settings: SqliteBackend, data: Path) -> Path:
+    """Where the database files of that backend lie."""
+    own = data / "partitions" if name == "default" else data / "backends" / name
+    return own if settings.path is None else Path(settings.path)
 
 
 def _open_postgres(name: str, settings: PostgresBackend) -> PartitionStore:

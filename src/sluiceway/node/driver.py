@@ -12,7 +12,7 @@ import pyarrow as pa
 from sluiceway.adapters import system
 from sluiceway.core.lane import LaneState
 from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.looking import explain, load, open_slices, ready_slices
+from sluiceway.core.looking import explain, load, open_slices, ready_slices, waiting_slices
 from sluiceway.core.partition import Partition
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
@@ -23,7 +23,7 @@ from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Explanation, Lease, Leased, LeaseInfo, Offsets, Peek, QueueStats
+from sluiceway.model.requests import Explanation, Lease, Leased, LeaseInfo, Peek, QueueStats
 from sluiceway.node.backends import Backend, BackendDownError
 from sluiceway.node.blobs import BlobCache
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
@@ -137,16 +137,28 @@ class QueueDriver:
                 batches += await self._rows(lane.number, 0, pieces)
         return batches
 
-    async def ready_rows(self) -> AsyncIterator[pa.RecordBatch]:
-        """All that waits in the line, blob by blob, as it was when its partition was reached."""
+    async def ready_rows(self) -> AsyncIterator[tuple[int, pa.RecordBatch]]:
+        """All that waits in the line, extent by extent, as it is when its turn comes; each with its partition's opening."""
         for lane in self._queue.lanes.values():
-            for piece in ready_slices(lane.partition, lane.partition.ready_count) if lane.takes_work else []:
-                for batch in await self._rows(lane.number, 0, [piece]):
-                    yield batch
+            extents = list(lane.partition.ready) if lane.takes_work else []
+            for extent in extents:
+                # One by one, and as it is by then: the line may be long, and is served meanwhile.
+                opening = lane.opening
+                for batch in await self._rows(lane.number, 0, waiting_slices(lane.partition, extent)):
+                    yield opening, batch
 
-    async def send_away(self, partition: int, offsets: Offsets, target: str, timeout: Millis) -> tuple[int, asyncio.Future[bool]]:
+    def may_send_to(self, queue_name: str) -> bool:
+        """Items are on their way there, or nobody knows: a partition that is not open does not tell what it has."""
+        for lane in self._queue.lanes.values():
+            targets = {transfer.target or self.record.dead_queue for transfer in lane.partition.transfers.values()}
+            if queue_name in targets or not lane.takes_work:
+                return True
+        return False
+
+    async def send_away(self, request: TakeOut) -> tuple[int, asyncio.Future[bool]]:
         """Begin a transfer of those ready items. Returns how many they are, and what tells whether they have arrived."""
-        begun: TransferBegun = await self.ask(TakeOut(partition, offsets, target, timeout))
+        partition = request.partition
+        begun: TransferBegun = await self.ask(request)
         arrival: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         if begun.number in self._queue.lanes[partition].partition.transfers:
             self._arrivals[partition, begun.number] = arrival
@@ -277,7 +289,8 @@ class QueueDriver:
         if isinstance(loaded, Exception) and not isinstance(loaded, BackendDownError):
             log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
         self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
-        self._turn()
+        # Those that a backend's breaker answers at once share a turn.
+        self._turn_soon()
         self._unopened.discard(effect.partition)
         self._moved.set()
 

@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 
 from sluiceway.adapters import system
+from sluiceway.core.tickets import TakeOut
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.requests import Redrive, Redriven
 from sluiceway.node.burial import QUEUE_HEADER, REASON_HEADER
 
@@ -22,6 +24,13 @@ if TYPE_CHECKING:
 class _Place(NamedTuple):
     partition: int
     target: str
+    opening: int
+
+
+class _Arrival(NamedTuple):
+    target: str
+    items: int
+    future: asyncio.Future[bool]
 
 
 async def redrive(driver: QueueDriver, request: Redrive, exists: Callable[[str], bool]) -> Redriven:
@@ -32,7 +41,7 @@ async def redrive(driver: QueueDriver, request: Redrive, exists: Callable[[str],
     deadline = system.now() + request.request_timeout
     if request.target == driver.record.queue_name:
         raise invalid("target", "the items are in this queue already")
-    chosen = await _choose(driver, request)
+    chosen = await _choose(driver, request, deadline)
     result = Redriven()
     for place, offsets in chosen.items():
         result.matched += len(offsets)
@@ -42,19 +51,31 @@ async def redrive(driver: QueueDriver, request: Redrive, exists: Callable[[str],
         raise SluicewayError("queue_not_found", f"there is no queue {missing[0]!r} to send items to; name another target", "target")
     if not request.dry_run:
         result.targets.clear()
-        arrivals = []
-        for place, offsets in chosen.items():
-            arrivals.append(
-                (place.target, await driver.send_away(place.partition, np.array(sorted(offsets)), place.target, _left(deadline)))
-            )
-        await _count(result, arrivals, deadline)
+        await _count(result, await _begin(driver, chosen, deadline), deadline)
     return result
 
 
-async def _choose(driver: QueueDriver, request: Redrive) -> dict[_Place, list[int]]:
+async def _begin(driver: QueueDriver, chosen: dict[_Place, list[int]], deadline: Millis) -> list[_Arrival]:
+    """Begin the transfers. An error is raised only if none has begun: what has is on its way, and the answer says so."""
+    arrivals: list[_Arrival] = []
+    for place, offsets in chosen.items():
+        try:
+            request = TakeOut(place.partition, np.array(sorted(offsets)), place.target, _left(deadline), place.opening)
+            begun = await driver.send_away(request)
+        except SluicewayError:
+            if not arrivals:
+                raise
+            break
+        arrivals.append(_Arrival(place.target, *begun))
+    return arrivals
+
+
+async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> dict[_Place, list[int]]:
+    """The items, up to the limit, to as many bytes as a lease may have, or to the deadline: there may be many that do not fit."""
     chosen: dict[_Place, list[int]] = {}
-    left = request.limit
-    async for batch in driver.ready_rows():
+    left, room = request.limit, MAX_LEASE_BYTES
+    async for opening, batch in driver.ready_rows():
+        each = batch.nbytes / batch.num_rows
         for partition, offset, headers in zip(*_columns(batch), strict=True):
             about = dict(headers or ())
             source = about.get(QUEUE_HEADER)
@@ -62,10 +83,13 @@ async def _choose(driver: QueueDriver, request: Redrive) -> dict[_Place, list[in
             fits = request.reason is None or request.reason in about.get(REASON_HEADER, "")
             if target is None or not fits or request.source not in (None, source):
                 continue
-            chosen.setdefault(_Place(partition, target), []).append(offset)
-            left -= 1
-            if not left:
+            chosen.setdefault(_Place(partition, target, opening), []).append(offset)
+            left, room = left - 1, room - each
+            if not left or room < 0:
                 return chosen
+        if system.now() >= deadline:
+            break
+        await asyncio.sleep(0)
     return chosen
 
 
@@ -74,12 +98,11 @@ def _columns(batch: pa.RecordBatch) -> list[list[object]]:
     return [batch.column("partition").to_pylist(), batch.column("offset").to_pylist(), headers]
 
 
-async def _count(result: Redriven, arrivals: list[tuple[str, tuple[int, asyncio.Future[bool]]]], deadline: Millis) -> None:
+async def _count(result: Redriven, arrivals: list[_Arrival], deadline: Millis) -> None:
     """Those that have arrived by the deadline."""
-    futures = [future for _, (_, future) in arrivals]
-    if futures:
-        await asyncio.wait(futures, timeout=_left(deadline) / 1000)
-    for target, (items, future) in arrivals:
+    if arrivals:
+        await asyncio.wait([arrival.future for arrival in arrivals], timeout=_left(deadline) / 1000)
+    for target, items, future in arrivals:
         if future.done() and not future.cancelled() and future.result():
             result.redriven += items
             result.targets[target] = result.targets.get(target, 0) + items

@@ -21,7 +21,7 @@ from sluiceway.core.tickets import Transfer
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_PARTITIONS
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings, MemoryBackend
+from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings, MemoryBackend, SqliteBackend
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb, decode_queue, encode_queue
 from sluiceway.model.requests import (
     TRANSFER_GROUP,
@@ -47,8 +47,9 @@ from sluiceway.model.requests import (
 from sluiceway.node.backends import Backend
 from sluiceway.node.blobs import BlobCache
 from sluiceway.node.burial import dead_rows, redriven_rows
-from sluiceway.node.configuration import check_backends, open_store
+from sluiceway.node.configuration import check_backends, directory_of, open_store
 from sluiceway.node.driver import QueueDriver
+from sluiceway.node.identity import check_identity
 from sluiceway.node.redrive import redrive
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
@@ -96,7 +97,7 @@ class Service:
         keeps_nothing = any(isinstance(each, MemoryBackend) for each in self._settings.values())
         self._meta = MemoryMetaStore() if keeps_nothing else SqliteMetaStore(self._data / "meta.sqlite")
         for name, settings in self._settings.items():
-            self._backends[name] = Backend(name, self._open_store(name, settings, self._data), settings.write_timeout)
+            self._backends[name] = await self._open_backend(name, settings)
         await self._take_grant()
         view = await self.meta.read(prefixes=[QUEUE, DROPPING])
         for key, entry in view.prefix(DROPPING).items():
@@ -118,6 +119,15 @@ class Service:
     def meta(self) -> MetaStore:
         assert self._meta is not None, "the service is not started"
         return self._meta
+
+    async def _open_backend(self, name: str, settings: BackendSettings) -> Backend:
+        problem = None
+        if isinstance(settings, SqliteBackend):
+            problem = await check_identity(name, directory_of(name, settings, self._data), self.meta)
+        if problem is not None:
+            log.error("backend %s is not served: %s", name, problem)
+            return Backend(name, None, 0, problem)
+        return Backend(name, self._open_store(name, settings, self._data), settings.write_timeout)
 
     def _backend(self, name: str) -> Backend:
         """That of the name; if none is configured, one that never serves."""
@@ -237,6 +247,8 @@ class Service:
         record = decode_queue(entry.value)
         if patch.version not in (None, record.version):
             raise SluicewayError("version_conflict", f"queue {queue_name!r} is at version {record.version}, not {patch.version}", "version")
+        if all(getattr(record, name) == value for name, value in patch.settings.items()):
+            return record
         changed = msgspec.structs.replace(record, **patch.settings, version=record.version + 1, updated_at=system.now())
         if changed.lease_timeout > changed.max_lease_timeout:
             raise invalid("lease_timeout", "it is more than max_lease_timeout")
@@ -272,11 +284,22 @@ class Service:
                 raise
             dropping = DROPPING + driver.record.incarnation
             partitions = driver.record.partitions
-            await self._commit_meta({}, {dropping: msgspec.json.encode(partitions)}, (QUEUE + queue_name,))
+            try:
+                await self._commit_meta({}, {dropping: msgspec.json.encode(partitions)}, (QUEUE + queue_name,))
+            except SluicewayError:
+                # It serves again if it is surely still there; one that may be deleted must not take anything.
+                driver.closing = not await self._is_recorded(QUEUE + queue_name)
+                raise
             del self._drivers[queue_name]
             await driver.stop()
             await self._drop(dropping, partitions)
         log.info("queue %s deleted", queue_name)
+
+    async def _is_recorded(self, key: str) -> bool:
+        try:
+            return key in (await self.meta.read([key])).entries
+        except StoreUnavailableError:
+            return False
 
     def _check_deletable(self, driver: QueueDriver, force: bool) -> None:
         queue_name = driver.record.queue_name
@@ -287,6 +310,10 @@ class Service:
         left = sum(each.total + each.transferring for each in stats.partitions) + stats.produce_waiting
         if force:
             return
+        for other in self._drivers.values():
+            if other is not driver and other.may_send_to(queue_name):
+                detail = f"items of queue {other.record.queue_name!r} are, or may be, on their way there; delete with force to lose them"
+                raise SluicewayError("queue_in_use", detail, "force")
         if left:
             raise SluicewayError("queue_not_empty", f"queue {queue_name!r} still has {left} items; delete with force to lose them", "force")
         closed = [each.partition for each in stats.partitions if each.state != "available"]
