@@ -1,4 +1,5 @@
-"""`make bench-scale`: ten million waiting items, a million leases' worth of items that expire together, two thousand idle partitions.
+"""`make bench-scale`: ten million waiting items, a million leases' worth of items that expire together, two thousand idle partitions, a
+thousand idle long polls, and a partition that hangs.
 
 Aims are those of docs/performance.md. An absolute time says something about this machine only; a ratio is taken within one run.
 """
@@ -14,10 +15,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from sluiceway.bench import backlog, expiry, idle
+from sluiceway.bench import backlog, expiry, hung, idle, polls
 from sluiceway.bench.figures import Figure, progress, table
 
-PARTS = ("backlog", "expiry", "idle")
+PARTS = ("backlog", "expiry", "idle", "polls", "hung")
+POLLS = 1_000
 
 
 def measure(part: str, folder: Path, items: int, leased: int, partitions: int) -> list[Figure]:
@@ -25,6 +27,10 @@ def measure(part: str, folder: Path, items: int, leased: int, partitions: int) -
         return backlog.measure(folder, items)
     if part == "idle":
         return idle.measure(folder, partitions)
+    if part == "polls":
+        return polls.measure(folder, POLLS)
+    if part == "hung":
+        return hung.measure(folder)
     figures: list[Figure] = []
     for number, case in enumerate(expiry.CASES):
         figures += expiry.measure(folder / f"{number}", leased, case)

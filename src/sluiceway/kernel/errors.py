@@ -27,7 +27,7 @@ KINDS: dict[str, ErrorKind] = {
     "method_not_allowed": ErrorKind(405, False, "The endpoint takes another HTTP method"),
     "queue_exists": ErrorKind(409, False, "There is a queue of that name already"),
     "queue_not_empty": ErrorKind(409, False, "The queue still has items"),
-    "queue_in_use": ErrorKind(409, False, "Another queue names this one as its dead queue"),
+    "queue_in_use": ErrorKind(409, False, "Another queue names this one as its dead queue, or has items on their way to it"),
     "key_conflict": ErrorKind(409, False, "The idempotency key was used for another body"),
     "version_conflict": ErrorKind(409, False, "The queue's settings were changed in the meantime"),
     "stale_ids": ErrorKind(409, False, "Some of the ids are not leased (any more), or not by this client"),

@@ -140,10 +140,9 @@ class QueueDriver:
     async def ready_rows(self) -> AsyncIterator[tuple[int, pa.RecordBatch]]:
         """All that waits in the line, extent by extent, as it is when its turn comes; each with its partition's opening."""
         for lane in self._queue.lanes.values():
-            extents = list(lane.partition.ready) if lane.takes_work else []
+            extents, opening = list(lane.partition.ready) if lane.takes_work else [], lane.opening
             for extent in extents:
                 # One by one, and as it is by then: the line may be long, and is served meanwhile.
-                opening = lane.opening
                 for batch in await self._rows(lane.number, 0, waiting_slices(lane.partition, extent)):
                     yield opening, batch
 

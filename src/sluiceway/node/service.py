@@ -248,6 +248,8 @@ class Service:
         if patch.version not in (None, record.version):
             raise SluicewayError("version_conflict", f"queue {queue_name!r} is at version {record.version}, not {patch.version}", "version")
         if all(getattr(record, name) == value for name, value in patch.settings.items()):
+            # It may have landed with its answer lost, and not have taken effect here.
+            driver.configure(record)
             return record
         changed = msgspec.structs.replace(record, **patch.settings, version=record.version + 1, updated_at=system.now())
         if changed.lease_timeout > changed.max_lease_timeout:

@@ -1,0 +1,112 @@
+"""One partition of four that does not answer any more: what is left of the others' throughput."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+
+from sluiceway.bench.figures import Figure, progress
+from sluiceway.model.backends import BackendSettings
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import DONE, Lease, Produce, QueueSpec, Selection, Settle
+from sluiceway.node.configuration import open_store
+from sluiceway.node.service import Service
+from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore, Snapshot
+
+PARTITIONS, PRODUCERS, CONSUMERS = 4, 16, 4
+LONG = 60_000
+WARM, TIME = 1.5, 6.0
+"""Seconds before it is measured, and for which."""
+ROUNDS = 3
+
+
+class Hanging:
+    """A store whose last partition stops committing at a word."""
+
+    def __init__(self, store: PartitionStore) -> None:
+        self._store = store
+        self.hangs = False
+        self.answers = asyncio.Event()
+
+    async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        if self.hangs and ref.partition == PARTITIONS - 1:
+            await self.answers.wait()
+        return await self._store.apply(ref, changes, fence)
+
+    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+        return await self._store.open(ref, fence)
+
+    async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
+        return await self._store.read(ref, blobs)
+
+    async def browse(self, ref: PartitionRef) -> Snapshot:
+        return await self._store.browse(ref)
+
+    async def drop(self, ref: PartitionRef) -> None:
+        await self._store.drop(ref)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+def measure(folder: Path) -> list[Figure]:
+    about = f"one of {PARTITIONS} partitions hangs, {PRODUCERS} producers and {CONSUMERS} consumers"
+    progress(about)
+    pairs = [[asyncio.run(_run(folder / f"{number}-{hangs}", hangs)) for hangs in (False, True)] for number in range(ROUNDS)]
+    share = statistics.median(hung[0] / healthy[0] for healthy, hung in pairs)
+    slower = statistics.median(hung[1] / healthy[1] for healthy, hung in pairs)
+    return [
+        Figure(about, "time for one produce, against all healthy (aim: 90 % of the throughput)", 1 / share, "x", 1 / 0.9),
+        Figure(about, "p99 of a produce, against all healthy", slower, "x", 2),
+    ]
+
+
+async def _run(folder: Path, hangs: bool) -> tuple[float, float]:
+    """Produces a second, and the time within which 99 % of them were answered."""
+    stores: list[Hanging] = []
+
+    def opened(name: str, settings: BackendSettings, data: Path) -> PartitionStore:
+        stores.append(Hanging(open_store(name, settings, data)))
+        return stores[-1]
+
+    service = Service(folder, open_store=opened)
+    await service.start()
+    await service.create_queue(QueueSpec("q", PARTITIONS, write_timeout=LONG))
+    times: list[float] = []
+    going = asyncio.Event()
+    workers = [asyncio.create_task(_producer(service, times, going)) for _ in range(PRODUCERS)]
+    workers += [asyncio.create_task(_consumer(service, f"c{number}", going)) for number in range(CONSUMERS)]
+    await asyncio.sleep(WARM)
+    stores[0].hangs = hangs
+    await asyncio.sleep(WARM)
+    times.clear()
+    began = time.perf_counter()
+    await asyncio.sleep(TIME)
+    rate, slowest = len(times) / (time.perf_counter() - began), statistics.quantiles(times, n=100)[98]
+    going.set()
+    stores[0].answers.set()
+    await asyncio.gather(*workers)
+    await service.stop()
+    return rate, slowest
+
+
+async def _producer(service: Service, times: list[float], going: asyncio.Event) -> None:
+    batch: pa.RecordBatch = batch_from_rows([{"payload": b"p" * 100}] * 10)
+    while not going.is_set():
+        began = time.perf_counter()
+        await service.produce("q", Produce(batch, LONG))
+        times.append(time.perf_counter() - began)
+
+
+async def _consumer(service: Service, name: str, going: asyncio.Event) -> None:
+    while not going.is_set():
+        leased = await service.lease("q", Lease(name, 100, 200))
+        selections = {lease.partition: [Selection(DONE, lease=lease.number)] for lease in leased.leases}
+        if selections:
+            await service.settle("q", Settle(selections, LONG))
