@@ -15,6 +15,7 @@ from sluiceway.adapters import disk as disk_module
 from sluiceway.adapters.meta import sqlite as sqlite_meta
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage import sqlite as sqlite_partitions
+from sluiceway.node import identity
 
 SECTOR = 512
 """What a disk writes whole: a cut tears a write between sectors."""
@@ -150,9 +151,21 @@ def powered(root: Path) -> Iterator[PowerDisk]:
         if not disk.lies():
             disk.names_are_safe(folder)
 
+    really_write = disk_module.write_durably
+
+    def write_durably(path: Path, text: str) -> None:
+        # It replaces whole: what was there before, or nothing, is what a cut in between leaves.
+        really_write(path, text)
+        content = disk.content(path)
+        content.loose.append((0, text.encode()))
+        if not disk.lies():
+            content.sync()
+        sync_directory(path.parent)
+
     apsw.set_default_vfs("powered")
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(identity, "write_durably", write_durably))
             for module in (disk_module, partition_file, sqlite_partitions, sqlite_meta):
                 stack.enter_context(mock.patch.object(module, "sync_directory", sync_directory))
             yield disk

@@ -21,3 +21,14 @@ def make_directory(directory: Path) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync_directory(folder.parent)
+
+
+def write_durably(path: Path, text: str) -> None:
+    """Write a small file, in a directory that is there, so that after a power cut it is there whole or not at all. Raises OSError."""
+    part = path.with_name(f".{path.name}.part")
+    with part.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    sync_directory(path.parent)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from sluiceway.adapters import system
-from sluiceway.adapters.disk import make_directory, sync_directory
+from sluiceway.adapters.disk import make_directory, write_durably
 from sluiceway.ports.meta_store import MetaStore
 
 _KEY = "backend/"
@@ -36,11 +35,5 @@ async def check_identity(name: str, directory: Path, meta: MetaStore) -> str | N
 def _identify(path: Path) -> str:
     make_directory(path.parent)
     identity = system.new_incarnation()
-    part = path.with_name(f".{_FILE}")
-    with part.open("w") as file:
-        file.write(identity + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_directory(path.parent)
+    write_durably(path, identity + "\n")
     return identity
