@@ -397,7 +397,8 @@ class Service:
         """Produce a transfer's items into their queue, once: the key is the transfer, and transfers of a partition come in order."""
         target = transfer.target or source.dead_queue
         if transfer.reason and target not in self._drivers:
-            # The dead queue of that time is no more, nor is what may have arrived there: the present one takes its place.
+            # The dead queue of that time was deleted by force, which gave up what was on its way there: the present one takes it. What had
+            # arrived unheard of, and was handled there before the deletion, is handled twice.
             target = source.dead_queue
         if target is None:
             # The queue has lost its dead queue in the meantime: what dies is dropped.
