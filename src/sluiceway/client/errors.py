@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from sluiceway.client.answers import Ignored
 from sluiceway.kernel.errors import KINDS, ErrorKind, SluicewayError
@@ -40,5 +41,5 @@ class CallError(SluicewayError):
         """The call may have taken effect. When false, it surely did nothing (or, with `stale_ids`, what it did is known)."""
         return self.code in ("outcome_unknown", "internal")
 
-    def __reduce__(self) -> tuple[type[CallError], tuple[str, str, str | None, str | None, ErrorKind, Sequence[Ignored]]]:  # type: ignore[override]
+    def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.code, self.detail, self.field, self.request_id, self._kind, self.ignored))

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,12 @@ KINDS: dict[str, ErrorKind] = {
     "invalid_request": ErrorKind(400, False, "A field of the request is missing, unknown or out of range"),
     "invalid_body": ErrorKind(400, False, "The body is not what its content type says"),
     "too_many_items": ErrorKind(400, False, "The request has more items than one call may carry"),
+    "unauthenticated": ErrorKind(401, False, "The request has no API key, or one that is unknown, expired or revoked"),
+    "forbidden": ErrorKind(403, False, "The API key has no scope for this"),
     "not_found": ErrorKind(404, False, "There is no such endpoint"),
     "queue_not_found": ErrorKind(404, False, "There is no queue of that name"),
     "lease_not_found": ErrorKind(404, False, "The lease is closed, has expired, or never existed"),
+    "key_not_found": ErrorKind(404, False, "There is no API key of that id"),
     "method_not_allowed": ErrorKind(405, False, "The endpoint takes another HTTP method"),
     "queue_exists": ErrorKind(409, False, "There is a queue of that name already"),
     "queue_not_empty": ErrorKind(409, False, "The queue still has items"),
@@ -32,9 +36,11 @@ KINDS: dict[str, ErrorKind] = {
     "version_conflict": ErrorKind(409, False, "The queue's settings were changed in the meantime"),
     "stale_ids": ErrorKind(409, False, "Some of the ids are not leased (any more), or not by this client"),
     "stale_sequence": ErrorKind(409, False, "The idempotency group has moved on to a later sequence"),
+    "restart_required": ErrorKind(409, False, "The configuration has changes that take effect only at a restart; nothing was applied"),
     "body_too_large": ErrorKind(413, False, "The body is larger than the server takes"),
     "unsupported_media_type": ErrorKind(415, False, "The endpoint does not take that content type"),
     "too_many_requests": ErrorKind(429, True, "A limit is reached for now"),
+    "rate_limited": ErrorKind(429, True, "The API key has used up its rate; the answer's Retry-After says how long to wait"),
     "internal": ErrorKind(500, False, "The server made a mistake"),
     "unavailable": ErrorKind(503, True, "Nothing was done: no partition could take the request in time"),
     "queue_paused": ErrorKind(503, True, "The queue is paused for this verb"),
@@ -63,9 +69,20 @@ class SluicewayError(Exception):
     def retryable(self) -> bool:
         return self.kind.retryable
 
-    def __reduce__(self) -> tuple[type[SluicewayError], tuple[str, str, str | None]]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # Spark pickles exceptions between its processes.
         return (type(self), (self.code, self.detail, self.field))
+
+
+class RateLimitedError(SluicewayError):
+    """Too fast for the key's rate; after `retry_after` milliseconds the same request is taken."""
+
+    def __init__(self, detail: str, retry_after: int) -> None:
+        super().__init__("rate_limited", detail)
+        self.retry_after = retry_after
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.detail, self.retry_after))
 
 
 def invalid(field: str, detail: str) -> SluicewayError:

@@ -11,6 +11,8 @@ from urllib.parse import parse_qsl
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODIES_BYTES, MAX_BODY_BYTES
+from sluiceway.kernel.names import check_queue_name
+from sluiceway.model.access import ANYBODY, Action, Actor
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -44,7 +46,10 @@ class BodyMemory:
 
 
 class Request:
-    """A request whose headers were read once. `arrow` and `wants_arrow` say in which form the body is and the answer is wanted."""
+    """A request whose headers were read once. `arrow` and `wants_arrow` say in which form the body is and the answer is wanted.
+
+    `caller` and `action`, what its endpoint needs to be allowed, are set by whoever lets it in.
+    """
 
     __slots__ = (
         "_encoding",
@@ -53,8 +58,11 @@ class Request:
         "_memory",
         "_scope",
         "_type",
+        "action",
         "arrow",
+        "authorization",
         "body",
+        "caller",
         "receive",
         "request_id",
         "wants_arrow",
@@ -69,7 +77,10 @@ class Request:
         self.receive = receive
         self._type = self._encoding = b""
         self._length: bytes | None = None
-        self.request_id: bytes | None = None
+        self.request_id = b""
+        self.authorization = b""
+        self.caller = ANYBODY
+        self.action: Action = "admin"
         self.wants_arrow = False
         self.body = b""
         for name, value in scope["headers"]:
@@ -81,6 +92,8 @@ class Request:
                 self.wants_arrow = ARROW in value.lower()
             elif name == b"content-encoding":
                 self._encoding = value.strip().lower()
+            elif name == b"authorization":
+                self.authorization = value
             elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 self.request_id = value
         self.arrow = self._type == ARROW
@@ -98,6 +111,17 @@ class Request:
             raise SluicewayError("unsupported_media_type", f"this call takes {wanted}; the request's content-type is {shown}")
         if not self.arrow and self._scope["query_string"]:
             raise SluicewayError("invalid_request", "the fields of a JSON call belong into its body, not into the query string")
+
+    @property
+    def actor(self) -> Actor:
+        """Who is to be named for what this request changes."""
+        return Actor(self.caller.name, self.request_id.decode())
+
+    def permit(self, queue_name: str, field: str = "queue_name") -> str:
+        """The name, if it is one and the caller may do this to that queue. Raises `invalid_request`, `forbidden`."""
+        check_queue_name(queue_name, field)
+        self.caller.require(self.action, queue_name)
+        return queue_name
 
     def query(self) -> dict[str, str]:
         """The parameters of the query string. Raises `invalid_request` for one that is there twice or cannot be read."""
@@ -137,6 +161,11 @@ class Request:
             parts.append(part)
             self.whole = not message.get("more_body", False)
         self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    @property
+    def received(self) -> int:
+        """Bytes of the body that have come."""
+        return self._held
 
     def let_go(self) -> None:
         """The body is not needed any more."""

@@ -1,0 +1,60 @@
+"""What the server answers: one table, from which requests are served, scopes are checked, and OpenAPI is written."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from sluiceway.model.access import Action
+from sluiceway.server.http import JSON, Body, Request, Send
+
+Handler = Callable[[Request], Awaitable[Body]]
+Stream = Callable[[Request, Send], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A call: `POST` with a JSON object of type `call`, answered with JSON of type `answer`.
+
+    With `query` the body may be an Arrow stream instead, and the other fields are in the query string, as that type. With `gives_arrow` the
+    answer may be one. `action` is what a key must be allowed to do; the handler checks it for each queue that the call names, by
+    `request.permit`, before it looks for the queue. `errors` are the codes that this call may answer with beside those of every call.
+    """
+
+    path: str
+    action: Action
+    handle: Handler
+    call: type[msgspec.Struct]
+    answer: Any
+    summary: str
+    errors: tuple[str, ...] = ()
+    query: type[msgspec.Struct] | None = None
+    gives_arrow: bool = False
+
+    @property
+    def takes_arrow(self) -> bool:
+        return self.query is not None
+
+
+class Reply:
+    """The answer to a `GET`."""
+
+    __slots__ = ("body", "content_type", "status")
+
+    def __init__(self, body: Body, content_type: bytes = JSON, status: int = 200) -> None:
+        self.body, self.content_type, self.status = body, content_type, status
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Something to `GET`. `action` None: for everybody, without a key. A `stream` sends its answer by itself, for as long as it takes."""
+
+    path: str
+    action: Action | None
+    handle: Callable[[Request], Awaitable[Reply]] | None
+    summary: str
+    stream: Stream | None = None
+    content_types: tuple[str, ...] = ("application/json",)

@@ -1,0 +1,215 @@
+"""The calls on the items of one queue: bytes into a model request, an answer into bytes."""
+
+from __future__ import annotations
+
+import asyncio
+
+from sluiceway.adapters.system import now
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import DONE, RELEASE, Lease, Leased
+from sluiceway.server.endpoints import Endpoint
+from sluiceway.server.http import Body, DisconnectedError, Request
+from sluiceway.server.service import QueueService
+from sluiceway.wire import answers, arrow_codec, json_items, json_settling
+from sluiceway.wire.decoding import from_query
+from sluiceway.wire.settling import belongs
+
+
+class ItemCalls:
+    """Produce, lease, what settles, and what looks."""
+
+    def __init__(self, service: QueueService) -> None:
+        self._service = service
+        self._waiting: set[asyncio.Task[Leased]] = set()
+        self._stopping = False
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                "/v1/queue.produce",
+                "produce",
+                self._produce,
+                json_items.ProduceCall,
+                dict,
+                "Store items, all in one partition or none",
+                ("queue_not_found", "too_many_items", "key_conflict", "stale_sequence", "queue_paused"),
+                query=json_items.ProduceFields,
+            ),
+            Endpoint(
+                "/v1/queue.lease",
+                "consume",
+                self._lease,
+                json_items.LeaseCall,
+                dict,
+                "Take items, waiting for them if asked to",
+                ("queue_not_found",),
+                gives_arrow=True,
+            ),
+            Endpoint(
+                "/v1/queue.complete",
+                "consume",
+                self._complete,
+                json_settling.SelectCall,
+                dict,
+                "Settle leased items for good",
+                ("queue_not_found", "too_many_items", "stale_ids"),
+            ),
+            Endpoint(
+                "/v1/queue.retry",
+                "consume",
+                self._retry,
+                json_settling.RetryCall,
+                dict,
+                "Put leased items back, or into the dead queue",
+                ("queue_not_found", "too_many_items", "stale_ids"),
+            ),
+            Endpoint(
+                "/v1/queue.release",
+                "consume",
+                self._release,
+                json_settling.SelectCall,
+                dict,
+                "Give leased items back untouched",
+                ("queue_not_found", "too_many_items", "stale_ids"),
+            ),
+            Endpoint(
+                "/v1/queue.extend",
+                "consume",
+                self._extend,
+                json_settling.ExtendCall,
+                dict,
+                "Move the deadlines of leases",
+                ("queue_not_found", "too_many_items", "stale_ids"),
+            ),
+            Endpoint(
+                "/v1/queue.settle",
+                "consume",
+                self._settle,
+                json_settling.SettleCall,
+                dict,
+                "State outcomes that take effect when the lease is completed",
+                ("queue_not_found", "too_many_items"),
+                query=json_settling.SettleQuery,
+            ),
+            Endpoint(
+                "/v1/queue.peek",
+                "read",
+                self._peek,
+                json_items.PeekCall,
+                dict,
+                "Look at items without taking them",
+                ("queue_not_found", "lease_not_found"),
+                gives_arrow=True,
+            ),
+            Endpoint(
+                "/v1/queue.explain",
+                "read",
+                self._explain,
+                json_items.ExplainCall,
+                dict,
+                "Say where an item is, and why it is not being served",
+                ("queue_not_found",),
+            ),
+        ]
+
+    def stop_waiting(self) -> None:
+        """End every long poll with `unavailable`, now and from now on. Calls that do not wait go on."""
+        self._stopping = True
+        for task in self._waiting:
+            task.cancel()
+
+    def _queue(self, request: Request, queue_name: str) -> QueueRecord:
+        return self._service.queue(request.permit(queue_name))
+
+    async def _produce(self, request: Request) -> Body:
+        if request.arrow:
+            query = from_query(request.query(), json_items.ProduceFields)
+            record = self._queue(request, query.queue_name)
+            wanted = arrow_codec.produce_request(query, request.body, record, now())
+        else:
+            call = json_items.decode_produce(request.body)
+            record = self._queue(request, call.queue_name)
+            wanted = call.request(record, now())
+        return answers.produced(record, await self._service.produce(record.queue_name, wanted))
+
+    async def _lease(self, request: Request) -> Body:
+        call = json_items.decode_lease(request.body)
+        record = self._queue(request, call.queue_name)
+        wanted = call.request(record)
+        if wanted.request_timeout:
+            leased = await self._wait(request, call.queue_name, wanted, call.payload)
+        else:
+            leased = await self._service.lease(call.queue_name, wanted, call.payload)
+        return answers.leased(record, leased, arrow=request.wants_arrow)
+
+    async def _wait(self, request: Request, queue_name: str, wanted: Lease, payload: bool) -> Leased:
+        """A lease that may wait: given up when the client goes away or the server stops."""
+        if self._stopping:
+            raise _stopping()
+        work = asyncio.ensure_future(self._service.lease(queue_name, wanted, payload))
+        gone = asyncio.ensure_future(request.disconnected())
+        self._waiting.add(work)
+        try:
+            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                work.cancel()
+                await asyncio.wait((work,))
+        finally:
+            self._waiting.discard(work)
+            work.cancel()
+            gone.cancel()
+        if work.cancelled():
+            raise self._given_up()
+        return work.result()
+
+    def _given_up(self) -> Exception:
+        return _stopping() if self._stopping else DisconnectedError()
+
+    async def _complete(self, request: Request) -> Body:
+        call = json_settling.decode_select(request.body)
+        wanted = call.request(self._queue(request, call.queue_name), DONE)
+        return answers.completed(await self._service.settle(call.queue_name, wanted), call.strict)
+
+    async def _release(self, request: Request) -> Body:
+        call = json_settling.decode_select(request.body)
+        wanted = call.request(self._queue(request, call.queue_name), RELEASE)
+        return answers.released(await self._service.settle(call.queue_name, wanted), call.strict)
+
+    async def _retry(self, request: Request) -> Body:
+        call = json_settling.decode_retry(request.body)
+        wanted = call.request(self._queue(request, call.queue_name), now())
+        return answers.retried(await self._service.settle(call.queue_name, wanted), call.strict)
+
+    async def _settle(self, request: Request) -> Body:
+        if request.arrow:
+            query = from_query(request.query(), json_settling.SettleQuery)
+            record = self._queue(request, query.queue_name)
+            wanted = arrow_codec.settle_request(query, request.body, record)
+        else:
+            call = json_settling.decode_settle(request.body)
+            record = self._queue(request, call.queue_name)
+            wanted = call.request(record)
+        return answers.staged(await self._service.settle(record.queue_name, wanted))
+
+    async def _extend(self, request: Request) -> Body:
+        call = json_settling.decode_extend(request.body)
+        record = self._queue(request, call.queue_name)
+        return answers.extended(record, await self._service.extend(call.queue_name, call.request(record)), call.strict)
+
+    async def _peek(self, request: Request) -> Body:
+        call = json_items.decode_peek(request.body)
+        record = self._queue(request, call.queue_name)
+        batches = await self._service.peek(call.queue_name, call.request(record))
+        return answers.peeked(record, batches, arrow=request.wants_arrow)
+
+    async def _explain(self, request: Request) -> Body:
+        call = json_items.decode_explain(request.body)
+        record, item = self._queue(request, call.queue_name), call.item()
+        if not belongs(item, record):
+            return answers.explained(item, answers.FOREIGN)
+        return answers.explained(item, await self._service.explain(call.queue_name, item.partition, item.offset))
+
+
+def _stopping() -> SluicewayError:
+    return SluicewayError("unavailable", "the server is stopping")

@@ -1,0 +1,138 @@
+"""The calls on queues as a whole."""
+
+from __future__ import annotations
+
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.names import check_queue_name
+from sluiceway.server.endpoints import Endpoint
+from sluiceway.server.http import Body, Request
+from sluiceway.server.service import QueueService
+from sluiceway.wire import answers, json_queues
+
+
+class QueueCalls:
+    """Create, change, show, pause, clear, redrive and delete."""
+
+    def __init__(self, service: QueueService) -> None:
+        self._service = service
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint("/v1/queues.create", "manage", self._create, json_queues.CreateCall, dict, "Create a queue", ("queue_exists",)),
+            Endpoint(
+                "/v1/queues.update",
+                "manage",
+                self._update,
+                json_queues.UpdateCall,
+                dict,
+                "Change settings of a queue, at once",
+                ("queue_not_found", "version_conflict"),
+            ),
+            Endpoint("/v1/queues.list", "read", self._list, json_queues.ListCall, dict, "List the queues by name, page by page"),
+            Endpoint("/v1/queues.info", "read", self._info, json_queues.QueueCall, dict, "Show a queue", ("queue_not_found",)),
+            Endpoint(
+                "/v1/queues.delete",
+                "manage",
+                self._delete,
+                json_queues.DeleteCall,
+                dict,
+                "Delete a queue",
+                ("queue_not_found", "queue_not_empty", "queue_in_use"),
+            ),
+            Endpoint("/v1/queue.stats", "read", self._stats, json_queues.QueueCall, dict, "Count items by partition", ("queue_not_found",)),
+            Endpoint(
+                "/v1/queue.pause",
+                "manage",
+                self._pause,
+                json_queues.PauseCall,
+                dict,
+                "Stop producing to a queue, leasing from it, or both",
+                ("queue_not_found", "version_conflict"),
+            ),
+            Endpoint(
+                "/v1/queue.resume",
+                "manage",
+                self._resume,
+                json_queues.PauseCall,
+                dict,
+                "Let a paused queue go on",
+                ("queue_not_found", "version_conflict"),
+            ),
+            Endpoint(
+                "/v1/queue.clear", "manage", self._clear, json_queues.ClearCall, dict, "Drop what waits, for good", ("queue_not_found",)
+            ),
+            Endpoint(
+                "/v1/queue.redrive",
+                "manage",
+                self._redrive,
+                json_queues.RedriveCall,
+                dict,
+                "Send dead items back to where they came from, or elsewhere",
+                ("queue_not_found", "queue_paused"),
+            ),
+        ]
+
+    async def _create(self, request: Request) -> Body:
+        spec = json_queues.decode_create(request.body).spec()
+        request.permit(spec.queue_name)
+        _permit_dead_queue(request, spec.dead_queue)
+        return answers.encode(answers.queue_info(await self._service.create_queue(spec)))
+
+    async def _update(self, request: Request) -> Body:
+        call = json_queues.decode_update(request.body)
+        patch, queue_name = call.patch(), request.permit(call.queue_name)
+        _permit_dead_queue(request, patch.settings.get("dead_queue"))
+        return answers.encode(answers.queue_info(await self._service.update_queue(queue_name, patch)))
+
+    async def _list(self, request: Request) -> Body:
+        call = json_queues.decode_list(request.body)
+        pivot = check_queue_name(call.pivot, "pivot") if call.pivot else ""
+        seen = (record for record in self._service.queues() if request.caller.may("read", record.queue_name))
+        page = [record for record in seen if record.queue_name > pivot]
+        following = page[call.limit - 1].queue_name if len(page) > call.limit else None
+        return answers.encode({"items": [answers.queue_info(record) for record in page[: call.limit]], "next": following})
+
+    async def _info(self, request: Request) -> Body:
+        queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
+        return answers.encode(answers.queue_info(self._service.queue(queue_name)))
+
+    async def _delete(self, request: Request) -> Body:
+        call = json_queues.decode_delete(request.body)
+        await self._service.delete_queue(request.permit(call.queue_name), call.force)
+        return b"{}"
+
+    async def _stats(self, request: Request) -> Body:
+        queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
+        return answers.stats(queue_name, self._service.stats(queue_name))
+
+    async def _pause(self, request: Request) -> Body:
+        return await self._set_paused(request, True)
+
+    async def _resume(self, request: Request) -> Body:
+        return await self._set_paused(request, False)
+
+    async def _set_paused(self, request: Request, paused: bool) -> Body:
+        call = json_queues.decode_pause(request.body)
+        record = await self._service.pause(request.permit(call.queue_name), call.wanted(), paused)
+        return answers.encode(answers.queue_info(record))
+
+    async def _clear(self, request: Request) -> Body:
+        call = json_queues.decode_clear(request.body)
+        return answers.cleared(await self._service.clear(request.permit(call.queue_name), call.request()))
+
+    async def _redrive(self, request: Request) -> Body:
+        call = json_queues.decode_redrive(request.body)
+        queue_name, wanted = request.permit(call.queue_name), call.request()
+        # Without a target the items go to the queues that they came from.
+        target = wanted.target or wanted.source
+        if target is not None:
+            request.permit(target, "target" if wanted.target else "source")
+        elif not request.caller.may_all("manage"):
+            raise invalid("target", "required, or source, with a key that may not manage every queue")
+        return answers.redriven(await self._service.redrive(queue_name, wanted))
+
+
+def _permit_dead_queue(request: Request, dead_queue: object) -> None:
+    """It will be sent items, so whoever names it must be allowed to manage it too."""
+    if isinstance(dead_queue, str):
+        request.permit(dead_queue, "dead_queue")
