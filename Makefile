@@ -2,13 +2,15 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore lint bench bench-scale crash sim sim-bank clean
+.PHONY: help setup demo test explore lint audit bench bench-scale crash fuzz hostile sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
 UV := .tools/bin/uv
 STAMP := .venv/.synced
 LINTED := src tests tools conformance
+# All that a user may install.
+LOCKED = $(UV) export --locked --all-extras --no-dev --no-emit-project --quiet
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
@@ -52,6 +54,15 @@ lint: setup ## Style, types and the floors
 	@$(BIN)/python -m mypy
 	@$(BIN)/lint-imports --no-logo
 
+# Not a part of `make test`, as it needs the network: it asks the package index about each version that the lock file names, and fails if it
+# gets no answer about one.
+audit: $(UV) ## Known vulnerabilities of the locked dependencies, and what there is of them (CycloneDX) in dist/
+	@mkdir -p dist
+	@$(LOCKED) --format cyclonedx1.5 --output-file dist/sluiceway.cdx.json
+	@$(LOCKED) --output-file dist/requirements.txt
+	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.tools/audit $(UV) sync --locked --only-group audit --quiet --python .tools/bin/python
+	@.tools/audit/bin/pip-audit --strict --requirement dist/requirements.txt --require-hashes --disable-pip $(ARGS)
+
 explore: setup ## The property tests on examples that no run has seen
 	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "not slow" $$(grep -lE '^(from|import) hypothesis' tests/test_*.py) $(ARGS)
 
@@ -63,6 +74,13 @@ bench-scale: setup ## Long lines, mass expiry, idle partitions (ARGS='idle --jso
 
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
 	@PYTHONPATH=tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
+
+fuzz: setup ## 300,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
+	@PYTHONPATH=tests $(BIN)/python -m fuzz.decoders 150000 $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m fuzz.openapi_requests 30000 $(ARGS)
+
+hostile: setup ## Attack a real server in some thirty ways while others are to be served
+	@$(BIN)/python -m pytest tests/hostile -rP $(ARGS)
 
 sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0)
 	@$(BIN)/python -m sluiceway.sim --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) $(ARGS)

@@ -176,8 +176,9 @@ def test_B18_nothing_is_served_before_its_time(api: Api, ahead: int) -> None:
 def hang_up_while_waiting(queue: Queue, **fields: object) -> None:
     """A consumer begins a long poll and closes its connection."""
     body = json.dumps({"queue_name": queue.name, "request_timeout": POLL, "lease_timeout": "10m", **fields}).encode()
-    head = f"POST /v1/queue.lease HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
     address = urlsplit(queue.api.url)
+    head = f"POST /v1/queue.lease HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-type: application/json\r\n"
+    head += f"content-length: {len(body)}\r\n\r\n"
     waiting = queue.waiting()
     with socket.create_connection((address.hostname, address.port or 80), timeout=120) as connection:
         connection.sendall(head.encode() + body)

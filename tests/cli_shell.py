@@ -7,6 +7,7 @@ import json
 import sys
 from typing import Any
 
+import click
 import pytest
 
 from sluiceway.cli import main
@@ -21,11 +22,35 @@ class _Stdin(io.TextIOWrapper):
         return self._terminal
 
 
+def leaves(command: click.Command = main.cli, path: str = "") -> dict[str, click.Command]:
+    """Every command that does something, by its name such as `queue create`."""
+    if not isinstance(command, click.Group):
+        return {path: command}
+    found: dict[str, click.Command] = {}
+    for name, each in commands_of(command).items():
+        found |= leaves(each, f"{path} {name}".strip())
+    return found
+
+
+def commands_of(group: click.Group) -> dict[str, click.Command]:
+    found = {name: group.get_command(click.Context(group), name) for name in group.list_commands(click.Context(group))}
+    return {name: each for name, each in found.items() if each is not None}
+
+
+def leaf_of(arguments: tuple[str, ...]) -> str:
+    """The name of the command that these call."""
+    return next((name for name in leaves() if arguments[: name.count(" ") + 1] == tuple(name.split())), "")
+
+
 class Shell:
-    """Runs commands against the server that the environment names. `queue` is for the test to use."""
+    """Runs commands against the server that the environment names. `queue` is for the test to use.
+
+    `done` has the commands that ended well, and whether as JSON.
+    """
 
     def __init__(self, queue: str, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[bytes]) -> None:
         self.queue = queue
+        self.done: set[tuple[str, bool]] = set()
         self._monkeypatch = monkeypatch
         self._capture = capture
 
@@ -37,7 +62,13 @@ class Shell:
             main.main()
         out, err = self._capture.readouterr()
         assert isinstance(ended.value.code, int)
+        if ended.value.code == 0:
+            self.note(*arguments)
         return ended.value.code, out.decode(), err.decode()
+
+    def note(self, *arguments: str) -> None:
+        """These were run and ended well."""
+        self.done.add((leaf_of(arguments), "--json" in arguments))
 
     def says(self, *arguments: str, stdin: bytes = b"") -> str:
         code, out, err = self.ends(*arguments, stdin=stdin)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +22,25 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What a user's or a CI's shell says about proxies, colours, servers and Spark is not for the tests, which talk to their own over loopback.
 os.environ["no_proxy"] = "*"
-for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "SLUICEWAY_URL", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
+for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "SPARK_HOME", "SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"):
     os.environ.pop(name, None)
+for name in [name for name in os.environ if name.startswith("SLUICEWAY_") and not name.startswith("SLUICEWAY_TEST_")]:
+    del os.environ[name]
+# Nor are the servers to which the user has given names.
+os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 
 # Most of a short run of Spark is Java compiling itself; this halves it.
 os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """A server that was started in this process logs as long as the process lives, to a stream that is only this test's."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,11 @@ import msgspec
 import pyarrow as pa
 
 from server_process import PATIENCE
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.access import SYSTEM, Actor
+from sluiceway.model.health import Check
+from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
 from sluiceway.model.requests import (
     Clear,
@@ -34,19 +38,24 @@ from sluiceway.model.requests import (
     Settled,
 )
 from sluiceway.server.app import create_app
-from sluiceway.server.run import Server, bind, url_of
+from sluiceway.server.listeners import bind, url_of
+from sluiceway.server.run import Server
 
 NOW = 1_700_000_000_000
 RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
 
 
 class FakeService:
-    """One queue `q`. `asked` has the requests, newest last; `script` what is answered to the next ones, first in, first out."""
+    """One queue `q`. `asked` has the requests, newest last; `script` what is answered to the next ones, first in, first out.
+
+    `changed_by` has who asked for each change.
+    """
 
     def __init__(self) -> None:
         self.record = RECORD
         self.asked: list[object] = []
         self.script: list[object] = []
+        self.changed_by: list[Actor] = []
 
     def _answer(self, request: object) -> Any:
         self.asked.append(request)
@@ -63,20 +72,24 @@ class FakeService:
     def queues(self) -> list[QueueRecord]:
         return [self.record]
 
-    async def create_queue(self, spec: QueueSpec) -> QueueRecord:
+    async def create_queue(self, spec: QueueSpec, by: Actor = SYSTEM) -> QueueRecord:
+        self.changed_by.append(by)
         return cast(QueueRecord, self._answer(spec))
 
-    async def update_queue(self, queue_name: str, patch: QueuePatch) -> QueueRecord:
+    async def update_queue(self, queue_name: str, patch: QueuePatch, by: Actor = SYSTEM) -> QueueRecord:
+        self.changed_by.append(by)
         return cast(QueueRecord, self._answer(patch))
 
-    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool) -> QueueRecord:
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool, by: Actor = SYSTEM) -> QueueRecord:
+        self.changed_by.append(by)
         self.queue(queue_name)
         before = set(self.record.paused)
         after = before | set(verbs) if paused else before - set(verbs)
         self.record = msgspec.structs.replace(self.record, paused=tuple(sorted(after, reverse=True)))
         return self.record
 
-    async def delete_queue(self, queue_name: str, force: bool) -> None:
+    async def delete_queue(self, queue_name: str, force: bool, by: Actor = SYSTEM) -> None:
+        self.changed_by.append(by)
         self._answer((queue_name, force))
 
     async def produce(self, queue_name: str, request: Produce) -> Produced:
@@ -94,13 +107,30 @@ class FakeService:
     async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
         return cast("list[pa.RecordBatch]", self._answer(request))
 
-    async def clear(self, queue_name: str, request: Clear) -> Cleared:
+    async def clear(self, queue_name: str, request: Clear, by: Actor = SYSTEM) -> Cleared:
+        self.changed_by.append(by)
         self.queue(queue_name)
         return cast(Cleared, self._answer(request))
 
-    async def redrive(self, queue_name: str, request: Redrive) -> Redriven:
+    async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
+        self.changed_by.append(by)
         self.queue(queue_name)
         return cast(Redriven, self._answer(request))
+
+    async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:
+        return cast(ItemsPage, self._answer(request))
+
+    async def import_items(self, queue_name: str, request: Produce, by: Actor = SYSTEM) -> Produced:
+        self.changed_by.append(by)
+        return cast(Produced, self._answer(request))
+
+    async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
+        self.changed_by.append(by)
+        return cast(Deleted, self._answer(request))
+
+    async def reload(self, queue_name: str, timeout: Millis, by: Actor = SYSTEM) -> None:
+        self.changed_by.append(by)
+        self._answer((queue_name, timeout))
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
         return cast(Explanation, self._answer((partition, offset)))
@@ -109,6 +139,9 @@ class FakeService:
         return cast(QueueStats, self._answer(queue_name))
 
     def problems(self) -> list[str]:
+        return []
+
+    async def checks(self) -> list[Check]:
         return []
 
     async def start(self) -> None: ...

@@ -129,7 +129,8 @@ def keep(archive: Path, dsn: str | None) -> None:
         if dsn:
             (data / "partitions.sql").write_text(dump(dsn))
         with tarfile.open(archive, "w:gz") as tar:
-            for file in sorted(data.rglob("*.sq*")):
+            # The identity too: a folder without the one that the meta store has noted is not served.
+            for file in sorted([*data.rglob("*.sq*"), *data.rglob("identity")]):
                 tar.add(file, file.relative_to(data).as_posix(), filter=_anonymous)
 
 

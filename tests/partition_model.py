@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 import msgspec
@@ -90,6 +91,10 @@ class Model:
     def ready(self) -> list[Item]:
         return sorted(self.at("ready"), key=lambda item: item.offset or 0)
 
+    def leasable(self, now: Millis) -> list[Item]:
+        """What comes before the first item that has expired: called back from its way to the dead queue, it waits for the next tick."""
+        return list(takewhile(lambda item: not 0 < item.expires_at <= now, self.ready()))
+
     def leased(self, number: int | None = None) -> list[Item]:
         found = [item for item in self.at("leased") if number is None or item.number == number]
         return sorted(found, key=lambda item: item.offset or 0)
@@ -153,8 +158,8 @@ class Model:
 
     def lease(self, number: int, want: int, lease: ModelLease, now: Millis) -> list[Item]:
         """The oldest, as many as are wanted and as each of them bears to be leased together."""
+        ready = self.leasable(now)
         self.moment(now)
-        ready = self.ready()
         fits = [n for n in range(1, want + 1) if n <= len(ready) and all(not item.together or n <= item.together for item in ready[:n])]
         taken = ready[: max(fits, default=0)]
         for item in taken:
@@ -308,6 +313,17 @@ class Model:
             item.place = "cleared"
             self.header.cleared += 1
         return len(dropped), len(undue)
+
+    def drop(self, offsets: Iterable[int], now: Millis) -> list[int]:
+        """Which of them must be dropped. An item that is due later goes by its origin."""
+        wanted = set(offsets)
+        places = {item.offset: item for item in self.at("ready")} | {item.origin: item for item in self.at("due")}
+        dropped = {offset: item for offset, item in places.items() if offset is not None and offset in wanted}
+        for item in dropped.values():
+            self.moment(now)
+            item.place = "cleared"
+            self.header.cleared += 1
+        return sorted(dropped)
 
     # Time
 

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +20,9 @@ import uvloop
 
 from server_process import PATIENCE
 from sluiceway.node.service import Service
-from sluiceway.server.app import create_app
-from sluiceway.server.run import Server, bind, url_of
+from sluiceway.server.app import Fittings, create_app
+from sluiceway.server.listeners import bind, url_of
+from sluiceway.server.run import Server
 
 ARROW = "application/vnd.apache.arrow.stream"
 _numbers = itertools.count()
@@ -38,10 +40,10 @@ def eventually(condition: Callable[[], object], within: float = PATIENCE) -> Non
 class Running:
     """A server that takes requests, and a client of it."""
 
-    def __init__(self, service: Service, server: Server, url: str) -> None:
+    def __init__(self, service: Service, server: Server, url: str, verify: ssl.SSLContext | bool = True) -> None:
         self.service = service
         self.url = url
-        self.http = httpx.Client(base_url=url, timeout=PATIENCE)
+        self.http = httpx.Client(base_url=url, timeout=PATIENCE, verify=verify)
         self._server = server
         self.thread: threading.Thread
 
@@ -102,14 +104,14 @@ def balances(sums: dict[str, int]) -> bool:
 
 
 @contextmanager
-def running(data: Path) -> Iterator[Running]:
-    """A server over that data directory until the block ends."""
+def running(data: Path, fit: Callable[[Service], Fittings] = lambda _: Fittings()) -> Iterator[Running]:
+    """A server over that data directory, with what `fit` adds to it, until the block ends."""
     # As in a server process: the slow first conversion must not fall into a test's timing.
     pa.array([b""])
     ready = threading.Event()
     service = Service(data)
     sock = bind("127.0.0.1", 0)
-    app = create_app(service)
+    app = create_app(service, fit(service))
     server = Server(app, ready.set)
 
     async def life() -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from sluiceway.spark import options
 from sluiceway.spark.http import Client
 
 PATIENCE = 200.0
@@ -53,7 +54,7 @@ class Server:
         self._process.wait()
 
     def call(self, path: str, **body: object) -> dict[str, Any]:
-        client = Client(self.url, 60_000)
+        client = Client(options.Server(self.url, "", 60_000))
         try:
             return client.call(path, body)
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -50,6 +51,19 @@ def test_now_runs_on_when_the_wall_clock_is_set_back(monkeypatch: pytest.MonkeyP
     assert fake.step(MINUTE, MINUTE) == 60_000
     assert fake.step(0, 0) == 0
     assert fake.step(2 * HOUR, 0) == 3_600_000 - 60_000
+
+
+def test_a_thread_can_be_ahead_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeTime(monkeypatch)
+
+    def moved() -> int:
+        system.move_ahead(60_000)
+        system.move_ahead(5)
+        return system.now()
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(moved).result() == system.now() + 60_005
+        assert thread.submit(system.now).result() == system.now() + 60_005
 
 
 def test_incarnations_differ_and_fit_an_id() -> None:

@@ -220,7 +220,14 @@ def test_stale_ids_come_with_the_error_even_after_an_attempt_in_doubt() -> None:
 
 @pytest.mark.parametrize(
     ("status", "code"),
-    [(502, "outcome_unknown"), (503, "outcome_unknown"), (504, "outcome_unknown"), (404, "not_found"), (302, "not_found")],
+    [
+        (429, "too_many_requests"),
+        (502, "outcome_unknown"),
+        (503, "outcome_unknown"),
+        (504, "outcome_unknown"),
+        (404, "not_found"),
+        (302, "not_found"),
+    ],
 )
 @pytest.mark.parametrize("body", [b"<html>no</html>", b"", b"[]", b"\xff"])
 def test_an_error_that_is_not_the_servers_is_not_taken_for_one(status: int, code: str, body: bytes) -> None:
@@ -241,7 +248,7 @@ def error(code: str) -> CallError:
 @pytest.mark.parametrize("call", [KEYED, UNKEYED])
 def test_only_what_may_help_and_cannot_harm_is_repeated(code: str, call: Call[Any]) -> None:
     repeats = Repeats(call, retry_for=10, started=100)
-    surely_nothing = code in ("unavailable", "queue_paused", "too_many_requests")
+    surely_nothing = code in ("unavailable", "queue_paused", "too_many_requests", "rate_limited")
     if surely_nothing or (call.repeatable and code == "outcome_unknown"):
         assert 0 < repeats.pause(error(code), now=100, roll=0.5) < 1
     else:

@@ -9,10 +9,19 @@ import pytest
 from sluiceway.kernel.errors import KINDS, SluicewayError, invalid
 
 
-def test_the_page_of_errors_is_current(repository: Path) -> None:
+def test_the_pages_of_errors_are_current(repository: Path) -> None:
     tool = runpy.run_path(str(repository / "tools" / "docs_errors.py"))
-    page = (repository / "docs" / "errors.md").read_text(encoding="utf-8")
-    assert page == tool["render"](), "run: python tools/docs_errors.py"
+    docs = repository / "docs"
+    pages = {str(path.relative_to(docs)): path.read_text(encoding="utf-8") for path in (docs / "errors.md", *docs.glob("errors/*"))}
+    assert pages == tool["render"](), "run: python tools/docs_errors.py"
+
+
+@pytest.mark.parametrize("code", KINDS)
+def test_every_code_says_when_it_happens_and_what_to_do(code: str) -> None:
+    kind = KINDS[code]
+    assert not kind.title.endswith(".")
+    assert kind.when.endswith(".")
+    assert kind.advice.endswith(".")
 
 
 @pytest.mark.parametrize("code", KINDS)

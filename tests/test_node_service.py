@@ -219,7 +219,7 @@ async def test_queues_that_are_not_created(tmp_path: Path, name: str, dead_queue
 
 @driven
 async def test_an_incarnation_is_never_given_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = iter(["aaaaaaaa", "aaaaaaaa", "bbbbbbbb", "bbbbbbbb", "aaaaaaaa", "cccccccc"])
+    given = iter(["aaaaaaaa", "aaaaaaaa", "aaaaaaaa", "bbbbbbbb", "bbbbbbbb", "aaaaaaaa", "cccccccc"])
     monkeypatch.setattr(system, "new_incarnation", lambda: next(given))
     async with serving(tmp_path) as (service, store):
         assert (await service.create_queue(spec("one"))).incarnation == "aaaaaaaa"

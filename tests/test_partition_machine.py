@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from core_model import START, Rig, Row, array_of
 from partition_model import Model, ModelLease
 from sluiceway.core import closed
+from sluiceway.core.inspecting import Listed, in_line, scheduled, why_left
 from sluiceway.core.looking import explain, open_slices
 from sluiceway.core.records import LeaseState
 from sluiceway.core.rules import Rules
@@ -50,6 +51,15 @@ CLIENTS = st.sampled_from([None, None, "c", "d"])
 PICKS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
 
+def places(listed: Listed) -> list[tuple[object, ...]]:
+    """Offset, origin, attempts and lease of each."""
+    piece = listed.piece
+    return [
+        (offset, piece.blob + row, piece.attempts, listed.lease)
+        for row, offset in zip(piece.rows.tolist(), piece.offsets.tolist(), strict=True)
+    ]
+
+
 class PartitionMachine(RuleBasedStateMachine):
     @initialize(rules=RULES)
     def begin(self, rules: Rules) -> None:
@@ -82,7 +92,7 @@ class PartitionMachine(RuleBasedStateMachine):
     def lease(self, want: int, timeout: Millis, client: str, key: str | None) -> None:
         lease = self.rig.machine.lease(want, client, self.now + timeout, self.now, key)
         if lease is None:
-            assert not self.model.ready()
+            assert not self.model.leasable(self.now)
             return
         taken = self.model.lease(lease.number, want, ModelLease(client, self.now + timeout, key), self.now)
         assert lease.count == lease.open == len(taken)
@@ -150,6 +160,17 @@ class PartitionMachine(RuleBasedStateMachine):
         assert items == self.model.redrive(offsets.tolist(), queue, self.now)
         assert (number > 0) == (items > 0)
 
+    @rule(picks=PICKS, wild=st.lists(st.integers(-1, 60), max_size=3))
+    def delete(self, picks: list[int], wild: list[int]) -> None:
+        live = [item.origin if item.place == "due" else item.offset for item in self.model.at("ready", "due", "leased")]
+        offsets = array_of([*wild, *(offset for pick in picks if live and (offset := live[pick % len(live)]) is not None)])
+        dropped = self.rig.machine.drop(offsets, self.now)
+        assert sorted(dropped.tolist()) == self.model.drop(offsets.tolist(), self.now)
+        for offset in set(offsets.tolist()) - set(dropped.tolist()):
+            leased = any(item.offset == offset for item in self.model.leased())
+            gone = 0 <= offset < self.model.header.next
+            assert why_left(self.rig.machine, offset) == ("leased" if leased else "gone" if gone else "unknown")
+
     @rule(rules=RULES)
     def the_rules_change(self, rules: Rules) -> None:
         self.rig.follow(rules)
@@ -199,6 +220,26 @@ class PartitionMachine(RuleBasedStateMachine):
             assert (told.attempts, told.expires_at or 0) == (item.attempts + (item.place == "leased"), item.expires_at)
             assert (told.due_at, told.lease) == (item.due_at, item.number)
             assert told.ahead == (model.ready().index(item) if item.place == "ready" else None)
+
+    @rule(start=st.integers(0, 60), limit=st.integers(1, 12))
+    def somebody_lists(self, start: int, limit: int) -> None:
+        machine, model = self.rig.machine, self.model
+        lined = sorted((item for item in model.at("ready", "leased") if (item.offset or 0) >= start), key=lambda item: item.offset or 0)
+        assert [place + listed.standing[:2] for listed in in_line(machine, start, limit) for place in places(listed)] == [
+            (
+                item.offset,
+                item.origin,
+                item.attempts + (item.place == "leased"),
+                item.number or 0,
+                None if item.number is None else model.leases[item.number].deadline,
+                item.expires_at or None,
+            )
+            for item in lined[:limit]
+        ]
+        due = sorted((item for item in model.at("due") if item.origin >= start), key=lambda item: item.origin)
+        assert [place + listed.standing for listed in scheduled(machine, start, limit) for place in places(listed)] == [
+            (item.origin, item.origin, item.attempts, 0, None, item.expires_at or None, item.due_at) for item in due[:limit]
+        ]
 
     @invariant()
     def the_model_agrees(self) -> None:
@@ -257,3 +298,14 @@ def test_a_random_history_agrees_with_the_model() -> None:
 @pytest.mark.slow
 def test_many_long_random_histories_agree_with_the_model() -> None:
     run(2_000, 60)
+
+
+def test_an_expired_item_that_is_called_back_is_not_leased_before_it_dies() -> None:
+    rig = Rig(keeps_dead=True, expire_timeout=15)
+    rig.produce([Row(b"x")])
+    now = START + 60
+    assert rig.machine.tick(now) == 1
+    rig.machine.call_back(next(iter(rig.machine.transfers)))
+    assert rig.machine.lease(1, "c", now + 10, now) is None
+    assert rig.machine.tick(now) == 1
+    assert len(rig.machine.transfers) == 1

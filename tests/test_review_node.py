@@ -25,7 +25,7 @@ from sluiceway.testing.drive import driven
 async def bury(service: Service, *names: str, size: int = 1, queue: str = "dead") -> None:
     """Put items into a dead queue as if they had come from queue q, each by a produce of its own."""
     for name in names:
-        row = {"payload": name.encode() * size, "headers": [("sluiceway-queue", "q")]}
+        row = {"payload": name.encode() * size, "headers": [("sluiceway-queue", "q")], "origin": "aaaaaaaa.0.0"}
         await service.produce(queue, Produce(batch_from_rows([row]), 10_000))
 
 
@@ -249,7 +249,8 @@ async def test_a_change_that_ended_unknown_and_is_repeated_takes_effect(tmp_path
 
 
 def item(text: str, queue: str) -> Produce:
-    return Produce(batch_from_rows([{"payload": text.encode(), "headers": [("sluiceway-queue", queue)]}]), 20_000)
+    row = {"payload": text.encode(), "headers": [("sluiceway-queue", queue)], "origin": "aaaaaaaa.0.0"}
+    return Produce(batch_from_rows([row]), 20_000)
 
 
 async def retry(service: Service, offset: int) -> Settled:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -15,36 +14,6 @@ import pytest
 
 from server_process import PATIENCE
 from server_running import eventually, running
-from sluiceway.kernel.errors import SluicewayError
-from sluiceway.server.run import bind, url_of
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1"])
-def test_only_loopback_unless_told_otherwise(host: str) -> None:
-    with pytest.raises(SluicewayError, match="can be reached from other machines") as caught:
-        bind(host, 0)
-    assert caught.value.field == "listen"
-
-
-def test_insecure_may_listen_everywhere() -> None:
-    with bind("0.0.0.0", 0, insecure=True) as sock:
-        assert url_of(sock).startswith("http://0.0.0.0:")
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.2"])
-def test_port_0_takes_a_free_one(host: str) -> None:
-    with bind(host, 0) as sock:
-        assert int(url_of(sock).rpartition(":")[2]) > 0
-
-
-def test_an_address_that_is_none() -> None:
-    with pytest.raises(SluicewayError, match="not an address"):
-        bind("no such host", 0)
-
-
-def test_a_port_that_is_taken() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        bind("127.0.0.1", taken.getsockname()[1])
 
 
 def test_stopping_ends_long_polls_and_closes_idle_connections(tmp_path: Path) -> None:

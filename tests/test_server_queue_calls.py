@@ -75,7 +75,7 @@ def test_a_version_that_has_passed_is_a_conflict(service: FakeService, client: C
 
 def test_what_cannot_be_changed_is_refused_before_the_service(service: FakeService, client: Client) -> None:
     with pytest.raises(CallError, match="requested_partitions: cannot be changed"):
-        client.update_queue("q", requested_partitions=3)  # type: ignore[call-arg]
+        client.update_queue("q", requested_partitions=4)  # type: ignore[call-arg]
     with pytest.raises(CallError, match="nothing to change"):
         client.update_queue("q")
     assert service.asked == []

@@ -59,12 +59,15 @@ def test_a_missing_option_is_named(name: str) -> None:
         ({"holdfor": "31d"}, "holdFor", "out of range"),
         ({"url": "localhost:80"}, "url", "address of a server"),
         ({"queue": "../q"}, "queue", "queue name"),
+        ({"apikey": "slw_k7f3q2ma_verysecret"}, "apiKey", "env:NAME or file:PATH"),
+        ({"api_key": "env:KEY"}, "api_key", "did you mean apiKey?"),
     ],
 )
 def test_a_wrong_option_is_named(options: dict[str, str], field: str, says: str) -> None:
     error = refusal(source_options, {**SOURCE, **options})
     assert error.field == field
     assert says in error.detail
+    assert "verysecret" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,14 @@ def test_query_parameters() -> None:
         assert (caught.value.code, caught.value.field) == ("invalid_request", field)
 
 
+@pytest.mark.parametrize("text", ["null", "NULL", "5.0", "1e1", "", "٣", "-1", " 7", "1" * 30])
+def test_a_number_in_a_query_string_is_written_in_digits(text: str) -> None:
+    with pytest.raises(SluicewayError) as caught:
+        from_query({"queue_name": "q", "idempotency_sequence": text}, ProduceFields)
+    assert (caught.value.code, caught.value.field) == ("invalid_request", "idempotency_sequence")
+    assert from_query({"queue_name": "q", "idempotency_key": "null"}, ProduceFields).idempotency_key == "null"
+
+
 # -- settle -------------------------------------------------------------------------------------------------------------------
 
 

@@ -141,7 +141,7 @@ def test_refusal_names_its_field(request_of: Callable[[], object], field: str) -
 
 def test_what_cannot_be_changed_is_not_called_misspelt() -> None:
     with pytest.raises(SluicewayError, match="cannot be changed"):
-        update(requested_partitions=4)()
+        update(partitions=[])()
     with pytest.raises(SluicewayError, match="unknown field"):
         update(requested_partition=4)()
 

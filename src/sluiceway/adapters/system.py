@@ -25,17 +25,32 @@ class _Clock:
             return self._now // 1_000_000
 
 
+class _Ahead(threading.local):
+    millis: Millis = 0
+
+
 _clock = _Clock()
+_ahead = _Ahead()
 
 
 def now() -> Millis:
     """Milliseconds since the Unix epoch. Never goes backwards within the process, even if the wall clock is set back. Thread-safe."""
-    return _clock.now()
+    return _clock.now() + _ahead.millis
+
+
+def move_ahead(millis: Millis) -> None:
+    """For this thread it is so much later from now on. An instance lives in one thread, so that a test can move its time alone."""
+    _ahead.millis += millis
 
 
 def new_incarnation() -> str:
     """A fresh incarnation for a queue. Unpredictable; about 40 bits, so the caller still checks that it is not in use."""
     return "".join(secrets.choice(INCARNATION_ALPHABET) for _ in range(INCARNATION_LENGTH))
+
+
+def new_secret() -> str:
+    """192 random bits in hexadecimal digits: nobody finds it by trying."""
+    return secrets.token_hex(24)
 
 
 def stopwatch() -> float:

@@ -15,8 +15,8 @@ from sluiceway.model.backends import BackendSettings
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Lease, Produce, QueueSpec, Selection, Settle
-from sluiceway.node.configuration import open_store
 from sluiceway.node.service import Service
+from sluiceway.node.stores import open_store
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore, Snapshot
 
 PARTITIONS, PRODUCERS, CONSUMERS = 4, 16, 4

@@ -20,7 +20,11 @@ import pyarrow as pa
 import uvloop
 
 from sluiceway.adapters import system
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.access import SYSTEM, Actor
+from sluiceway.model.health import Check
+from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.leased import POSITION
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
 from sluiceway.model.requests import (
@@ -43,7 +47,9 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
-from sluiceway.server.run import announce, bind, run
+from sluiceway.server.app import create_app
+from sluiceway.server.listeners import bind, url_of
+from sluiceway.server.run import Server, announce
 
 SCHEMA = """
 create table item (
@@ -141,7 +147,7 @@ class RowService:
     async def stop(self) -> None:
         pass
 
-    async def create_queue(self, spec: QueueSpec) -> QueueRecord:
+    async def create_queue(self, spec: QueueSpec, by: Actor = SYSTEM) -> QueueRecord:
         now = system.now()
         numbers = range(spec.requested_partitions)
         self._partitions = [RowPartition(self._data / f"rows-{number}.sqlite", number) for number in numbers]
@@ -149,7 +155,7 @@ class RowService:
         self._record = QueueRecord(spec.queue_name, system.new_incarnation(), now, now, spec.lease_timeout, 0, None, "", records)
         return self._record
 
-    async def delete_queue(self, queue_name: str, force: bool) -> None:
+    async def delete_queue(self, queue_name: str, force: bool, by: Actor = SYSTEM) -> None:
         raise _unsupported()
 
     def queue(self, queue_name: str) -> QueueRecord:
@@ -203,16 +209,31 @@ class RowService:
     def problems(self) -> list[str]:
         return []
 
-    async def update_queue(self, queue_name: str, patch: QueuePatch) -> QueueRecord:
+    async def checks(self) -> list[Check]:
+        return []
+
+    async def update_queue(self, queue_name: str, patch: QueuePatch, by: Actor = SYSTEM) -> QueueRecord:
         raise _unsupported()
 
-    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool) -> QueueRecord:
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool, by: Actor = SYSTEM) -> QueueRecord:
         raise _unsupported()
 
-    async def clear(self, queue_name: str, request: Clear) -> Cleared:
+    async def clear(self, queue_name: str, request: Clear, by: Actor = SYSTEM) -> Cleared:
         raise _unsupported()
 
-    async def redrive(self, queue_name: str, request: Redrive) -> Redriven:
+    async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
+        raise _unsupported()
+
+    async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:
+        raise _unsupported()
+
+    async def import_items(self, queue_name: str, request: Produce, by: Actor = SYSTEM) -> Produced:
+        raise _unsupported()
+
+    async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
+        raise _unsupported()
+
+    async def reload(self, queue_name: str, timeout: Millis, by: Actor = SYSTEM) -> None:
         raise _unsupported()
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
@@ -238,12 +259,21 @@ def _unsupported() -> SluicewayError:
     return SluicewayError("not_found", "the yardstick does not do this")
 
 
+async def _serve(service: RowService) -> None:
+    with bind("127.0.0.1", 0) as sock:
+        await service.start()
+        try:
+            await Server(create_app(service), lambda: announce(url_of(sock))).serve([sock])
+        finally:
+            await service.stop()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m sluiceway.bench.rows")
     parser.add_argument("--data", type=Path, required=True)
     given = parser.parse_args()
-    with bind("127.0.0.1", 0) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run(RowService(given.data), sock, announce))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(RowService(given.data)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the commands share: the options, the connection, how errors end a command, how rows are shown."""
+"""What the commands share: options, how errors end a command, how answers are printed."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import functools
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from sluiceway.client import Client
+    from sluiceway.client import Ignored
 
 T = TypeVar("T")
+PROGRAM = "sluiceway"
 DEFAULT_PORT = 2319
 DEFAULT_URL = f"http://127.0.0.1:{DEFAULT_PORT}"
 
@@ -37,6 +38,12 @@ _NEXT = {
     "queue_not_empty": "complete what is in it, or delete it all the same with --force",
     "queue_paused": "`sluiceway queue resume NAME` lets it go on",
     "version_conflict": "`sluiceway queue info NAME` shows the settings and the version that it has now",
+    "unauthenticated": "give a key: SLUICEWAY_API_KEY, or a context (sluiceway context add --help); an administrator makes one with "
+    "`sluiceway key create`, also without a server: `sluiceway key create NAME --scope admin --data DIR`",
+    "forbidden": "use a key with that scope; an administrator makes one with `sluiceway key create NAME --scope SCOPE`",
+    "key_not_found": "`sluiceway key list` shows the keys and their ids",
+    "restart_required": "undo these changes, or restart the server",
+    "stale_ids": "what was not ignored is done; leave out these ids, or leave out --strict",
     "key_conflict": "the key was used for other items; take a new one",
     "outcome_unknown": "it may or may not have happened; look with `sluiceway stats QUEUE` before you repeat it",
 }
@@ -49,16 +56,25 @@ class Failure(click.ClickException):
         super().__init__(error.detail)
         self.error, self.url, self.as_json, self.done = error, url, as_json, done
 
+    @property
+    def ignored(self) -> Sequence[Ignored]:
+        """With `stale_ids`, what was ignored."""
+        return cast("Sequence[Ignored]", getattr(self.error, "ignored", ()))
+
     def show(self, file: object = None) -> None:
         error = self.error
         if self.as_json:
             names = ("code", "detail", "retryable", "field", "request_id")
             problem = {name: getattr(error, name, None) for name in names}
+            if ignored := [{"id": each.id, "reason": each.reason} for each in self.ignored]:
+                problem["ignored"] = ignored
             click.echo(json.dumps(problem | ({"done": self.done} if self.done else {})), err=True)
             return
         click.echo(f"error: {error.detail} ({error.code})", err=True)
         if self.done:
             click.echo(self.done, err=True)
+        for each in self.ignored:
+            click.echo(f"ignored {each.id}: {each.reason.replace('_', ' ')}", err=True)
         hint = _NEXT.get(error.code)
         if error.code == "unavailable" and error.detail.startswith("cannot reach"):
             hint = f"is a server running at {self.url}? Start one with: sluiceway dev"
@@ -91,13 +107,22 @@ def duration_option(
     return click.option(name, nargs=count, metavar=metavar, default=default, show_default=default is not None, callback=check, help=help)
 
 
-class Session:
-    """One command's connection, and how it prints."""
+def json_option(command: Callable[..., T]) -> Callable[..., T]:
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line; errors too.")(command)
 
-    def __init__(self, url: str, as_json: bool, client: Client) -> None:
-        self.url, self.as_json, self.client = url, as_json, client
 
-    def print(self, answer: msgspec.Struct | dict[str, Any], text: str | Table) -> None:
+class Output:
+    """How a command prints: for people, or as JSON for programs."""
+
+    def __init__(self, as_json: bool) -> None:
+        self.as_json = as_json
+
+    @property
+    def progress(self) -> bool:
+        """Whether someone looks at stderr who wants to see how far it is."""
+        return sys.stderr.isatty() and not self.as_json
+
+    def print(self, answer: msgspec.Struct | dict[str, Any], text: str | Rows) -> None:
         """The answer as one line of JSON, or the text for people."""
         if self.as_json:
             print_json(answer)
@@ -106,28 +131,27 @@ class Session:
         else:
             print_table(text)
 
-    def fail(self, error: SluicewayError, count: int, done: str) -> NoReturn:
-        """End the command with that error, and tell what `count` items have behind them."""
-        raise Failure(error, self.url, self.as_json, f"{count:,} {done}" if count else "") from error
+    def print_all(self, answers: Sequence[msgspec.Struct | dict[str, Any]], rows: Rows, none: str) -> None:
+        """One line of JSON each, or the table for people; `none` is what they are told if there is nothing to show."""
+        if self.as_json:
+            for answer in answers:
+                print_json(answer)
+        elif answers:
+            print_table(rows)
+        else:
+            click.echo(none, err=True)
 
 
-def connected(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command the options of every command that talks to a server, and a `Session` as its first argument."""
+def printing(command: Callable[..., T]) -> Callable[..., T]:
+    """Gives a command that talks to no server the option `--json`, and an `Output` as its first argument."""
 
-    @click.option("--url", envvar="SLUICEWAY_URL", default=DEFAULT_URL, show_default=True, show_envvar=True, help="The server.")
-    @click.option("--json", "as_json", is_flag=True, help="Print JSON, one object a line; errors too.")
-    @duration_option("--retry-for", default="0s", help="Repeat what may safely be repeated, this long.")
+    @json_option
     @functools.wraps(command)
-    def run(url: str, as_json: bool, retry_for: str, **options: object) -> T:
-        # httpx loads its own command line, which takes more time than the rest of it; without that it does as well.
-        sys.modules.setdefault("httpx._main", cast(ModuleType, None))
-        from sluiceway.client import Client
-
+    def run(as_json: bool, **options: object) -> T:
         try:
-            with Client(url, client_id=str(options.get("client_id") or "cli"), retry_for=retry_for) as client:
-                return command(Session(url, as_json, client), **options)
+            return command(Output(as_json), **options)
         except SluicewayError as error:
-            raise Failure(error, url, as_json) from error
+            raise Failure(error, as_json=as_json) from error
 
     return run
 
@@ -141,18 +165,30 @@ def print_json(answer: msgspec.Struct | dict[str, Any]) -> None:
     click.echo(msgspec.json.encode(answer))
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Table:
-    """A plain table; the columns named in `right` hold numbers. Columns without names make no heading."""
-    from rich.table import Table
-    from rich.text import Text
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A plain table, laid out when it is shown: a program that asked for JSON does not wait for what does that."""
 
-    numbers = set(right)
-    result = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
-    for name in columns:
-        result.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
-    for row in rows:
-        result.add_row(*(Text(f"{value:,}" if isinstance(value, int) else str(value)) for value in row))
-    return result
+    columns: Sequence[str]
+    rows: Iterable[Sequence[object]]
+    right: Iterable[str]
+
+    def __rich__(self) -> Table:
+        from rich.table import Table
+        from rich.text import Text
+
+        numbers = set(self.right)
+        result = Table(box=None, pad_edge=False, header_style="bold", show_header=any(self.columns))
+        for name in self.columns:
+            result.add_column(name, justify="right" if name in numbers else "left", no_wrap=True)
+        for row in self.rows:
+            result.add_row(*(Text(f"{value:,}" if isinstance(value, int) else str(value)) for value in row))
+        return result
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[object]], right: Iterable[str] = ()) -> Rows:
+    """A plain table; the columns named in `right` hold numbers. Columns without names make no heading."""
+    return Rows(columns, list(rows), right)
 
 
 def wide_console() -> Console:
@@ -162,7 +198,7 @@ def wide_console() -> Console:
     return Console(width=1_000_000)
 
 
-def print_table(rows: Table) -> None:
+def print_table(rows: Rows) -> None:
     wide_console().print(rows)
 
 

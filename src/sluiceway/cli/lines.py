@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 import click
 
-from sluiceway.cli.common import Session
+from sluiceway.cli.session import Session
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 
@@ -42,7 +42,6 @@ def produce_lines(session: Session, queue: str, items: tuple[str, ...], file: st
 
 def _produce(session: Session, queue: str, lots: Iterable[list[bytes]], key: str | None) -> None:
     stored = repeated = calls = 0
-    progress = sys.stderr.isatty() and not session.as_json
     try:
         for lot in lots:
             answer = session.client.produce(queue, lot, idempotency_key=f"{key}/{calls}" if key else None)
@@ -50,12 +49,12 @@ def _produce(session: Session, queue: str, lots: Iterable[list[bytes]], key: str
             repeated += answer.count if answer.deduplicated else 0
             if session.as_json:
                 session.print(answer, "")
-            elif progress and calls > 1:
+            elif session.progress and calls > 1:
                 click.echo(f"\r{stored:,} items", err=True, nl=False)
     except SluicewayError as error:
         repeat = "repeat the same command, and nothing is stored twice" if key else "with --key such a command can be repeated as a whole"
         session.fail(error, stored, f"items were stored before this; {repeat}")
-    if progress and calls > 1:
+    if session.progress and calls > 1:
         click.echo("\r\x1b[K", err=True, nl=False)
     if session.as_json:
         return

@@ -3,28 +3,48 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
+from importlib import import_module
+from typing import cast
 
 import click
 
 from sluiceway import __version__
-from sluiceway.cli.common import EXIT_INTERRUPTED, Failure, exit_code
-from sluiceway.cli.items import complete, explain, lease, produce, release, retry, stats
-from sluiceway.cli.queues import queue
-from sluiceway.cli.redrive import redrive
-from sluiceway.cli.servers import dev, serve
+from sluiceway.cli.common import EXIT_INTERRUPTED, PROGRAM, Failure, exit_code
 from sluiceway.kernel.errors import SluicewayError
 
+_ROOMS = {
+    **dict.fromkeys(("dev", "serve"), "servers"),
+    "doctor": "doctor",
+    "config": "config",
+    "queue": "queues",
+    **dict.fromkeys(("produce", "lease", "peek"), "items"),
+    **dict.fromkeys(("complete", "retry", "release", "extend"), "settling"),
+    **dict.fromkeys(("stats", "explain"), "looking"),
+    "redrive": "redrive",
+    "partition": "looking",
+    **dict.fromkeys(("backend", "key", "audit", "events"), "admin"),
+    "top": "top",
+    "context": "contexts",
+    "completion": "completion",
+    **dict.fromkeys(("demo", "bench", "spark"), "shows"),
+}
+"""The commands, in the order in which a first hour needs them, and the module in which each is."""
 
-class InOrder(click.Group):
-    """Lists commands in the order in which a first hour needs them."""
+
+class Commands(click.Group):
+    """Imports the module of the command that was called, and no other."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)
+        return list(_ROOMS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ROOMS:
+            return None
+        return cast(click.Command, getattr(import_module(f"sluiceway.cli.{_ROOMS[cmd_name]}"), cmd_name))
 
 
-@click.group(cls=InOrder, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
-@click.version_option(__version__, prog_name="sluiceway")
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
+@click.version_option(__version__, prog_name=PROGRAM)
 def cli() -> None:
     """A partitioned, lease-based work queue that feeds Spark.
 
@@ -35,32 +55,10 @@ def cli() -> None:
     """
 
 
-@cli.command()
-@click.option("--input", "input_", metavar="PATH", help="Your own file or folder (CSV, JSON lines, Parquet, text) instead of the flights.")
-@click.option(
-    "--kill",
-    metavar="WHAT",
-    help="Kill a part in mid-work, to see it recover: server-ingest, server-process, driver, or all.",
-)
-@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there instead of in a temporary folder.")
-def demo(input_: str | None, kill: str | None, data: Path | None) -> int:
-    """Feed a Spark pipeline from a queue, and check the books."""
-    try:
-        from sluiceway.demo.main import run_demo
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"the demo needs {error.name}; install it with: pip install 'sluiceway[demo]'") from error
-    return int(run_demo(input_, kill, data))
-
-
-for command in (dev, serve, queue, produce, lease, complete, retry, release, stats, explain, redrive):
-    cli.add_command(command)
-cli.add_command(cli.commands.pop("demo"))
-
-
 def main() -> None:
     """Run the command line and exit with its code. An unforeseen error shows its traceback and exits with 1."""
     try:
-        code = cli.main(prog_name="sluiceway", standalone_mode=False)
+        code = cli.main(prog_name=PROGRAM, standalone_mode=False)
     except (Failure, SluicewayError) as error:
         failure = error if isinstance(error, Failure) else Failure(error)
         failure.show()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import click
 
-from sluiceway.cli.common import Session, connected, duration_option, print_table, printable, table
+from sluiceway.cli.common import duration_option, printable, table
+from sluiceway.cli.session import Session, connected, queue_argument
 
 if TYPE_CHECKING:
     from sluiceway.client import QueueInfo, Settings, Verb
@@ -64,7 +65,7 @@ def create(session: Session, name: str, partitions: int | None, **typed: Any) ->
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument("name")
 @settings_options
 @click.option("--no-dead-queue", is_flag=True, help="Dead items are dropped.")
 @click.option("--no-retry-backoff", is_flag=True, help="A retry waits not at all.")
@@ -113,20 +114,15 @@ def list_(session: Session) -> None:
         pivot = page.next
         if pivot is None:
             break
-    if session.as_json:
-        for info in infos:
-            session.print(info, "")
-    elif infos:
-        rows = [(i.queue_name, len(i.partitions), i.lease_timeout, i.max_attempts or "-", i.dead_queue or "-") for i in infos]
-        print_table(
-            table(("queue", "partitions", "lease timeout", "max attempts", "dead queue"), rows, right=("partitions", "max attempts"))
-        )
-    else:
-        click.echo("no queues; make one with: sluiceway queue create NAME", err=True)
+    columns = ("queue", "partitions", "lease timeout", "max attempts", "dead queue")
+    rows = [(i.queue_name, len(i.partitions), i.lease_timeout, i.max_attempts or "-", i.dead_queue or "-") for i in infos]
+    session.print_all(
+        infos, table(columns, rows, right=("partitions", "max attempts")), "no queues; make one with: sluiceway queue create NAME"
+    )
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument("name")
 @connected
 def info(session: Session, name: str) -> None:
     """Show the queue NAME."""
@@ -152,7 +148,7 @@ def info(session: Session, name: str) -> None:
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument("name")
 @click.option("--force", is_flag=True, help="Also if there are items in it.")
 @connected
 def delete(session: Session, name: str, force: bool) -> None:
@@ -162,7 +158,7 @@ def delete(session: Session, name: str, force: bool) -> None:
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument("name")
 @click.option("--produce", is_flag=True, help="Only producing.")
 @click.option("--lease", is_flag=True, help="Only leasing.")
 @connected
@@ -173,7 +169,7 @@ def pause(session: Session, name: str, produce: bool, lease: bool) -> None:
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument("name")
 @click.option("--produce", is_flag=True, help="Only producing.")
 @click.option("--lease", is_flag=True, help="Only leasing.")
 @connected
@@ -193,7 +189,7 @@ def _paused(info: QueueInfo) -> str:
 
 
 @queue.command()
-@click.argument("name")
+@queue_argument("name")
 @click.option("--scheduled", is_flag=True, help="Also what is not due yet.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @connected

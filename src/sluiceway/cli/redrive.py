@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections import Counter
 from time import monotonic, sleep
 
 import click
 
-from sluiceway.cli.common import Session, connected
+from sluiceway.cli.session import Session, connected, queue_argument
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 
@@ -26,7 +25,7 @@ def _per_second(ctx: click.Context, param: click.Parameter, value: str | None) -
 
 
 @click.command()
-@click.argument("queue")
+@queue_argument()
 @click.option("--to", "target", metavar="QUEUE", help="Where they go. [default: the queue that each came from]")
 @click.option("--reason", metavar="TEXT", help="Only items whose reason contains this.")
 @click.option("--source", metavar="QUEUE", help="Only items that came from that queue.")
@@ -56,7 +55,6 @@ def redrive(
     left = CALL_ITEMS if limit is None else limit
     most = MAX_ITEMS_ARROW if dry_run else min(CALL_ITEMS, rate or CALL_ITEMS)
     matched, redriven, targets = 0, 0, Counter[str]()
-    progress = sys.stderr.isatty() and not session.as_json
     try:
         while left:
             began = monotonic()
@@ -66,13 +64,13 @@ def redrive(
             left -= answer.matched
             if dry_run or not answer.matched:
                 break
-            if progress:
+            if session.progress:
                 click.echo(f"\r{redriven:,} items", err=True, nl=False)
             if rate and left:
                 sleep(max(0.0, began + answer.matched / rate - monotonic()))
     except SluicewayError as error:
         session.fail(error, redriven, "items were sent back before this; the same command goes on with the others")
-    if progress:
+    if session.progress:
         click.echo("\r\x1b[K", err=True, nl=False)
     session.print({"matched": matched, "redriven": redriven, "targets": targets}, _told(matched, redriven, targets, dry_run))
 

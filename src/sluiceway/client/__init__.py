@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from sluiceway.client.aio import AsyncClient
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from sluiceway.client.answers import (
+    AuditEntry,
+    AuditPage,
     Backoff,
     Cleared,
     Completed,
+    CreatedKey,
+    Event,
     Explanation,
     Extended,
     Ignored,
+    KeyInfo,
+    KeyPage,
     Lease,
     Leased,
     LeasedItem,
+    OwnKey,
     PartitionStats,
     Produced,
     QueueInfo,
@@ -20,43 +29,83 @@ from sluiceway.client.answers import (
     QueueStats,
     Redriven,
     Released,
+    Reloaded,
     Retried,
     Staged,
 )
+from sluiceway.client.consuming import DeadItem, RetryItem
 from sluiceway.client.errors import CallError
 from sluiceway.client.http import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.client.sync import Client
+from sluiceway.client.sync_producer import Producer, Sent
 from sluiceway.kernel.errors import SluicewayError
+
+if TYPE_CHECKING:
+    from sluiceway.client.aio import AsyncClient
+    from sluiceway.client.aio_consumer import AsyncConsumer
+    from sluiceway.client.aio_producer import AsyncProducer, AsyncSent
+    from sluiceway.client.sync_consumer import Consumer
+
+_WITH_ASYNCIO = {
+    "AsyncClient": "aio",
+    "AsyncConsumer": "aio_consumer",
+    "AsyncProducer": "aio_producer",
+    "AsyncSent": "aio_producer",
+    "Consumer": "sync_consumer",
+}
+"""What needs asyncio, and where it is: a blocking client would be half a command line's start-up slower with it."""
 
 __all__ = [
     "DEFAULT_URL",
     "AsyncClient",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "AsyncSent",
+    "AuditEntry",
+    "AuditPage",
     "Backoff",
     "CallError",
     "Cleared",
     "Client",
     "Completed",
+    "Consumer",
+    "CreatedKey",
+    "DeadItem",
+    "Event",
     "Explanation",
     "Extended",
     "Ignored",
     "Item",
+    "KeyInfo",
+    "KeyPage",
     "Lease",
     "Leased",
     "LeasedItem",
+    "OwnKey",
     "PartitionStats",
     "Produced",
+    "Producer",
     "QueueInfo",
     "QueuePage",
     "QueueStats",
     "Redriven",
     "Released",
+    "Reloaded",
     "Retried",
     "Retry",
+    "RetryItem",
+    "Sent",
     "Settings",
     "SluicewayError",
     "Staged",
     "Verb",
     "Verdict",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _WITH_ASYNCIO:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WITH_ASYNCIO[name]}"), name)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import httpx
 
-from sluiceway.client import answers, item_calls, queue_calls
+from sluiceway.client import admin_calls, answers, consuming, item_calls, producing, queue_calls
+from sluiceway.client.aio_consumer import AsyncConsumer
+from sluiceway.client.aio_producer import AsyncProducer
 from sluiceway.client.errors import CallError
+from sluiceway.client.events import Following, ended, read_async
 from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
@@ -39,14 +44,15 @@ class AsyncClient:
         client_id: str | None = None,
         retry_for: Duration = "30s",
         generate_keys: bool = True,
+        api_key: str | None = None,
+        ca_file: str | Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
-        self._endpoint = Endpoint(url)
+        self._endpoint = Endpoint(url, api_key)
         self._retry_for = seconds(retry_for, "retry_for")
         self._generate_keys = generate_keys
         self.client_id = client_id or new_key()
-        # Reading the certificates takes longer than many calls, so only where they are needed.
-        self._transport = transport or httpx.AsyncHTTPTransport(verify=self._endpoint.url.scheme == "https", limits=LIMITS)
+        self._transport = transport or httpx.AsyncHTTPTransport(verify=self._endpoint.verify(ca_file), limits=LIMITS)
 
     async def close(self) -> None:
         """Close the connections. A call that is still running then fails."""
@@ -58,8 +64,8 @@ class AsyncClient:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.close()
 
-    async def _run(self, call: Call[T]) -> T:
-        repeats = Repeats(call, self._retry_for, time.monotonic())
+    async def _run(self, call: Call[T], retry_for: float | None = None) -> T:
+        repeats = Repeats(call, self._retry_for if retry_for is None else retry_for, time.monotonic())
         while True:
             try:
                 return await self._attempt(call)
@@ -75,7 +81,7 @@ class AsyncClient:
                 await response.aclose()
         except httpx.RequestError as error:
             raise self._endpoint.broken(error) from error
-        return read_answer(call, response.status_code, body)
+        return read_answer(call, response, body)
 
     def _key(self, given: Key, request_timeout: Duration | None) -> Key:
         if given.key is None and given.group is None and self._generate_keys and self._retry_for:
@@ -276,3 +282,94 @@ class AsyncClient:
     async def explain(self, queue_name: str, item_id: str) -> answers.Explanation:
         """As `Client.explain`."""
         return await self._run(item_calls.explain(queue_name, item_id))
+
+    def producer(
+        self,
+        queue_name: str,
+        *,
+        linger: Duration = "5ms",
+        max_batch: int = 1_000,
+        max_bytes: int = 1 << 20,
+        max_in_flight: int = 4,
+        max_buffered: int = 16 << 20,
+        request_timeout: Duration | None = None,
+        retry_for: Duration | None = None,
+    ) -> AsyncProducer:
+        """As `Client.producer`; use it in an `async with` block."""
+        posting = producing.Posting(queue_name, request_timeout, producing.patience(retry_for, self._retry_for))
+        limits = producing.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
+        return AsyncProducer(self._run, posting, limits)
+
+    def consumer(
+        self,
+        queue_name: str,
+        *,
+        prefetch: int = 100,
+        lease_timeout: Duration = "1m",
+        linger: Duration = "20ms",
+        retry_for: Duration | None = None,
+    ) -> AsyncConsumer:
+        """As `Client.consumer`; go over it in an `async with` block."""
+        kept = consuming.keeper(prefetch, lease_timeout, linger, producing.patience(retry_for, self._retry_for))
+        return AsyncConsumer(self._attempt, queue_name, self.client_id, kept)
+
+    # -- for whoever runs the server --------------------------------------------------------------------------------------
+
+    async def create_key(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        *,
+        expires_after: Duration | None = None,
+        requests_per_second: int | None = None,
+        bytes_per_second: int | None = None,
+    ) -> answers.CreatedKey:
+        """As `Client.create_key`."""
+        return await self._run(admin_calls.create_key(name, scopes, expires_after, requests_per_second, bytes_per_second))
+
+    async def list_keys(self, *, pivot: str | None = None, limit: int | None = None) -> answers.KeyPage:
+        """As `Client.list_keys`."""
+        return await self._run(admin_calls.list_keys(pivot, limit))
+
+    async def revoke_key(self, key_id: str) -> None:
+        """As `Client.revoke_key`."""
+        await self._run(admin_calls.revoke_key(key_id))
+
+    async def own_key(self) -> answers.OwnKey:
+        """As `Client.own_key`."""
+        return await self._run(admin_calls.own_key())
+
+    async def list_audit(
+        self, *, pivot: str | None = None, limit: int | None = None, queue_name: str | None = None, action: str | None = None
+    ) -> answers.AuditPage:
+        """As `Client.list_audit`."""
+        return await self._run(admin_calls.list_audit(pivot, limit, queue_name, action))
+
+    async def reload_config(self) -> answers.Reloaded:
+        """As `Client.reload_config`."""
+        return await self._run(admin_calls.reload_config())
+
+    async def show_config(self) -> dict[str, object]:
+        """As `Client.show_config`."""
+        return await self._run(admin_calls.show_config())
+
+    async def list_backends(self) -> list[dict[str, object]]:
+        """As `Client.list_backends`."""
+        return (await self._run(admin_calls.list_backends())).items
+
+    async def events(self, *, queue_name: str | None = None, types: Iterable[str] | None = None) -> AsyncGenerator[answers.Event, None]:
+        """As `Client.events`."""
+        following = Following(queue_name, types, self._retry_for, time.monotonic())
+        while True:
+            try:
+                try:
+                    request = self._endpoint.events(following.query, following.parser.last_id)
+                    async with contextlib.aclosing(read_async(await self._transport.handle_async_request(request))) as parts:
+                        async for part in parts:
+                            for event in following.heard(part, time.monotonic()):
+                                yield event
+                except httpx.RequestError as error:
+                    raise self._endpoint.broken(error) from error
+                raise ended()
+            except CallError as error:
+                await asyncio.sleep(following.pause(error, time.monotonic(), random.random()))

@@ -237,3 +237,88 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     def partitions(self) -> list[PartitionStats]:
         """All partitions of the queue, by number."""
         return sorted((part for logical in self.logical_queues for part in logical.partitions), key=lambda part: part.partition)
+
+
+# -- for whoever runs a server ----------------------------------------------------------------------------------------
+
+
+class KeyInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key without its secret. `expires_at` None: never. A rate of 0: no limit; None: as the server's configuration says."""
+
+    key_id: str
+    name: str
+    scopes: list[str]
+    created_at: datetime
+    expires_at: datetime | None = None
+    requests_per_second: int | None = None
+    bytes_per_second: int | None = None
+
+
+class CreatedKey(KeyInfo, frozen=True, kw_only=True):
+    """A new key. `key` is what a client sends; the server does not keep it, so it cannot be shown again."""
+
+    key: str
+
+    def __repr__(self) -> str:
+        return f"CreatedKey(key_id={self.key_id!r}, name={self.name!r}, scopes={self.scopes!r}, key=…)"
+
+
+class OwnKey(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom the server takes this client for. `key_id` None: for whoever has the key of its configuration, or for anybody."""
+
+    key_id: str | None
+    name: str
+    scopes: list[str]
+    created_at: datetime | None = None
+    expires_at: datetime | None = None
+    requests_per_second: int | None = None
+    bytes_per_second: int | None = None
+
+
+class KeyPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some keys; `next` is the pivot of the next page, None on the last."""
+
+    items: list[KeyInfo]
+    next: str | None = None
+
+
+class AuditEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """Who changed what, and when. `detail` depends on the `action`."""
+
+    id: str
+    at: datetime
+    actor: str
+    action: str
+    queue_name: str | None = None
+    request_id: str | None = None
+    detail: object = None
+
+
+class AuditPage(msgspec.Struct, frozen=True, kw_only=True):
+    """Some entries, newest first; `next` is the pivot of the next, older page, None on the last."""
+
+    items: list[AuditEntry]
+    next: str | None = None
+
+
+class Reloaded(msgspec.Struct, frozen=True, kw_only=True):
+    """The configuration keys that have changed."""
+
+    changed: list[str] = []
+
+
+class BackendPage(msgspec.Struct, frozen=True, kw_only=True):
+    """The backends, as the server describes them."""
+
+    items: list[dict[str, object]]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened on the server. `type` is one of those in docs/api.md, `data` what belongs to it.
+
+    The type `reset` means that events were missed: read again what you follow.
+    """
+
+    id: str | None
+    type: str
+    data: object

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sluiceway.client.answers import Ignored
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import KINDS, ErrorKind, SluicewayError
 
 
@@ -16,6 +17,7 @@ class CallError(SluicewayError):
     what the server said, `field` the field of the request at fault, `request_id` finds the call in the server's log.
     `unavailable` is also raised when the server could not be reached (nothing was sent), and `outcome_unknown` when the
     connection broke or timed out after sending. With `stale_ids`, `ignored` lists what was ignored (the first 1,000); the rest was done.
+    `retry_after` is how many milliseconds the server asks to wait before the call is repeated, if it said so.
     """
 
     def __init__(
@@ -26,11 +28,13 @@ class CallError(SluicewayError):
         request_id: str | None = None,
         kind: ErrorKind | None = None,
         ignored: Sequence[Ignored] = (),
+        retry_after: Millis | None = None,
     ) -> None:
         super().__init__(code, detail, field)
         self.request_id = request_id
         self._kind = kind or KINDS[code]
         self.ignored = ignored
+        self.retry_after = retry_after
 
     @property
     def kind(self) -> ErrorKind:
@@ -42,4 +46,4 @@ class CallError(SluicewayError):
         return self.code in ("outcome_unknown", "internal")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.code, self.detail, self.field, self.request_id, self._kind, self.ignored))
+        return (type(self), (self.code, self.detail, self.field, self.request_id, self._kind, self.ignored, self.retry_after))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import secrets
+import ssl
+from pathlib import Path
 from typing import TypeVar
 
 import httpx
@@ -28,10 +31,14 @@ LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepa
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 
+EVENTS_TIMEOUT = 45.0
+"""Seconds without a byte after which a stream of events is dead: the server says something every 15."""
+
+
 class Endpoint:
     """One server. Builds `httpx.Request`s by hand, since the checks of `httpx.Client` cost as much again as the call."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         try:
             self.url = httpx.URL(url.rstrip("/"))
         except httpx.InvalidURL as error:
@@ -41,6 +48,28 @@ class Endpoint:
         self._base = str(self.url)
         self._urls: dict[str, httpx.URL] = {}
         self._headers = [(b"Host", self.url.netloc), (b"User-Agent", f"sluiceway-python/{__version__}".encode())]
+        self.api_key = os.environ.get("SLUICEWAY_API_KEY", "") if api_key is None else api_key
+        if not all("!" <= char <= "~" for char in self.api_key):
+            raise invalid("api_key", "it has characters that no API key has; expected a text such as slw_ID_SECRET")
+        if self.api_key:
+            self._headers.append((b"Authorization", f"Bearer {self.api_key}".encode()))
+
+    def verify(self, ca_file: str | Path | None) -> ssl.SSLContext | bool:
+        """How to know the server: by the certificates of `ca_file`, else by those that come with httpx."""
+        # Reading the certificates takes longer than many calls, so only where they are needed.
+        if self.url.scheme != "https" or ca_file is None:
+            return self.url.scheme == "https"
+        try:
+            return ssl.create_default_context(cafile=str(ca_file))
+        except (OSError, ssl.SSLError) as error:
+            raise invalid("ca_file", f"{ca_file} cannot be read as PEM certificates: {error}") from None
+
+    def events(self, query: str, last_id: str | None) -> httpx.Request:
+        headers = [*self._headers, (b"Accept", b"text/event-stream")]
+        if last_id is not None:
+            headers.append((b"Last-Event-ID", last_id.encode()))
+        timeout = {"connect": CONNECT_TIMEOUT, "read": EVENTS_TIMEOUT, "write": SLACK, "pool": SLACK}
+        return httpx.Request("GET", httpx.URL(f"{self._base}/v1/events{query}"), headers=headers, extensions={"timeout": timeout})
 
     def request(self, call: Call[T]) -> httpx.Request:
         url = self._urls.get(call.path)
@@ -70,9 +99,9 @@ class Endpoint:
         return CallError("outcome_unknown", f"no answer from {self._base}: {reason}")
 
 
-def read_answer(call: Call[T], status: int, body: bytes) -> T:
-    if status != 200:
-        raise read_problem(status, body)
+def read_answer(call: Call[T], response: httpx.Response, body: bytes) -> T:
+    if response.status_code != 200:
+        raise read_problem(response.status_code, body, response.headers.get("retry-after"))
     try:
         return call.read(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:

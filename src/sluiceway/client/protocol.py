@@ -48,10 +48,16 @@ class Call(Generic[T]):
         return Call(self.path, self.body, read, self.repeatable, self.request_timeout, self.content_type, ARROW)
 
 
+def backoff(failures: int, roll: float) -> float:
+    """Seconds to wait after so many failures before this one, jittered by `roll` (0 to 1)."""
+    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(failures, 20)) * (0.5 + roll / 2)
+
+
 class Repeats:
     """Decides whether a failed attempt of one call is followed by another, and after which pause.
 
-    A refusal that may pass (nothing was done) is repeated for every call, an unknown outcome for repeatable calls only.
+    A refusal that may pass (nothing was done) is repeated for every call, an unknown outcome for repeatable calls only. A server that
+    says when to come back (`Retry-After`) is not asked before.
     """
 
     def __init__(self, call: Call[T], retry_for: float, started: float) -> None:
@@ -62,7 +68,8 @@ class Repeats:
 
     def pause(self, error: CallError, now: float, roll: float) -> float:
         """Seconds until the next attempt, growing and jittered by `roll` (0 to 1). Raises the error that ends the call."""
-        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**self._failures) * (0.5 + roll / 2)
+        # Jittered also beyond what the server asked for: it asked everybody.
+        pause = (error.retry_after or 0) / 1000 + backoff(self._failures, roll)
         self._failures += 1
         may_repeat = error.retryable and (self._repeatable or not error.outcome_unknown)
         if not may_repeat or now + pause >= self._give_up_at:
@@ -77,7 +84,7 @@ class Repeats:
         detail = f"{error.detail}; an earlier attempt of this call may have taken effect"
         if error.retryable:
             return CallError("outcome_unknown", detail, None, error.request_id)
-        return CallError(error.code, detail, error.field, error.request_id, error.kind, error.ignored)
+        return CallError(error.code, detail, error.field, error.request_id, error.kind, error.ignored, error.retry_after)
 
 
 class _Problem(msgspec.Struct):
@@ -90,18 +97,24 @@ class _Problem(msgspec.Struct):
     ignored: list[answers.Ignored] = []
 
 
-def read_problem(status: int, body: bytes) -> CallError:
-    """The error that an answer of that status stands for; an answer that is not a problem document came from something in between."""
+def read_problem(status: int, body: bytes, wait: str | None = None) -> CallError:
+    """The error that an answer of that status stands for; an answer that is not a problem document came from something in between.
+
+    `wait` is its Retry-After. Seconds are understood, a date is not: the clocks may differ.
+    """
+    retry_after = int(wait) * 1000 if wait is not None and wait.isascii() and wait.isdigit() and len(wait) < 8 else None
     try:
         problem = msgspec.json.decode(body, type=_Problem)
     except (msgspec.DecodeError, UnicodeDecodeError):
+        where = f"the answer is HTTP {status} and not from a Sluiceway server"
+        if status == 429:
+            return CallError("too_many_requests", f"{where}: something in between limits requests", retry_after=retry_after)
         if status in (502, 503, 504):
-            return CallError(
-                "outcome_unknown", f"the answer is HTTP {status} and not from a Sluiceway server: something in between gave up"
-            )
-        return CallError("not_found", f"the answer is HTTP {status} and not from a Sluiceway server: is the URL right?")
+            return CallError("outcome_unknown", f"{where}: something in between gave up", retry_after=retry_after)
+        return CallError("not_found", f"{where}: is the URL right?")
     kind = ErrorKind(status, problem.retryable, problem.title)
-    return CallError(problem.code, problem.detail or problem.title, problem.field, problem.request_id, kind, problem.ignored)
+    detail = problem.detail or problem.title
+    return CallError(problem.code, detail, problem.field, problem.request_id, kind, problem.ignored, retry_after)
 
 
 def unreadable(reason: Exception) -> CallError:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import httpx
 
-from sluiceway.client import answers, item_calls, queue_calls
+from sluiceway.client import admin_calls, answers, consuming, item_calls, producing, queue_calls
 from sluiceway.client.errors import CallError
+from sluiceway.client.events import Following, ended, read_blocking
 from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
 from sluiceway.client.queue_calls import Settings, Verb
+from sluiceway.client.sync_producer import Producer
+from sluiceway.kernel.errors import invalid
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from sluiceway.client.aio import AsyncClient
+    from sluiceway.client.aio_consumer import AsyncConsumer
     from sluiceway.client.arrow import LeasedTable
+    from sluiceway.client.sync_consumer import Consumer
 
 T = TypeVar("T")
 
@@ -40,6 +48,9 @@ class Client:
     remembers it for ten minutes (longer where the call may take longer), and a million keys a partition at once. Keyed items
     are spread over the partitions by their key, not by backlog. `client_id` names this consumer in leases; by default it is new
     for each client.
+
+    `api_key` says who calls, where the server asks: by default the environment's `SLUICEWAY_API_KEY`; an empty one is none. `ca_file`
+    has the certificates (PEM) by which an `https` server is known, where these are not public ones.
     """
 
     def __init__(
@@ -49,14 +60,16 @@ class Client:
         client_id: str | None = None,
         retry_for: Duration = "30s",
         generate_keys: bool = True,
+        api_key: str | None = None,
+        ca_file: str | Path | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        self._endpoint = Endpoint(url)
+        self._endpoint = Endpoint(url, api_key)
+        self._ca_file = ca_file
         self._retry_for = seconds(retry_for, "retry_for")
         self._generate_keys = generate_keys
         self.client_id = client_id or new_key()
-        # Reading the certificates takes longer than many calls, so only where they are needed.
-        self._transport = transport or httpx.HTTPTransport(verify=self._endpoint.url.scheme == "https", limits=LIMITS)
+        self._transport = transport or httpx.HTTPTransport(verify=self._endpoint.verify(ca_file), limits=LIMITS)
 
     def close(self) -> None:
         """Close the connections. A call in another thread that is still running then fails."""
@@ -68,8 +81,8 @@ class Client:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def _run(self, call: Call[T]) -> T:
-        repeats = Repeats(call, self._retry_for, time.monotonic())
+    def _run(self, call: Call[T], retry_for: float | None = None) -> T:
+        repeats = Repeats(call, self._retry_for if retry_for is None else retry_for, time.monotonic())
         while True:
             try:
                 return self._attempt(call)
@@ -85,12 +98,22 @@ class Client:
                 response.close()
         except httpx.RequestError as error:
             raise self._endpoint.broken(error) from error
-        return read_answer(call, response.status_code, body)
+        return read_answer(call, response, body)
 
     def _key(self, given: Key, request_timeout: Duration | None) -> Key:
         if given.key is None and given.group is None and self._generate_keys and self._retry_for:
             return generated_key(self._retry_for, request_timeout)
         return given
+
+    def _twin(self) -> AsyncClient:
+        """A client of the same server for an event loop."""
+        if not isinstance(self._transport, httpx.HTTPTransport | httpx.AsyncBaseTransport):
+            raise invalid("transport", "a consumer needs one that is also an httpx.AsyncBaseTransport, or none; or use AsyncClient")
+        from sluiceway.client.aio import AsyncClient
+
+        transport = self._transport if isinstance(self._transport, httpx.AsyncBaseTransport) else None
+        url, key = str(self._endpoint.url), self._endpoint.api_key
+        return AsyncClient(url, client_id=self.client_id, api_key=key, ca_file=self._ca_file, transport=transport)
 
     # -- queues -------------------------------------------------------------------------------------------------------
 
@@ -308,3 +331,105 @@ class Client:
     def explain(self, queue_name: str, item_id: str) -> answers.Explanation:
         """Where an item is, and why it is not being served."""
         return self._run(item_calls.explain(queue_name, item_id))
+
+    def producer(
+        self,
+        queue_name: str,
+        *,
+        linger: Duration = "5ms",
+        max_batch: int = 1_000,
+        max_bytes: int = 1 << 20,
+        max_in_flight: int = 4,
+        max_buffered: int = 16 << 20,
+        request_timeout: Duration | None = None,
+        retry_for: Duration | None = None,
+    ) -> Producer:
+        """Sends items one by one and stores them many at a time; use it in a `with` block. Times and sizes: see `Producer`."""
+        posting = producing.Posting(queue_name, request_timeout, producing.patience(retry_for, self._retry_for))
+        limits = producing.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
+        return Producer(self._run, posting, limits)
+
+    def consumer(
+        self,
+        queue_name: str,
+        *,
+        prefetch: int = 100,
+        lease_timeout: Duration = "1m",
+        linger: Duration = "20ms",
+        retry_for: Duration | None = None,
+    ) -> Consumer:
+        """Takes items and settles them, with leases kept alive: `run` a handler, or go over it in a `with` block. See `Consumer`."""
+        from sluiceway.client.aio_consumer import AsyncConsumer
+        from sluiceway.client.sync_consumer import Consumer
+
+        kept = consuming.keeper(prefetch, lease_timeout, linger, producing.patience(retry_for, self._retry_for))
+
+        def opened() -> tuple[AsyncConsumer, Callable[[], Awaitable[None]]]:
+            twin = self._twin()
+            return AsyncConsumer(twin._attempt, queue_name, self.client_id, kept, cancel_lost=False), twin.close
+
+        return Consumer(opened)
+
+    # -- for whoever runs the server --------------------------------------------------------------------------------------
+
+    def create_key(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        *,
+        expires_after: Duration | None = None,
+        requests_per_second: int | None = None,
+        bytes_per_second: int | None = None,
+    ) -> answers.CreatedKey:
+        """Make an API key. A scope is `ACTION:PATTERN` (`produce:orders-*`) or `admin`. The answer is the only one that has the key."""
+        return self._run(admin_calls.create_key(name, scopes, expires_after, requests_per_second, bytes_per_second))
+
+    def list_keys(self, *, pivot: str | None = None, limit: int | None = None) -> answers.KeyPage:
+        """The keys, without their secrets; pass `next` of the page as the pivot of the following one."""
+        return self._run(admin_calls.list_keys(pivot, limit))
+
+    def revoke_key(self, key_id: str) -> None:
+        """From now on the key is refused, everywhere within a second. Raises `key_not_found`."""
+        self._run(admin_calls.revoke_key(key_id))
+
+    def own_key(self) -> answers.OwnKey:
+        """Who this client is to the server, and what it may do. Any key will do; a server that asks for none lets anybody do everything."""
+        return self._run(admin_calls.own_key())
+
+    def list_audit(
+        self, *, pivot: str | None = None, limit: int | None = None, queue_name: str | None = None, action: str | None = None
+    ) -> answers.AuditPage:
+        """Who changed what, newest first; of one queue, of one action."""
+        return self._run(admin_calls.list_audit(pivot, limit, queue_name, action))
+
+    def reload_config(self) -> answers.Reloaded:
+        """Have the server read its configuration again. Raises `invalid_request` or `restart_required`; then nothing has changed."""
+        return self._run(admin_calls.reload_config())
+
+    def show_config(self) -> dict[str, object]:
+        """The server's configuration in force, without secrets."""
+        return self._run(admin_calls.show_config())
+
+    def list_backends(self) -> list[dict[str, object]]:
+        """The storage backends and how they are."""
+        return self._run(admin_calls.list_backends()).items
+
+    def events(self, *, queue_name: str | None = None, types: Iterable[str] | None = None) -> Generator[answers.Event, None, None]:
+        """What happens on the server, as it happens, without end: of one queue, of some types.
+
+        A connection that breaks is made again, and what was missed comes later; where the server does not know it any more, an event of
+        the type `reset` comes instead. Raises what the server refuses, and after `retry_for` without a sign of life `unavailable`.
+        """
+        following = Following(queue_name, types, self._retry_for, time.monotonic())
+        while True:
+            try:
+                try:
+                    request = self._endpoint.events(following.query, following.parser.last_id)
+                    with contextlib.closing(read_blocking(self._transport.handle_request(request))) as parts:
+                        for part in parts:
+                            yield from following.heard(part, time.monotonic())
+                except httpx.RequestError as error:
+                    raise self._endpoint.broken(error) from error
+                raise ended()
+            except CallError as error:
+                time.sleep(following.pause(error, time.monotonic(), random.random()))

@@ -8,14 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from sluiceway.core.inspecting import why_left
 from sluiceway.core.looking import open_slices, stats_of
 from sluiceway.core.partition import Partition
-from sluiceway.core.parts import ExtendPart, SettlePart, Work
+from sluiceway.core.parts import DeletePart, ExtendPart, SettlePart, Work
 from sluiceway.core.records import LeaseState
 from sluiceway.core.tickets import Answer, Grant, TakeOut, Ticket, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
+from sluiceway.model.inspection import Deleted
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -172,6 +174,8 @@ class Lane:
             return Cleared(*self.partition.clear(work.ready, work.scheduled, now))
         if isinstance(work, TakeOut):
             return TransferBegun(self.number, *self.partition.redrive(work.offsets, work.target, now))
+        if isinstance(work, DeletePart):
+            return self._delete(work, now)
         return self._extend(work)
 
     def _extend(self, part: ExtendPart) -> Extended:
@@ -191,6 +195,13 @@ class Lane:
             self.partition.extend(lease, part.deadline)
             result.leases.append(LeaseInfo(self.number, number, lease.open, part.deadline))
         return result
+
+    def _delete(self, part: DeletePart, now: Millis) -> Deleted:
+        dropped = set(self.partition.drop(part.offsets, now).tolist())
+        left = (offset for offset in part.offsets.tolist() if offset not in dropped)
+        return Deleted(
+            len(dropped), [(str(ItemId(self.incarnation, self.number, offset)), why_left(self.partition, offset)) for offset in left]
+        )
 
     def _settle(self, part: SettlePart, now: Millis) -> Settled:
         result = Settled()

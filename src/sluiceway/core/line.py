@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyroaring import BitMap
 
 from sluiceway.core.forming import Forming, runs
-from sluiceway.core.records import Blob, Due, Extent, Header, Part, from_array
+from sluiceway.core.records import Blob, Due, Extent, Header, Part, from_array, to_array
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.requests import Offsets
@@ -178,6 +178,39 @@ class Line:
 
     # ---- gone -------------------------------------------------------------------------------------------------
 
+    def drop(self, offsets: Offsets, now: Millis) -> Offsets:
+        """Drop what waits among the (sorted, unique) offsets: ready items, and scheduled ones by the place at which they were produced.
+
+        Returns the offsets of those that were dropped.
+        """
+        dropped: list[Offsets] = []
+        for extent in list(self.ready):
+            wanted = _within(offsets, extent.first, extent.count)
+            taken = self._take_out(extent, wanted) if wanted else wanted
+            if taken:
+                self._close_positions(extent, len(taken))
+                dropped.append(to_array(taken) + extent.first)
+        for due in list(self.dues.values()):
+            taken = _within(offsets, due.blob.number, due.blob.rows) & due.rows
+            if taken:
+                self._drop_due(due, taken)
+                dropped.append(to_array(taken) + due.blob.number)
+        if not dropped:
+            return offsets[:0]
+        self._at(now)
+        gone = np.concatenate(dropped)
+        self.header.cleared += len(gone)
+        return gone
+
+    def _drop_due(self, due: Due, rows: BitMap) -> None:
+        if len(rows) == len(due.rows):
+            self._unschedule(due)
+        else:
+            due.rows = due.rows - rows
+            self.scheduled_count -= len(rows)
+            self._touch(RecordKind.DUE, due.number)
+        self._free(due.blob, len(rows))
+
     def _close_positions(self, extent: Extent, count: int) -> None:
         """So many positions of the extent are nobody's any more."""
         extent.open -= count
@@ -193,3 +226,9 @@ class Line:
             self._touch(RecordKind.BLOB, blob.number)
             if all(forming.blob is not blob for forming in self._forming):
                 self._dropped.add(blob.number)
+
+
+def _within(offsets: Offsets, first: int, count: int) -> BitMap:
+    """Those of the sorted offsets that lie in a run of so many, as positions in it."""
+    begin, end = offsets.searchsorted([first, first + count])
+    return from_array(offsets[begin:end] - first)

@@ -154,11 +154,13 @@ class LogicalQueue:
         if lane.takes_work:
             lane.given_back.append(lease)
 
-    def retry_now(self, numbers: Iterable[int], now: Millis) -> None:
-        """What kept these partitions from opening is over: do not wait any longer."""
-        for number in numbers:
-            if self.lanes[number].state is LaneState.FAILED:
-                self.lanes[number].retry_at = now
+    def retry_now(self, numbers: Iterable[int], now: Millis, *, anew: bool = False) -> None:
+        """Do not wait any longer with opening these partitions again; `anew`: neither those that serve, nor those that were stopped."""
+        for lane in [self.lanes[number] for number in numbers]:
+            if anew and lane.state is not LaneState.OPENING:
+                self._fail(lane, now, False)
+            if lane.state is LaneState.FAILED:
+                lane.retry_at = now
 
     def stop_lane(self, number: int, problem: str, now: Millis) -> None:
         """The partition's data is damaged: serve nothing from it until a person has looked."""
@@ -295,10 +297,8 @@ class LogicalQueue:
         for ticket in list(self.produces.values()):
             request = ticket.request
             assert isinstance(request, Produce)
-            if request.key is not None:
-                lane: Lane | None = self.lanes[self._homes[home(request.key, len(self._homes))]]
-            else:
-                lane = choose(self.lanes.values(), now)
+            number = request.partition if request.key is None else self._homes[home(request.key, len(self._homes))]
+            lane = choose(self.lanes.values(), now) if number is None else self.lanes[number]
             if lane is not None and lane.takes_work:
                 del self.produces[ticket.number]
                 self._choices += 1

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sluiceway.core.tickets import TakeOut, Ticket
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.inspection import DeleteItems
 from sluiceway.model.requests import Clear, Extend, Offsets, Produce, Selection, Settle
 
 
@@ -23,7 +24,11 @@ class ExtendPart(NamedTuple):
     client_id: str | None
 
 
-Work = Produce | SettlePart | ExtendPart | Clear | TakeOut
+class DeletePart(NamedTuple):
+    offsets: Offsets
+
+
+Work = Produce | SettlePart | ExtendPart | DeletePart | Clear | TakeOut
 
 
 def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
@@ -43,6 +48,10 @@ def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Ite
         for number in sorted({*(partition for partition, _ in request.leases), *request.offsets}):
             numbers = [lease for partition, lease in request.leases if partition == number]
             yield number, ExtendPart(numbers, request.offsets.get(number), deadline, request.client_id)
+    elif isinstance(request, DeleteItems):
+        ticket.deleted.ignored.extend((name, "unknown") for name in request.foreign)
+        for number, offsets in request.offsets.items():
+            yield number, DeletePart(offsets)
     elif isinstance(request, TakeOut):
         yield request.partition, request
     elif isinstance(request, Clear):

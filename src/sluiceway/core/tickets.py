@@ -11,6 +11,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes
+from sluiceway.model.inspection import Deleted, DeleteItems
 from sluiceway.model.leased import Slice
 from sluiceway.model.requests import Clear, Cleared, Extend, Extended, Lease, LeaseInfo, Offsets, Produce, Produced, Settle, Settled
 
@@ -37,7 +38,7 @@ class TransferBegun(NamedTuple):
     items: int
 
 
-Request = Produce | Lease | Settle | Extend | Clear | TakeOut
+Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | TakeOut
 
 
 class Grant(NamedTuple):
@@ -47,10 +48,10 @@ class Grant(NamedTuple):
     slices: list[Slice]
 
 
-Answer = Produced | Settled | Extended | Cleared | TransferBegun | Grant | SluicewayError
+Answer = Produced | Settled | Extended | Cleared | Deleted | TransferBegun | Grant | SluicewayError
 """What one lane says."""
 
-Result = Produced | Settled | Extended | Cleared | TransferBegun | list[Grant]
+Result = Produced | Settled | Extended | Cleared | Deleted | TransferBegun | list[Grant]
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +73,7 @@ class Ticket:
     settled: Settled = field(default_factory=Settled)
     extended: Extended = field(default_factory=Extended)
     cleared: Cleared = field(default_factory=Cleared)
+    deleted: Deleted = field(default_factory=Deleted)
     room: float = MAX_LEASE_BYTES
     """Of a lease: payload bytes that its answer may still take."""
     grants: list[Grant] = field(default_factory=list)
@@ -99,6 +101,8 @@ class Ticket:
             self.whole = answer
         elif isinstance(answer, Settled):
             self.settled.add(answer)
+        elif isinstance(answer, Deleted):
+            self.deleted.add(answer)
         elif isinstance(answer, Grant):
             self.grants.append(answer)
         elif isinstance(answer, Cleared):
@@ -118,6 +122,8 @@ class Ticket:
             return self.extended
         if isinstance(self.request, Clear):
             return self.cleared
+        if isinstance(self.request, DeleteItems):
+            return self.deleted
         return [grant for grant in self.grants if grant.info.lease_deadline > now]
 
 

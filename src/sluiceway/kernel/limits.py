@@ -17,6 +17,12 @@ MAX_CALL_BYTES = 8 << 20
 MAX_BODIES_BYTES = 512 << 20
 """All request bodies that are held at one time. Beyond it a request is told to come back, rather than the process being killed."""
 
+MAX_ANSWERS_BYTES = 512 << 20
+"""All large answers that are on their way at one time. Beyond it the oldest is cut off: its client takes it too slowly, or not at all."""
+
+MAX_PIPELINED = 16
+"""Requests that wait on a connection for the answer to an earlier one: each costs about 3 KB before anybody asks who sent it."""
+
 MAX_PAYLOAD_BYTES = 8 << 20
 """One item. Larger things belong into an object store, with a reference in the queue."""
 
@@ -70,3 +76,69 @@ TIMER_BATCH = 1_000
 
 BODY_TIMEOUT = 30_000
 """Milliseconds a request's body may take to arrive: a slow sender holds memory and a connection."""
+
+MAX_AUDIT_ENTRIES = 10_000
+"""Audit entries that are kept: years of changes made by people, and few enough to be read whole for a listing."""
+
+AUDIT_TRIM_BATCH = 500
+"""Old audit entries that one commit removes: it shares the meta store with everybody's changes."""
+
+MAX_AUDIT_TEXT = 256
+"""Characters of a text in an audit entry's detail: a note to recognise the thing by, not a copy of it."""
+
+MAX_AUDIT_DETAIL_BYTES = 4_096
+"""An audit entry's detail. It shares its commit with the change, and a listing holds all entries in memory."""
+
+MAX_API_KEYS = 1_000
+"""API keys of one meta store: each process holds all of them in memory, and reads them again and again."""
+
+MAX_KEY_SCOPES = 100
+"""Scopes of one API key: every request of the key looks through them."""
+
+MAX_KEY_TIMEOUT = 3_650 * 86_400_000
+"""Milliseconds after which an API key may expire at most. One that is to live longer has no expiry."""
+
+MAX_KEY_RATE = 1 << 40
+"""The highest rate of an API key, per second: beyond anything that a server can do, and small enough to calculate with."""
+
+LEAST_ADMIN_KEY = 32
+"""Characters that the configured admin key has at least: it is guarded by a fast hash, which only a long secret may be."""
+
+MAX_EVENTS = 10_000
+"""Events that are remembered for readers that come back, or are slow: some 2 MB. Who has missed more is told to read the state again."""
+
+MAX_STREAMS = 1_000
+"""Readers of events at one time. Each costs a connection, and work each second."""
+
+MAX_KEY_STREAMS = 100
+"""Readers of events with one API key: it must not keep everybody else from reading."""
+
+STREAM_SEND_TIMEOUT = 10_000
+"""Milliseconds in which a reader of events must take what it was sent, some 64 KiB: one that does not read is cut off."""
+
+MAX_METRIC_QUEUES = 200
+"""Queues with metrics of their own, some 20 series each; the rest is summed up, so that a scrape stays small however many there are."""
+
+MAX_CONNECTIONS = 10_000
+"""Connections of one listener: about 9 KB each while idle. Beyond it, or beyond half of the files that the process may open, so that the
+stores can still open theirs, a connection is told to come back."""
+
+MAX_HEADERS = 100
+"""Headers of a request, and of what follows a body in chunks: each costs Python work before anybody asks who sent it."""
+
+MAX_HEAD_BYTES = 64 << 10
+"""The request line and the headers together: they are in memory before a limit on bodies, or a key, is looked at."""
+
+HEAD_TIMEOUT = 10_000
+"""Milliseconds in which a connection, or the first byte of a request on it, must be followed by all of the headers; and a connection by
+the agreement on TLS."""
+
+LEFTOVER_TIMEOUT = 10_000
+"""Milliseconds that the rest of a body may go on after its request was answered: a client that reads the refusal late still gets it."""
+
+SEND_TIMEOUT = 30_000
+"""Milliseconds in which a client must take something of its answer: what it does not take is held in memory."""
+
+GOODBYE_TIMEOUT = 2_000
+"""Milliseconds in which the client of a TLS connection that the server closes must take the rest and close it, too. Clients that only keep
+a connection open for later do not look, and each would hold up the stop of the server."""

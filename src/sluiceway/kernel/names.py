@@ -7,14 +7,14 @@ import re
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_TEXT_BYTES
 
-_QUEUE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
 
 
 def check_queue_name(name: object, field: str = "queue_name") -> str:
     """A queue's name: 1 to 128 of `A-Z a-z 0-9 _ . -`, not beginning with a dot or a dash."""
     if not isinstance(name, str) or not name:
         raise invalid(field, "a queue name is required")
-    if not _QUEUE.fullmatch(name):
+    if not QUEUE_NAME.fullmatch(name):
         raise invalid(field, f"{name[:64]!r} is not a queue name: 1 to 128 of A-Z a-z 0-9 _ . -, not beginning with . or -")
     return name
 

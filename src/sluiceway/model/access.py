@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, NamedTuple, cast, get_args
 
-from sluiceway.kernel.errors import SluicewayError
+import msgspec
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import LEAST_ADMIN_KEY, MAX_KEY_RATE, MAX_KEY_SCOPES, MAX_KEY_TIMEOUT
+from sluiceway.kernel.names import QUEUE_NAME
 
 Action = Literal["produce", "consume", "read", "manage", "admin"]
 """`consume`: lease and whatever settles. `read`: look without changing. `manage`: queues as a whole.
 `admin`: keys, configuration, audit."""
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
+
+_PATTERN = re.compile(r"[A-Za-z0-9_.\-*]{1,128}")
+_ON_QUEUES: Final = ", ".join(action for action in ACTIONS if action != "admin")
+_EXPECTED: Final = f"expected admin, or ACTION:PATTERN such as produce:orders-*, where ACTION is one of {_ON_QUEUES}"
 
 
 class Actor(NamedTuple):
@@ -28,7 +39,7 @@ SYSTEM: Final = Actor("system")
 class Scope:
     """One right: an action on the queues whose name matches `pattern`, in which `*` stands for any text.
 
-    `admin` is a right of its own, on no queue: no pattern and no other action includes it.
+    `admin` is a right of its own, on no queue: no pattern and no other action includes it, nor does it include any other.
     """
 
     action: Action
@@ -37,13 +48,34 @@ class Scope:
     def covers(self, action: Action, queue_name: str) -> bool:
         return self.action == action and fnmatchcase(queue_name, self.pattern)
 
+    def __str__(self) -> str:
+        return self.action if self.action == "admin" else f"{self.action}:{self.pattern}"
+
+
+def parse_scope(text: object, field: str) -> Scope:
+    """`admin`, or `ACTION:PATTERN`; the text of the scope is the same again. Anything else is an error that names `field`."""
+    if text == "admin":
+        return Scope("admin")
+    if not isinstance(text, str):
+        raise invalid(field, _EXPECTED)
+    action, colon, pattern = text.partition(":")
+    if action not in ACTIONS or action == "admin" or not colon:
+        raise invalid(field, f"{text[:80]!r} is not a scope; {_EXPECTED}")
+    if not _PATTERN.fullmatch(pattern):
+        raise invalid(field, f"{pattern[:80]!r} is not a pattern of queue names: 1 to 128 of A-Z a-z 0-9 _ . - and * (any text)")
+    return Scope(cast(Action, action), pattern)
+
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `scopes` None: anybody, who may do everything, because the server was told not to ask."""
+    """Who sent a request. `scopes` None: anybody, who may do everything, because the server was told not to ask.
+
+    `key_id` is that of their API key, or empty.
+    """
 
     name: str
     scopes: tuple[Scope, ...] | None = None
+    key_id: str = ""
 
     def may(self, action: Action, queue_name: str = "") -> bool:
         if self.scopes is None:
@@ -54,13 +86,85 @@ class Caller:
 
     def may_all(self, action: Action) -> bool:
         """Whether it may do this to every queue there is or will be."""
-        return self.scopes is None or any(scope.action == action and scope.pattern == "*" for scope in self.scopes)
+        return self.scopes is None or any(scope.action == action and not scope.pattern.strip("*") for scope in self.scopes)
 
     def require(self, action: Action, queue_name: str = "") -> None:
         """Raises `forbidden`. It is asked before the queue is looked up, so that the answer does not tell whether there is one."""
         if not self.may(action, queue_name):
             where = f" on queue {queue_name[:128]!r}" if queue_name else ""
-            raise SluicewayError("forbidden", f"this key may not {action}{where}")
+            needed = Scope(action, queue_name[:128] or "*")
+            raise SluicewayError("forbidden", f"this key may not {action}{where}; use one with the scope {needed}")
 
 
 ANYBODY: Final = Caller("anybody")
+
+
+class KeySpec(NamedTuple):
+    """An API key that is wanted. `expires_at` None: never. Rates are per second; 0: none, None: as the configuration says."""
+
+    name: str
+    scopes: Sequence[str]
+    expires_at: Millis | None = None
+    requests_per_second: int | None = None
+    bytes_per_second: int | None = None
+
+    def checked(self, now: Millis) -> KeySpec:
+        """Itself, with the scopes in order and each once. Raises `invalid_request`, which names the field."""
+        if not QUEUE_NAME.fullmatch(self.name):
+            raise invalid("name", "expected a name for the key: 1 to 128 of A-Z a-z 0-9 _ . -, not beginning with . or -")
+        if not self.scopes:
+            raise invalid("scopes", f"a key without a scope may do nothing; {_EXPECTED}")
+        if len(self.scopes) > MAX_KEY_SCOPES:
+            raise invalid("scopes", f"more than {MAX_KEY_SCOPES}; use patterns")
+        scopes = sorted({str(parse_scope(text, f"scopes[{place}]")) for place, text in enumerate(self.scopes)})
+        if self.expires_at is not None and self.expires_at <= now:
+            raise invalid("expires_at", "must be in the future")
+        if self.expires_at is not None and self.expires_at > now + MAX_KEY_TIMEOUT:
+            raise invalid("expires_at", f"more than {MAX_KEY_TIMEOUT // 86_400_000:,} days ahead; leave it out for a key without end")
+        for field in ("requests_per_second", "bytes_per_second"):
+            if not 0 <= (getattr(self, field) or 0) <= MAX_KEY_RATE:
+                raise invalid(field, f"must be between 0 (no limit) and {MAX_KEY_RATE}")
+        return self._replace(scopes=scopes)
+
+
+def check_admin_key(text: str, field: str) -> str:
+    """The configured key that needs no meta store. Raises `invalid_request` for one that could be guessed, without repeating it."""
+    if len(text) < LEAST_ADMIN_KEY or not text.isascii() or not text.isprintable() or " " in text:
+        expected = f"expected at least {LEAST_ADMIN_KEY} random ASCII characters without spaces, such as `openssl rand -hex 32` makes"
+        raise invalid(field, expected)
+    return text
+
+
+class ApiKey(msgspec.Struct, frozen=True):
+    """An API key as the meta store records it: never its secret, only the SHA-256 of that."""
+
+    key_id: str
+    name: str
+    scopes: tuple[str, ...]
+    digest: bytes
+    created_at: Millis
+    expires_at: Millis | None = None
+    requests_per_second: int | None = None
+    bytes_per_second: int | None = None
+
+    def caller(self) -> Caller:
+        """Who holds it. A scope that this version does not know, as a newer one has written it, gives no right."""
+        return Caller(f"{self.name}/{self.key_id}", tuple(_known(self.scopes)), self.key_id)
+
+
+def _known(scopes: Sequence[str]) -> list[Scope]:
+    found = []
+    for text in scopes:
+        try:
+            found.append(parse_scope(text, "scopes"))
+        except SluicewayError:
+            continue
+    return found
+
+
+def encode_key(key: ApiKey) -> bytes:
+    return msgspec.json.encode(key)
+
+
+def decode_key(data: bytes) -> ApiKey:
+    return msgspec.json.decode(data, type=ApiKey)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
@@ -29,6 +30,9 @@ OPTIONAL = (
 """Stored columns beside `payload`. `origin` is set on items that came from another partition. The order is on disk: append only."""
 
 ENQUEUE_AT = pa.field("enqueue_at", TIME)
+TRACEPARENT = "traceparent"
+"""The header that says where an item comes from in a trace, as W3C Trace Context writes it."""
+
 PRODUCED = ("kind", "encoding", "reference", "headers")
 """Optional columns that a producer may send (and `enqueue_at`, which is not stored but decides when)."""
 
@@ -82,13 +86,32 @@ def batch_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
     )
 
 
+def with_traceparent(batch: pa.RecordBatch, traceparent: str) -> pa.RecordBatch:
+    """The rows with that header, but for those that have one. By column, unless there are headers already."""
+    count = batch.num_rows
+    if "headers" in batch.schema.names:
+        given = [dict(pairs or ()) for pairs in batch.column("headers").to_pylist()]
+        column = pa.array([list(({TRACEPARENT: traceparent} | pairs).items()) for pairs in given], HEADERS)
+        return batch.set_column(batch.schema.get_field_index("headers"), batch.schema.field("headers"), column)
+    one_each = pa.array(np.arange(count + 1, dtype=np.int32))
+    column = pa.MapArray.from_arrays(one_each, pa.repeat(pa.scalar(TRACEPARENT), count), pa.repeat(pa.scalar(traceparent), count))
+    names = batch.schema.names
+    at = next((names.index(name) for name in ("origin", ENQUEUE_AT.name) if name in names), len(names))
+    return batch.add_column(at, pa.field("headers", HEADERS), column)
+
+
 def digest(batch: pa.RecordBatch) -> bytes:
-    """A digest of what the rows say, however their buffers are laid out: the same rows give the same digest."""
+    """A digest of what the rows say, however their buffers are laid out: the same rows give the same digest.
+
+    Where they come from in a trace is left out: a call that is repeated is another span.
+    """
     state = hashlib.blake2b(batch.num_rows.to_bytes(8), digest_size=16)
     for field in (PAYLOAD, *OPTIONAL, ENQUEUE_AT):
         if field.name not in batch.schema.names:
             continue
         column = batch.column(field.name)
+        if field.name == "headers":
+            column = _untraced(column)
         if column.null_count == len(column):
             continue
         # A round trip through take() rebases offsets and clears what lies under nulls.
@@ -102,6 +125,15 @@ def digest(batch: pa.RecordBatch) -> bytes:
         else:
             state.update(repr(column.to_pylist()).encode())
     return state.digest()
+
+
+def _untraced(headers: pa.Array) -> pa.Array:
+    """Without the header `traceparent`. A row that had no other has none."""
+    if not pc.any(pc.equal(headers.keys, TRACEPARENT)).as_py():
+        return headers
+    rows = headers.to_pylist()
+    kept = [[pair for pair in row if pair[0] != TRACEPARENT] or None if row else row for row in rows]
+    return pa.array(kept, HEADERS)
 
 
 def _digest_binary(state: hashlib.blake2b, column: pa.Array) -> None:

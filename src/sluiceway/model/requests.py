@@ -35,11 +35,15 @@ class ProduceKey(NamedTuple):
 
 @dataclass(slots=True)
 class Produce:
-    """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`; 1 row at least."""
+    """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`; 1 row at least.
+
+    Without a `partition` the queue chooses it; with a key the key does, and none is given.
+    """
 
     batch: pa.RecordBatch
     request_timeout: Millis
     key: ProduceKey | None = None
+    partition: int | None = None
 
 
 class Produced(NamedTuple):
@@ -231,12 +235,15 @@ class Redriven:
     targets: dict[str, int] = field(default_factory=dict)
 
 
+Whereabouts = Literal["ready", "scheduled", "leased", "dying", "gone", "unknown", "unavailable"]
+"""Where an item is. `gone`: see the explanation's reason. `unavailable`: its partition is not open."""
+
+
 @dataclass(slots=True)
 class Explanation:
     """Where an item is, and why it is not being served; times and numbers where they apply."""
 
-    state: str
-    """ready · scheduled · leased · dying · gone (see `reason`) · unknown · unavailable"""
+    state: Whereabouts
     reason: str
     """In words."""
     ahead: int | None = None

@@ -55,12 +55,26 @@ class Backend:
     @property
     def problem(self) -> str | None:
         """Why none of its partitions is served, in words; None also if it holds none."""
-        return self._down() if self._partitions else None
+        return self.why_down if self._partitions else None
 
-    def _down(self) -> str | None:
+    @property
+    def partitions(self) -> int:
+        """How many it holds."""
+        return len(self._partitions)
+
+    @property
+    def why_down(self) -> str | None:
+        """Why it does not serve, in words; None if it does."""
         if self._store is None:
             return f"backend {self.name}, which holds {len(self._partitions)} partitions, is not served: {self._reason}"
         return f"backend {self.name} does not answer: {self._reason}" if self._breaker.is_open else None
+
+    def serve(self, store: PartitionStore) -> PartitionStore | None:
+        """Use this store from now on, and open what waits for it. Returns the one before, for the caller to close: it may be in use."""
+        before, self._store = self._store, store
+        for ref, retry in list(self._partitions.items()):
+            retry(ref.partition)
+        return before
 
     def attach(self, ref: PartitionRef, retry: Retry) -> None:
         """It holds this partition from now on."""
@@ -72,7 +86,7 @@ class Backend:
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         """PartitionStore.open, within OPEN_TIMEOUT. Raises also BackendDownError."""
         if self._store is None or not self._breaker.admits(ref, system.now()):
-            raise BackendDownError(self._down())
+            raise BackendDownError(self.why_down)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT / 1000):
                 return await self._open(self._store, ref, fence)
@@ -127,7 +141,7 @@ class Backend:
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
         """PartitionStore.read, within the backend's write time-out. Raises also BackendDownError."""
         if self._store is None or self._breaker.is_open:
-            raise BackendDownError(self._down())
+            raise BackendDownError(self.why_down)
         try:
             async with asyncio.timeout(self.write_timeout / 1000):
                 return await self._store.read(ref, blobs)
@@ -138,7 +152,7 @@ class Backend:
     async def drop(self, ref: PartitionRef) -> None:
         """PartitionStore.drop."""
         if self._store is None or self._breaker.is_open:
-            raise BackendDownError(self._down())
+            raise BackendDownError(self.why_down)
         await self._store.drop(ref)
 
     async def close(self) -> None:
@@ -152,7 +166,7 @@ class Backend:
     def _failed(self, ref: PartitionRef, error: Exception) -> None:
         if self._breaker.failed(ref, len(self._partitions)):
             self._reason = str(error) or repr(error)
-            log.error("%s", self._down())
+            log.error("%s", self.why_down)
             self._probe_later()
 
     def _succeeded(self) -> None:

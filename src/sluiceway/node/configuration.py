@@ -1,121 +1,339 @@
-"""The server's configuration file, and the stores that it asks for."""
+"""Reading the configuration: flag over environment over file over default, and where each value came from."""
 
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import msgspec
 
-from sluiceway.adapters.storage.memory import MemoryPartitionStore
-from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.adapters.secrets import read_secret
 from sluiceway.core.placement import place
-from sluiceway.kernel.clock import Millis, parse_duration
+from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend
-from sluiceway.ports.partition_store import PartitionStore
+from sluiceway.model.access import check_admin_key
+from sluiceway.model.backends import KINDS, BackendSettings, MemoryBackend, PostgresBackend, kind_of
+from sluiceway.model.configuration import SECTIONS, Configuration, parse_address
+from sluiceway.model.settings import MASK, Key, Settings, keys
 
-_KINDS: dict[str, type[BackendSettings]] = {"sqlite": SqliteBackend, "postgres": PostgresBackend, "memory": MemoryBackend}
+PREFIX = "SLUICEWAY_"
+_BACKENDS = "backends"
+_TABLE = re.compile(r"\s*\[([A-Za-z0-9_.\-\"' ]+)\]\s*(?:#.*)?")
+_LINE = re.compile(r"\s*([A-Za-z0-9_\-]+)\s*=")
+_SHOWN = 80
+_NOTHING: Mapping[str, str] = MappingProxyType({})
+
+Name = tuple[str, ...]
+"""`("server", "listen")`, `("backends", "shared", "url")`."""
 
 
-def read_configuration(path: Path, environment: Mapping[str, str] = os.environ) -> dict[str, BackendSettings]:
-    """The backends that the file names; without any, the default ones. Relative paths are relative to the file.
+class _Given(NamedTuple):
+    value: Any
+    origin: str
+    folder: Path
+    """What a relative path is relative to."""
 
-    Raises `invalid_request`, which names what is wrong and never a password; OSError.
+
+@dataclass(frozen=True)
+class Loaded:
+    """A configuration that was read and checked, and what it was read from."""
+
+    configuration: Configuration
+    origins: Mapping[str, str]
+    """Where each value came from that is not the default, by its name such as `server.listen`: FILE:LINE, a variable, or a flag."""
+    file: Path | None
+    flags: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
+
+    def again(self) -> Loaded:
+        """Read it once more, from the same places. Raises as `load` does."""
+        return load(self.file, self.environment, self.flags)
+
+
+def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, flags: Mapping[str, str] = _NOTHING) -> Loaded:
+    """The configuration that these say together. `flags` are by the name of the key, such as `server.listen`.
+
+    Raises `invalid_request`, which names the key, where it was said and what was expected, and never a secret.
     """
-    try:
-        tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise invalid("config", f"{path} is not TOML: {error}") from None
-    named = tables.pop("backends", {})
-    for unknown in tables:
-        raise invalid(unknown[:80], "unknown key; known: backends")
-    if not isinstance(named, dict) or not all(isinstance(table, dict) for table in named.values()):
-        raise invalid("backends", "expected tables, such as [backends.default]")
-    backends = {name: _backend(name, table, path.parent, environment) for name, table in named.items()} or dict(DEFAULT_BACKENDS)
-    check_backends(backends)
-    return backends
+    given = _from_file(file) if file is not None else {}
+    given |= _from_environment(environment, {name[1] for name in given if name[0] == _BACKENDS})
+    given |= {tuple(name.split(".")): _Given(value, _flag(name), Path.cwd()) for name, value in flags.items()}
+    backends = {name[1] for name in given if name[0] == _BACKENDS}
+    if backends <= {"default"}:
+        given.setdefault((_BACKENDS, "default", "kind"), _Given("sqlite", "default", Path.cwd()))
+        backends = {"default"}
+    sections = {section: _table(table, (section,), given, environment) for section, table in SECTIONS.items()}
+    named = [name[1] for name in given if name[0] == _BACKENDS]
+    configuration = Configuration(
+        **sections,  # type: ignore[arg-type]
+        backends={name: _backend(name, given, environment) for name in dict.fromkeys(named)},
+    )
+    _check_server(configuration)
+    check_backends(configuration.backends)
+    origins = {".".join(name): each.origin for name, each in given.items() if each.origin != "default"}
+    return Loaded(configuration, origins, file, flags, environment)
+
+
+def check(loaded: Loaded) -> list[str]:
+    """What would keep a server from starting with it although it is well formed, in words; empty if nothing is known that would."""
+    server, problems = loaded.configuration.server, []
+    for name, path in (("server.tls_certificate", server.tls_certificate), ("server.tls_key", server.tls_key)):
+        if path and not os.access(path, os.R_OK):
+            problems.append(f"{name}: {path} cannot be read; is it there, and may this user read it?")
+    if server.admin_key:
+        try:
+            check_admin_key(server.admin_key, "server.admin_key")
+        except SluicewayError as error:
+            problems.append(error.detail)
+    for name, backend in loaded.configuration.backends.items():
+        if isinstance(backend, PostgresBackend) and find_spec("psycopg") is None:
+            problems.append(f"backends.{name}: PostgreSQL needs psycopg; install it with: pip install 'sluiceway[postgres]'")
+    if loaded.configuration.trace.endpoint and find_spec("opentelemetry") is None:
+        problems.append("trace.endpoint: traces need OpenTelemetry; install it with: pip install 'sluiceway[otel]'")
+    return problems
+
+
+def shown(loaded: Loaded, origin: bool = False) -> dict[str, Any]:
+    """The tables as a file would have them, defaults filled in and secrets masked. With `origin`, in place of each value an object of
+    `value`, `origin` (`default`, FILE:LINE, a variable or a flag) and `restart` (whether a change needs one)."""
+
+    def table(settings: Settings, name: str) -> dict[str, Any]:
+        values = {each.name: (each, _written(each, settings)) for each in keys(type(settings))}
+        if not origin:
+            return {key_name: value for key_name, (_, value) in values.items()}
+        return {key_name: entry(f"{name}.{key_name}", value, each.restart) for key_name, (each, value) in values.items()}
+
+    def entry(name: str, value: Any, restart: bool) -> dict[str, Any]:
+        return {"value": value, "origin": loaded.origins.get(name, "default"), "restart": restart}
+
+    def backend(name: str, settings: BackendSettings) -> dict[str, Any]:
+        kind = kind_of(settings)
+        return {"kind": entry(f"backends.{name}.kind", kind, True) if origin else kind} | table(settings, f"backends.{name}")
+
+    found = {section: table(getattr(loaded.configuration, section), section) for section in SECTIONS}
+    return found | {_BACKENDS: {name: backend(name, settings) for name, settings in loaded.configuration.backends.items()}}
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the file, for editors and other programs."""
+    tables = {**SECTIONS, **{f"backend_{kind}": table for kind, table in KINDS.items()}}
+    properties = {section: {"$ref": f"#/$defs/{section}"} for section in SECTIONS}
+    backends = {"type": "object", "additionalProperties": {"oneOf": [{"$ref": f"#/$defs/backend_{kind}"} for kind in KINDS]}}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "sluiceway.toml",
+        "type": "object",
+        "properties": properties | {_BACKENDS: backends},
+        "additionalProperties": False,
+        "$defs": {name: _table_schema(table) for name, table in tables.items()},
+    }
 
 
 def check_backends(backends: Mapping[str, BackendSettings]) -> None:
     """Raises `invalid_request` for backends that cannot stand together."""
     place(1, {name: settings.partition_affinity for name, settings in backends.items()})
     if len({isinstance(settings, MemoryBackend) for settings in backends.values()}) > 1:
-        raise invalid("backends", "a memory backend cannot stand beside others: a queue would lose a part of its items at each start")
+        raise invalid(_BACKENDS, "a memory backend cannot stand beside others: a queue would lose a part of its items at each start")
 
 
-def _backend(name: str, table: dict[str, Any], folder: Path, environment: Mapping[str, str]) -> BackendSettings:
-    where = f"backends.{name[:64]}"
+# ---- where values come from -------------------------------------------------------------------------------------
+
+
+def _from_file(path: Path) -> dict[Name, _Given]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        tables = tomllib.loads(text)
+    except OSError as error:
+        raise invalid("config", f"{path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise invalid("config", f"{path} is not TOML: {error}") from None
+    lines, folder = _lines(text), path.absolute().parent
+    backends = tables.pop(_BACKENDS, {})
+    for section, table in tables.items():
+        if section not in SECTIONS:
+            raise invalid(section[:_SHOWN], f"unknown key; known: {', '.join([*SECTIONS, _BACKENDS])}")
+        if not isinstance(table, dict):
+            raise invalid(section, f"expected a table, such as [{section}]")
+    if not isinstance(backends, dict) or not all(isinstance(table, dict) for table in backends.values()):
+        raise invalid(_BACKENDS, "expected tables, such as [backends.default]")
+    found: dict[Name, _Given] = {}
+    every: dict[Name, dict[str, Any]] = {(section,): table for section, table in tables.items()}
+    every |= {(_BACKENDS, name): {"kind": None, **table} for name, table in backends.items()}
+    for name, table in every.items():
+        for key_name, value in _with_url(".".join(name), table).items():
+            line = lines.get((*name, key_name)) or lines.get((*name, "url_env" if key_name == "url" else key_name))
+            found[*name, key_name] = _Given(value, f"{path.name}:{line}" if line else path.name, folder)
+    return found
+
+
+def _lines(text: str) -> dict[Name, int]:
+    """Where keys stand that are written in the plainest way; of others only the file is told."""
+    found: dict[Name, int] = {}
+    table: Name = ()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _TABLE.fullmatch(line):
+            table = tuple(part.strip(" \"'") for part in header[1].split("."))
+        elif named := _LINE.match(line):
+            found.setdefault((*table, named[1]), number)
+    return found
+
+
+def _with_url(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
+    """`url_env`, the older way to write an `env:` reference, as one."""
+    given = dict(table)
+    variable = given.pop("url_env", None)
+    if variable is not None:
+        if "url" in given:
+            raise invalid(f"{where}.url", "give either url, or url_env: the name of an environment variable that holds it")
+        if not isinstance(variable, str):
+            raise invalid(f"{where}.url_env", "expected the name of an environment variable")
+        given["url"] = f"env:{variable}"
+    return given
+
+
+def _from_environment(environment: Mapping[str, str], backends: set[str]) -> dict[Name, _Given]:
+    """Variables such as SLUICEWAY_SERVER__LISTEN. Those without a double underscore are other programs'."""
+    spelt = {re.sub("[^A-Z0-9]", "_", name.upper()): name for name in sorted(backends)}
+    found: dict[Name, _Given] = {}
+    for variable, value in environment.items():
+        section, separator, rest = variable.removeprefix(PREFIX).lower().partition("__")
+        if not separator or not variable.startswith(PREFIX):
+            continue
+        name: Name = (section, rest)
+        if section == _BACKENDS:
+            backend, separator, key_name = rest.rpartition("__")
+            if not separator:
+                raise invalid(variable[:_SHOWN], f"a backend's key is set by {PREFIX}BACKENDS__NAME__KEY")
+            name = (_BACKENDS, spelt.get(backend.upper(), backend), key_name)
+        elif section not in SECTIONS:
+            raise invalid(variable[:_SHOWN], f"there is no section {section[:_SHOWN]!r}; known: {', '.join([*SECTIONS, _BACKENDS])}")
+        if name[-1] == "url_env":
+            name, value = (*name[:-1], "url"), f"env:{value}"
+        found[name] = _Given(value, variable, Path.cwd())
+    return found
+
+
+def _flag(name: str) -> str:
+    section, _, key_name = name.rpartition(".")
+    return "--" + (key_name if section == "server" else f"{section}-{key_name}").replace("_", "-")
+
+
+# ---- values -----------------------------------------------------------------------------------------------------
+
+
+def _backend(name: str, given: Mapping[Name, _Given], environment: Mapping[str, str]) -> BackendSettings:
+    where = f"{_BACKENDS}.{name[:64]}"
     try:
         check_queue_name(name)
     except SluicewayError:
         raise invalid(where, "a backend's name is 1 to 128 of A-Z a-z 0-9 _ . -, not beginning with . or -") from None
-    given = dict(table)
-    kind = given.pop("kind", None)
-    if not isinstance(kind, str) or kind not in _KINDS:
-        raise invalid(f"{where}.kind", f"expected one of {', '.join(_KINDS)}")
-    if "write_timeout" in given:
-        given["write_timeout"] = _write_timeout(given["write_timeout"], f"{where}.write_timeout")
-    if kind == "postgres":
-        given["url"] = _url(given, where, environment)
-    try:
-        settings = msgspec.convert(given, _KINDS[kind])
-    except msgspec.ValidationError as error:
-        raise invalid(where, str(error).replace("$.", "").replace("Object contains unknown field", "unknown key")) from None
-    if isinstance(settings, SqliteBackend) and settings.path is not None:
-        settings = msgspec.structs.replace(settings, path=str(folder.absolute() / settings.path))
+    kind = given.get((_BACKENDS, name, "kind"))
+    if kind is None or not isinstance(kind.value, str) or kind.value not in KINDS:
+        raise invalid(f"{where}.kind", f"expected one of {', '.join(KINDS)}")
+    own = {key_name: each for key_name, each in given.items() if key_name != (_BACKENDS, name, "kind")}
+    settings = _table(KINDS[kind.value], (_BACKENDS, name), own, environment)
+    assert isinstance(settings, BackendSettings)
     return settings
 
 
-def _write_timeout(given: object, where: str) -> Millis:
-    timeout = parse_duration(given, where)
-    if not 0 < timeout <= MAX_REQUEST_TIMEOUT:
-        raise invalid(where, f"expected more than 0s and at most {MAX_REQUEST_TIMEOUT // 60_000}m")
-    return timeout
+def _table(table: type[Settings], name: Name, given: Mapping[Name, _Given], environment: Mapping[str, str]) -> Settings:
+    where, known = ".".join(name), {each.name: each for each in keys(table)}
+    values: dict[str, Any] = {}
+    for full, each in given.items():
+        if full[:-1] != name:
+            continue
+        if full[-1] not in known:
+            raise invalid(where, f"unknown key `{full[-1][:_SHOWN]}` ({each.origin}); known: {', '.join(known)}")
+        values[full[-1]] = _value(known[full[-1]], f"{where}.{full[-1]}", each, environment)
+    for each_key in known.values():
+        if each_key.name not in values and table is PostgresBackend and each_key.name == "url":
+            raise invalid(f"{where}.url", "required: a URL or connection string, or env:NAME or file:PATH that holds it")
+    return table(**values)
 
 
-def _url(given: dict[str, Any], where: str, environment: Mapping[str, str]) -> object:
-    """Takes `url_env` out of what was given."""
-    variable = given.pop("url_env", None)
-    if (variable is None) == ("url" not in given):
-        raise invalid(f"{where}.url", "give either url, or url_env: the name of an environment variable that holds it")
-    if variable is None:
-        return given["url"]
-    if not isinstance(variable, str) or not environment.get(variable):
-        raise invalid(f"{where}.url_env", f"the environment variable {str(variable)[:80]!r} is not set")
-    return environment[variable]
-
-
-def open_store(name: str, settings: BackendSettings, data: Path) -> PartitionStore:
-    """The store of that backend. Raises `invalid_request` for settings it cannot use, and what the store's constructor does."""
-    if isinstance(settings, PostgresBackend):
-        return _open_postgres(name, settings)
-    if isinstance(settings, SqliteBackend):
-        return SqlitePartitionStore(directory_of(name, settings, data))
-    return MemoryPartitionStore()
-
-
-def directory_of(name: str, settings: SqliteBackend, data: Path) -> Path:
-    """Where the database files of that backend lie."""
-    own = data / "partitions" if name == "default" else data / "backends" / name
-    return own if settings.path is None else Path(settings.path)
-
-
-def _open_postgres(name: str, settings: PostgresBackend) -> PartitionStore:
+def _value(key: Key, name: str, given: _Given, environment: Mapping[str, str]) -> Any:
+    """The value of one key, checked."""
+    value, where = given.value, f" ({given.origin})"
+    # What is not from a file is text, whatever its key is.
+    strict = not given.origin.startswith((PREFIX, "--"))
     try:
-        from sluiceway.adapters.storage.postgres import PostgresPartitionStore
-        from sluiceway.adapters.storage.postgres_connections import MARGIN
-    except ImportError:
-        raise invalid(f"backends.{name}", "PostgreSQL needs psycopg; install it with: pip install 'sluiceway[postgres]'") from None
-    # So that the server says in time that a statement took too long: then it surely did not happen, which a time-out here cannot know.
-    statement_timeout = max(1, settings.write_timeout // 2, settings.write_timeout - MARGIN)
-    try:
-        return PostgresPartitionStore(settings.url, schema=settings.schema, statement_timeout=statement_timeout)
-    except Exception:
-        # What the driver says may quote the URL.
-        raise invalid(f"backends.{name}.url", "neither a PostgreSQL URL nor a connection string") from None
+        if key.form == "duration":
+            return _duration(value, name)
+        checked = msgspec.convert(value, key.type, strict=strict)
+    except SluicewayError as error:
+        raise SluicewayError(error.code, error.detail + where, name) from None
+    except msgspec.ValidationError as error:
+        raise invalid(name, str(error).removesuffix(" - at `$`") + where) from None
+    if key.form == "path" and checked:
+        return str(given.folder / checked)
+    if key.hidden and checked:
+        return _secret(key, name, checked, given, environment)
+    return checked
+
+
+def _duration(given: object, name: str) -> Millis:
+    millis = parse_duration(given, name)
+    if not 0 < millis <= MAX_REQUEST_TIMEOUT:
+        raise invalid(name, f"expected more than 0s and at most {MAX_REQUEST_TIMEOUT // 60_000}m")
+    return millis
+
+
+def _secret(key: Key, name: str, text: str, given: _Given, environment: Mapping[str, str]) -> str:
+    """What the reference stands for. No error tells any of it."""
+    secret = read_secret(text, name, environment, given.folder, f" ({given.origin})")
+    if secret is not None:
+        return secret
+    if key.form == "secret":
+        raise invalid(name, f"a secret does not stand here itself; say where it is: env:NAME or file:PATH ({given.origin})")
+    return text
+
+
+def _check_server(configuration: Configuration) -> None:
+    server, trace = configuration.server, configuration.trace
+    listen = parse_address(server.listen, "server.listen")
+    if server.admin_listen:
+        admin = parse_address(server.admin_listen, "server.admin_listen")
+        if admin.port == listen.port != 0:
+            raise invalid("server.admin_listen", "expected another port than that of server.listen")
+    if bool(server.tls_certificate) != bool(server.tls_key):
+        missing = "server.tls_key" if server.tls_certificate else "server.tls_certificate"
+        raise invalid(missing, "TLS needs both tls_certificate and tls_key")
+    if trace.endpoint and not trace.endpoint.startswith(("http://", "https://")):
+        raise invalid("trace.endpoint", "expected a URL that begins with http:// or https://")
+
+
+# ---- what is shown ----------------------------------------------------------------------------------------------
+
+
+def _written(key: Key, settings: Settings) -> Any:
+    """The value as the file would have it."""
+    value = getattr(settings, key.name)
+    if key.hidden and value:
+        return MASK
+    return format_duration(value) if key.form == "duration" else value
+
+
+def _table_schema(table: type[Settings]) -> dict[str, Any]:
+    own: dict[str, Any] = msgspec.json.schema(table, ref_template="{name}")
+    (described,) = own["$defs"].values()
+    for each in keys(table):
+        member = described["properties"][each.name]
+        if each.form == "duration":
+            member |= {"type": "string", "examples": ["500ms", "30s", "1m30s"], "default": format_duration(each.default)}
+        if each.form == "secret":
+            member["pattern"] = "^((env|file):.+)?$"
+        member["description"] += "; a change needs a restart" if each.restart else "; can change live"
+    if table is PostgresBackend:
+        described["properties"]["url_env"] = {"type": "string", "description": 'the older spelling of url = "env:NAME"'}
+        described["required"].remove("url")
+        described["oneOf"] = [{"required": ["url"]}, {"required": ["url_env"]}]
+    return dict(described)

@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from sluiceway.adapters import system
+from sluiceway.core import inspecting
 from sluiceway.core.lane import LaneState
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.looking import explain, load, open_slices, ready_slices, waiting_slices
-from sluiceway.core.partition import Partition
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
+from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.outcomes import Outcome
@@ -26,6 +27,7 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Explanation, Lease, Leased, LeaseInfo, Peek, QueueStats
 from sluiceway.node.backends import Backend, BackendDownError
 from sluiceway.node.blobs import BlobCache
+from sluiceway.node.inspection import first_rows, fitting
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -69,13 +71,37 @@ class QueueDriver:
         for number, backend in self._backends.items():
             backend.attach(self._ref(number), self._retry)
         self._turn()
+        await self._all_opened()
+
+    async def _all_opened(self) -> None:
         while self._unopened:
             self._moved.clear()
             await self._moved.wait()
 
+    async def reload(self, timeout: Millis) -> None:
+        """Open every partition anew, with a higher fence: what is served from then on is what is stored. Those that were stopped, too.
+
+        Raises `unavailable`, also for what is not open in time, and `partition_damaged`.
+        """
+        self._check_serving()
+        self._unopened = set(self._queue.lanes)
+        self._queue.retry_now(self._queue.lanes, system.now(), anew=True)
+        self._turn()
+        try:
+            async with asyncio.timeout(timeout / 1000):
+                await self._all_opened()
+        except TimeoutError:
+            raise SluicewayError("unavailable", "not every partition was open again within request_timeout") from None
+        for lane in self._queue.lanes.values():
+            if not lane.takes_work:
+                raise lane.unavailable()
+
     async def stop(self) -> None:
         """Answer waiting leases empty, let commits in flight finish, and do no more. Nobody is left without an answer."""
         self._stopped = True
+        # Who waits for partitions to open need not: they will not.
+        self._unopened.clear()
+        self._moved.set()
         if self._timer:
             self._timer.cancel()
         self._queue.close(final=False)
@@ -92,6 +118,16 @@ class QueueDriver:
             if isinstance(effect, Reply):
                 self._reply(effect)
 
+    async def catch_up(self) -> None:
+        """Take every turn that is due, and return when none is and nothing is in flight: the clock was moved ahead."""
+        while True:
+            self._turn()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            at = self._queue.wake_at()
+            if at is None or at >= system.now():
+                return
+
     def configure(self, record: QueueRecord) -> None:
         """The queue's settings have changed."""
         self.record = record
@@ -100,8 +136,7 @@ class QueueDriver:
 
     async def ask(self, request: Request, payload: bool = True) -> Any:
         """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, what has not begun is not begun."""
-        if self._stopped or self.closing:
-            raise SluicewayError("unavailable", "the queue is being deleted" if self.closing else "the server is stopping")
+        self._check_serving()
         now = system.now()
         ticket = Ticket(request, now + request.request_timeout)
         ticket.waiter = _Waiter(asyncio.get_running_loop().create_future(), payload)
@@ -114,6 +149,10 @@ class QueueDriver:
             if isinstance(request, Lease) and request.lease_key is None:
                 self._give_back(ticket.waiter.future)
             raise
+
+    def _check_serving(self) -> None:
+        if self._stopped or self.closing:
+            raise SluicewayError("unavailable", "the queue is being deleted" if self.closing else "the server is stopping")
 
     async def peek(self, request: Peek) -> list[pa.RecordBatch]:
         """Items of a lease, or those that come next. Raises lease_not_found, unavailable, partition_damaged."""
@@ -132,10 +171,28 @@ class QueueDriver:
             if request.partition == lane.number and not lane.takes_work:
                 raise lane.unavailable()
             if wanted > 0 and request.partition in (None, lane.number) and lane.takes_work:
-                pieces, nbytes = _fitting(lane.partition, ready_slices(lane.partition, wanted), room)
+                pieces, nbytes = fitting(lane.partition, ready_slices(lane.partition, wanted), room)
                 wanted, room = wanted - sum(len(piece.rows) for piece in pieces), room - nbytes
                 batches += await self._rows(lane.number, 0, pieces)
         return batches
+
+    async def list_items(self, request: ListItems) -> ItemsPage:
+        """Items by their place, fewer than asked for if they are more than an answer holds. Raises `unavailable`, `partition_damaged`."""
+        lane = self._queue.lanes[request.partition]
+        if not lane.takes_work:
+            raise lane.unavailable()
+        find = inspecting.scheduled if request.scheduled else inspecting.in_line
+        found = find(lane.partition, request.start, request.limit + 1)
+        wanted, _ = fitting(lane.partition, first_rows([listed.piece for listed in found], request.limit), MAX_LEASE_BYTES)
+        shown = sum(len(piece.rows) for piece in wanted)
+        more = shown < sum(len(listed.piece.rows) for listed in found)
+        blobs = await self._blobs(lane.number, {piece.blob for piece in wanted})
+        rows = [
+            (served(lane.number, listed.lease, piece, blobs[piece.blob]), listed.standing)
+            for piece, listed in zip(wanted, found, strict=False)
+            if piece.blob in blobs
+        ]
+        return ItemsPage(rows, int(wanted[-1].offsets[-1]) if more else None)
 
     async def ready_rows(self) -> AsyncIterator[tuple[int, pa.RecordBatch]]:
         """All that waits in the line, extent by extent, as it is when its turn comes; each with its partition's opening."""
@@ -407,18 +464,3 @@ class QueueDriver:
         log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)
         self._queue.stop_lane(partition, str(error), system.now())
         self._turn_soon()
-
-
-def _fitting(partition: Partition, pieces: list[Slice], room: float) -> tuple[list[Slice], float]:
-    """The first rows that `room` bytes hold (by the average of each blob), and their bytes: a backlog may be larger than the memory."""
-    fitting, used = [], 0.0
-    for piece in pieces:
-        blob = partition.blobs[piece.blob]
-        each = max(1.0, blob.nbytes / blob.rows)
-        count = min(len(piece.rows), int((room - used) / each))
-        if count:
-            fitting.append(piece._replace(rows=piece.rows[:count], offsets=piece.offsets[:count]))
-            used += count * each
-        if count < len(piece.rows):
-            break
-    return fitting, used

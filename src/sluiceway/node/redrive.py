@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -74,11 +74,13 @@ async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> di
     """The items, up to the limit, to as many bytes as a lease may have, or to the deadline: there may be many that do not fit."""
     chosen: dict[_Place, list[int]] = {}
     left, room = request.limit, MAX_LEASE_BYTES
+    own = f"{driver.record.incarnation}."
     async for opening, batch in driver.ready_rows():
         each = batch.nbytes / batch.num_rows
-        for partition, offset, headers in zip(*_columns(batch), strict=True):
+        for partition, offset, headers, origin in zip(*_columns(batch), strict=True):
             about = dict(headers or ())
-            source = about.get(QUEUE_HEADER)
+            # What was produced here may say anything: whoever may produce here must not choose where others then send it.
+            source = about.get(QUEUE_HEADER) if origin is not None and not origin.startswith(own) else None
             target = request.target or source
             fits = request.reason is None or request.reason in about.get(REASON_HEADER, "")
             if target is None or not fits or request.source not in (None, source):
@@ -93,9 +95,10 @@ async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> di
     return chosen
 
 
-def _columns(batch: pa.RecordBatch) -> list[list[object]]:
-    headers = batch.column("headers").to_pylist() if "headers" in batch.schema.names else [None] * batch.num_rows
-    return [batch.column("partition").to_pylist(), batch.column("offset").to_pylist(), headers]
+def _columns(batch: pa.RecordBatch) -> list[list[Any]]:
+    absent = [None] * batch.num_rows
+    names = ("partition", "offset", "headers", "origin")
+    return [batch.column(name).to_pylist() if name in batch.schema.names else absent for name in names]
 
 
 async def _count(result: Redriven, arrivals: list[_Arrival], deadline: Millis) -> None:

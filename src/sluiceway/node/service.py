@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -16,12 +17,16 @@ from sluiceway.adapters.disk import make_directory
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.core.placement import interleave, place
 from sluiceway.core.tickets import Transfer
-from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import OtherQueueError, SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_PARTITIONS
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings, MemoryBackend, SqliteBackend
+from sluiceway.model.access import SYSTEM, Actor
+from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
+from sluiceway.model.configuration import Configuration
+from sluiceway.model.health import Check
+from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb, decode_queue, encode_queue
 from sluiceway.model.requests import (
     TRANSFER_GROUP,
@@ -44,15 +49,18 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
-from sluiceway.node.backends import Backend
+from sluiceway.node.audit import AuditTrail, changes, settings_of
+from sluiceway.node.backend_pool import BackendInfo, BackendPool, OpenStore
 from sluiceway.node.blobs import BlobCache
 from sluiceway.node.burial import dead_rows, redriven_rows
-from sluiceway.node.configuration import check_backends, directory_of, open_store
 from sluiceway.node.driver import QueueDriver
-from sluiceway.node.identity import check_identity
+from sluiceway.node.health import check_backends, check_meta, check_partitions
+from sluiceway.node.inspection import Asked
+from sluiceway.node.reconfigure import plan
 from sluiceway.node.redrive import redrive
+from sluiceway.node.stores import open_store
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
-from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
+from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -74,14 +82,12 @@ class Service:
         data: Path,
         backends: Mapping[str, BackendSettings] = DEFAULT_BACKENDS,
         *,
-        open_store: Callable[[str, BackendSettings, Path], PartitionStore] = open_store,
+        open_store: OpenStore = open_store,
     ) -> None:
-        check_backends(backends)
         self._data = data
-        self._settings = backends
-        self._open_store = open_store
-        self._backends: dict[str, Backend] = {}
+        self._backends = BackendPool(data, backends, open_store)
         self._meta: MetaStore | None = None
+        self._audit: AuditTrail | None = None
         self._lock: DirectoryLock | None = None
         self._cache = BlobCache()
         self._grant = 0
@@ -94,10 +100,9 @@ class Service:
         """Own the data directory, take a new grant, finish deletions that were cut off, and open every queue."""
         make_directory(self._data)
         self._lock = DirectoryLock(self._data)
-        keeps_nothing = any(isinstance(each, MemoryBackend) for each in self._settings.values())
-        self._meta = MemoryMetaStore() if keeps_nothing else SqliteMetaStore(self._data / "meta.sqlite")
-        for name, settings in self._settings.items():
-            self._backends[name] = await self._open_backend(name, settings)
+        self._meta = MemoryMetaStore() if self._backends.keeps_nothing else SqliteMetaStore(self._data / "meta.sqlite")
+        self._audit = AuditTrail(self._meta)
+        await self._backends.start(self._meta)
         await self._take_grant()
         view = await self.meta.read(prefixes=[QUEUE, DROPPING])
         for key, entry in view.prefix(DROPPING).items():
@@ -110,28 +115,25 @@ class Service:
         """Finish what is in flight and release the directory. Waiting leases are answered empty."""
         await asyncio.gather(*(driver.stop() for driver in self._drivers.values()))
         self._drivers.clear()
-        await asyncio.gather(*(backend.close() for backend in self._backends.values()))
+        await self._backends.close()
+        await self.audit.close()
         await self.meta.close()
         if self._lock is not None:
             self._lock.release()
+
+    async def catch_up(self) -> None:
+        """Let all happen that is due, after the clock was moved ahead."""
+        await asyncio.gather(*(driver.catch_up() for driver in self._drivers.values()))
 
     @property
     def meta(self) -> MetaStore:
         assert self._meta is not None, "the service is not started"
         return self._meta
 
-    async def _open_backend(self, name: str, settings: BackendSettings) -> Backend:
-        problem = None
-        if isinstance(settings, SqliteBackend):
-            problem = await check_identity(name, directory_of(name, settings, self._data), self.meta)
-        if problem is not None:
-            log.error("backend %s is not served: %s", name, problem)
-            return Backend(name, None, 0, problem)
-        return Backend(name, self._open_store(name, settings, self._data), settings.write_timeout)
-
-    def _backend(self, name: str) -> Backend:
-        """That of the name; if none is configured, one that never serves."""
-        return self._backends.setdefault(name, Backend(name, None, 0))
+    @property
+    def audit(self) -> AuditTrail:
+        assert self._audit is not None, "the service is not started"
+        return self._audit
 
     async def _take_grant(self) -> None:
         """Each start is a new owner: its fence shuts out whatever an earlier process may have left in flight."""
@@ -147,13 +149,55 @@ class Service:
             return
 
     def _add(self, record: QueueRecord) -> QueueDriver:
-        backends = {each.backend: self._backend(each.backend) for each in record.partitions}
+        backends = {each.backend: self._backends.get(each.backend) for each in record.partitions}
         driver = self._drivers[record.queue_name] = QueueDriver(record, backends, self._cache, self._grant, self._bury)
         return driver
 
+    # ---- backends ---------------------------------------------------------------------------------------------
+
+    def backends(self) -> list[BackendInfo]:
+        """Where partitions lie or may lie, by name."""
+        return self._backends.infos()
+
+    async def reconfigure(self, old: Configuration, new: Configuration, also: Sequence[str] = (), by: Actor = SYSTEM) -> list[str]:
+        """Change the backends from those of the one configuration to those of the other, whole or not at all.
+
+        Returns the names of all keys that change, of other sections too, and `also`; they are audited, in one entry. Raises
+        `restart_required`, `invalid_request`, `unavailable`, `outcome_unknown`; then nothing has changed.
+        """
+        async with self._changing:
+            planned = plan(old, new, await self._holding())
+            planned.check()
+            changed = [*planned.changed, *also]
+            if not changed:
+                return []
+            replacement = await self._backends.prepare(new.backends, self.meta)
+            key, entry = self.audit.entry("config.reload", by, detail={"changed": changed})
+            try:
+                checks = dict.fromkeys(replacement.puts)
+                await self.meta.commit(checks, puts={**replacement.puts, key: entry}, deletes=replacement.deletes)
+            except BaseException as error:
+                await replacement.discard()
+                if isinstance(error, MetaUnknownError):
+                    raise SluicewayError("outcome_unknown", f"nothing was applied: the meta store did not answer: {error}") from error
+                raise
+            self._backends.switch(replacement)
+        log.info("configuration changed: %s", ", ".join(changed))
+        return changed
+
+    async def _holding(self) -> Counter[str]:
+        """How many partitions each backend holds, those of deleted queues included whose data is still there."""
+        try:
+            dropping = (await self.meta.read(prefixes=[DROPPING])).prefix(DROPPING).values()
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+        partitions = [each for record in self.queues() for each in record.partitions]
+        partitions += [each for entry in dropping for each in _dropped(entry.value)]
+        return Counter(each.backend for each in partitions)
+
     # ---- queues -----------------------------------------------------------------------------------------------
 
-    async def create_queue(self, spec: QueueSpec) -> QueueRecord:
+    async def create_queue(self, spec: QueueSpec, by: Actor = SYSTEM) -> QueueRecord:
         """Record a queue and open it. Raises queue_exists, invalid_request."""
         check_queue_name(spec.queue_name)
         if not 1 <= spec.requested_partitions <= MAX_PARTITIONS:
@@ -173,7 +217,7 @@ class Service:
                 spec.max_attempts,
                 spec.dead_queue,
                 spec.reference,
-                self._placed(spec.requested_partitions),
+                self._backends.place(spec.requested_partitions),
                 max_lease_timeout=spec.max_lease_timeout,
                 expire_timeout=spec.expire_timeout,
                 retry_backoff=spec.retry_backoff,
@@ -181,18 +225,15 @@ class Service:
                 write_timeout=spec.write_timeout,
             )
             key = QUEUE + record.queue_name
+            entry = self.audit.entry("queues.create", by, record.queue_name, settings_of(record))
             try:
-                await self._commit_meta({key: None}, {key: encode_queue(record)}, ())
+                await self._commit_meta({key: None}, dict([(key, encode_queue(record)), entry]), ())
             except SluicewayError:
                 await self._adopt(key)
                 raise
             await self._add(record).start()
-        log.info("queue %s created with %d partitions", record.queue_name, len(record.partitions))
+        log.info("queue %s created with %d partitions", record.queue_name, len(record.partitions), extra=_said(by))
         return record
-
-    def _placed(self, requested: int) -> tuple[PartitionRecord, ...]:
-        counts = place(requested, {name: settings.partition_affinity for name, settings in self._settings.items()})
-        return tuple(PartitionRecord(number, backend) for number, backend in enumerate(interleave(counts)))
 
     async def _adopt(self, key: str) -> None:
         """Follow what is recorded of the queue: a change of it ended unknown. A new one could otherwise be neither used nor deleted."""
@@ -226,19 +267,20 @@ class Service:
         if self._drivers[dead_queue].record.dead_queue is not None:
             raise invalid("dead_queue", f"queue {dead_queue!r} has a dead queue itself; chains are not allowed")
 
-    async def update_queue(self, queue_name: str, patch: QueuePatch) -> QueueRecord:
+    async def update_queue(self, queue_name: str, patch: QueuePatch, by: Actor = SYSTEM) -> QueueRecord:
         """Change these settings and no others, durably and at once. Raises queue_not_found, version_conflict, invalid_request."""
         async with self._changing:
-            return await self._change(queue_name, patch)
+            return await self._change(queue_name, patch, "queues.update", by)
 
-    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool) -> QueueRecord:
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool, by: Actor = SYSTEM) -> QueueRecord:
         """Let the queue take (`produce`) or give out (`lease`) nothing, or do so again, durably. Other verbs stay as they are."""
         async with self._changing:
             before = set(self._driver(queue_name).record.paused)
             after = before | set(verbs) if paused else before - set(verbs)
-            return await self._change(queue_name, QueuePatch({"paused": tuple(sorted(after))}))
+            action = "queue.pause" if paused else "queue.resume"
+            return await self._change(queue_name, QueuePatch({"paused": tuple(sorted(after))}), action, by)
 
-    async def _change(self, queue_name: str, patch: QueuePatch) -> QueueRecord:
+    async def _change(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> QueueRecord:
         driver, key = self._driver(queue_name), QUEUE + queue_name
         try:
             entry = (await self.meta.read([key])).entries[key]
@@ -257,23 +299,25 @@ class Service:
         if changed.dead_queue is not None and changed.dead_queue != record.dead_queue:
             self._check_dead_queue(queue_name, changed.dead_queue)
             self._check_no_chain(queue_name)
+        audited = self.audit.entry(action, by, queue_name, changes(record, changed))
         try:
-            await self.meta.commit({key: entry.stamp}, puts={key: encode_queue(changed)})
+            await self.meta.commit({key: entry.stamp}, puts=dict([(key, encode_queue(changed)), audited]))
         except ConflictError:
             raise SluicewayError("version_conflict", f"another process has just changed queue {queue_name!r}", "version") from None
         except MetaUnknownError as error:
             await self._adopt(key)
             raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
         driver.configure(changed)
-        log.info("queue %s changed: %s", queue_name, ", ".join(patch.settings))
+        log.info("queue %s changed: %s", queue_name, ", ".join(patch.settings), extra=_said(by))
         return changed
 
     def _check_no_chain(self, queue_name: str) -> None:
         for other in self._drivers.values():
             if other.record.dead_queue == queue_name:
-                raise invalid("dead_queue", f"queue {queue_name!r} is itself the dead queue of {other.record.queue_name!r}")
+                text = f"dead_queue: queue {queue_name!r} is itself the dead queue of {{other}}"
+                raise OtherQueueError("invalid_request", text, other.record.queue_name, "dead_queue")
 
-    async def delete_queue(self, queue_name: str, force: bool) -> None:
+    async def delete_queue(self, queue_name: str, force: bool, by: Actor = SYSTEM) -> None:
         """Delete a queue and its items. Raises queue_not_found, queue_in_use, queue_not_empty (unless `force`)."""
         async with self._changing:
             driver = self._driver(queue_name)
@@ -286,8 +330,9 @@ class Service:
                 raise
             dropping = DROPPING + driver.record.incarnation
             partitions = driver.record.partitions
+            puts = dict([(dropping, msgspec.json.encode(partitions)), self.audit.entry("queues.delete", by, queue_name, {"force": force})])
             try:
-                await self._commit_meta({}, {dropping: msgspec.json.encode(partitions)}, (QUEUE + queue_name,))
+                await self._commit_meta({}, puts, (QUEUE + queue_name,))
             except SluicewayError:
                 # It serves again if it is surely still there; one that may be deleted must not take anything.
                 driver.closing = not await self._is_recorded(QUEUE + queue_name)
@@ -295,7 +340,7 @@ class Service:
             del self._drivers[queue_name]
             await driver.stop()
             await self._drop(dropping, partitions)
-        log.info("queue %s deleted", queue_name)
+        log.info("queue %s deleted", queue_name, extra=_said(by))
 
     async def _is_recorded(self, key: str) -> bool:
         try:
@@ -307,15 +352,16 @@ class Service:
         queue_name = driver.record.queue_name
         for other in self._drivers.values():
             if other.record.dead_queue == queue_name:
-                raise SluicewayError("queue_in_use", f"queue {other.record.queue_name!r} sends its dead items there", "queue_name")
+                text = "queue {other} sends its dead items there; give it another dead queue first"
+                raise OtherQueueError("queue_in_use", text, other.record.queue_name, "queue_name")
         stats = driver.stats()
         left = sum(each.total + each.transferring for each in stats.partitions) + stats.produce_waiting
         if force:
             return
         for other in self._drivers.values():
             if other is not driver and other.may_send_to(queue_name):
-                detail = f"items of queue {other.record.queue_name!r} are, or may be, on their way there; delete with force to lose them"
-                raise SluicewayError("queue_in_use", detail, "force")
+                text = "items of queue {other} are, or may be, on their way there; delete with force to lose them"
+                raise OtherQueueError("queue_in_use", text, other.record.queue_name, "force")
         if left:
             raise SluicewayError("queue_not_empty", f"queue {queue_name!r} still has {left} items; delete with force to lose them", "force")
         closed = [each.partition for each in stats.partitions if each.state != "available"]
@@ -328,7 +374,7 @@ class Service:
         left = 0
         for each in partitions:
             try:
-                await self._backend(each.backend).drop(PartitionRef(key.removeprefix(DROPPING), each.partition))
+                await self._backends.get(each.backend).drop(PartitionRef(key.removeprefix(DROPPING), each.partition))
             except StoreUnavailableError as error:
                 left += 1
                 log.warning("data of a deleted queue stays until the next start: %s", error)
@@ -373,11 +419,29 @@ class Service:
     async def extend(self, queue_name: str, request: Extend) -> Extended:
         return cast(Extended, await self._driver(queue_name).ask(request))
 
-    async def clear(self, queue_name: str, request: Clear) -> Cleared:
-        return cast(Cleared, await self._driver(queue_name).ask(request))
+    async def clear(self, queue_name: str, request: Clear, by: Actor = SYSTEM) -> Cleared:
+        work = self._driver(queue_name).ask(request)
+        return cast(Cleared, await self.audit.recorded("queue.clear", by, queue_name, request, work))
 
-    async def redrive(self, queue_name: str, request: Redrive) -> Redriven:
-        return await redrive(self._driver(queue_name), request, self._drivers.__contains__)
+    async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
+        work = redrive(self._driver(queue_name), request, self._drivers.__contains__)
+        return await (work if request.dry_run else self.audit.recorded("queue.redrive", by, queue_name, request, work))
+
+    async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:
+        return await self._driver(queue_name).list_items(request)
+
+    async def import_items(self, queue_name: str, request: Produce, by: Actor = SYSTEM) -> Produced:
+        asked = Asked(request.batch.num_rows)
+        return await self.audit.recorded("storage/items.import", by, queue_name, asked, self.produce(queue_name, request))
+
+    async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
+        asked = Asked(sum(map(len, request.offsets.values())) + len(request.foreign))
+        work = self._driver(queue_name).ask(request)
+        return cast(Deleted, await self.audit.recorded("storage/items.delete", by, queue_name, asked, work))
+
+    async def reload(self, queue_name: str, timeout: Millis, by: Actor = SYSTEM) -> None:
+        await self._driver(queue_name).reload(timeout)
+        await self.audit.record("queue.reload", by, queue_name)
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
         return self._driver(queue_name).explain(partition, offset)
@@ -390,8 +454,12 @@ class Service:
 
     def problems(self) -> list[str]:
         """Why the instance is not fully ready; empty when it is."""
-        backends = [backend.problem for backend in self._backends.values() if backend.problem is not None]
-        return backends + [problem for driver in self._drivers.values() for problem in driver.problems()]
+        return self._backends.problems() + [problem for driver in self._drivers.values() for problem in driver.problems()]
+
+    async def checks(self) -> list[Check]:
+        """What the instance stands on, looked at now."""
+        partitions = check_partitions(driver.stats() for driver in self._drivers.values())
+        return [await check_meta(self.meta, GRANT), *check_backends(self.backends()), partitions]
 
     async def _bury(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> None:
         """Produce a transfer's items into their queue, once: the key is the transfer, and transfers of a partition come in order."""
@@ -407,6 +475,11 @@ class Service:
         key = ProduceKey(f"{group}/{transfer.number}", group, transfer.number)
         batch = dead_rows(source, transfer.reason, rows) if transfer.reason else redriven_rows(source, rows)
         await self.produce(target, Produce(batch, BURIAL_TIMEOUT, key))
+
+
+def _said(by: Actor) -> dict[str, str]:
+    """For a line of the log: whose change it was."""
+    return {"caller": by.name, "request_id": by.request_id}
 
 
 def _dropped(entry: bytes) -> tuple[PartitionRecord, ...]:

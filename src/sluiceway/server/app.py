@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Protocol
 
-import msgspec
-
 from sluiceway.adapters.system import new_incarnation, stopwatch
-from sluiceway.kernel.errors import RateLimitedError, SluicewayError
+from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
-from sluiceway.model.access import ANYBODY, Caller
-from sluiceway.server.endpoints import Endpoint, Page, Reply
-from sluiceway.server.http import ARROW, JSON, PROBLEM, BodyMemory, DisconnectedError, Message, Receive, Request, Scope, Send, respond
+from sluiceway.model.access import Caller
+from sluiceway.server.answer_memory import AnswerMemory
+from sluiceway.server.endpoints import Endpoint, Page
+from sluiceway.server.guard import OpenDoor
+from sluiceway.server.health import Health
+from sluiceway.server.http import (
+    ARROW,
+    JSON,
+    PROBLEM,
+    PROTOBUF,
+    BodyMemory,
+    DisconnectedError,
+    Message,
+    Receive,
+    Request,
+    Scope,
+    Send,
+    respond,
+)
+from sluiceway.server.inspection_calls import InspectionCalls
 from sluiceway.server.item_calls import ItemCalls
+from sluiceway.server.openapi import Documentation
 from sluiceway.server.queue_calls import QueueCalls
 from sluiceway.server.service import QueueService
-from sluiceway.wire import answers
+from sluiceway.wire import answers, protobuf
 
 log = logging.getLogger("sluiceway.server")
 
@@ -31,25 +48,20 @@ class Guard(Protocol):
         """Who sent the request. Before its body is read: raises `unauthenticated`, `rate_limited`."""
         ...
 
-    def charge(self, caller: Caller, size: int) -> None:
-        """Count a body of that many bytes towards the caller's rate. Raises `rate_limited`."""
+    async def recheck(self, request: Request) -> Caller:
+        """The request's caller, if it would still be let in: asked now and then while a stream is sent. Raises `unauthenticated`."""
         ...
 
-
-class OpenDoor:
-    """Lets everybody in, to do everything."""
-
-    async def admit(self, request: Request) -> Caller:
-        return ANYBODY
-
-    def charge(self, caller: Caller, size: int) -> None: ...
+    def charge(self, caller: Caller, size: int) -> None:
+        """Count a body of that many bytes towards the caller's rate."""
+        ...
 
 
 class Meter(Protocol):
     """Is told of every request that was answered."""
 
-    def answered(self, path: str, status: int, seconds: float, received: int, sent: int) -> None:
-        """`path` is an endpoint's, or empty for what is none; bytes are those of the bodies."""
+    def answered(self, request: Request, path: str, status: int, seconds: float, received: int, sent: int) -> None:
+        """`path` is an endpoint's, or empty for what is none; status 0: the client had gone; bytes are those of the bodies."""
         ...
 
 
@@ -61,52 +73,91 @@ class Fittings:
     meters: Sequence[Meter] = ()
     endpoints: Sequence[Endpoint] = ()
     pages: Sequence[Page] = ()
+    on_stop: Sequence[Callable[[], None]] = ()
+    """End what would go on as long as its reader stays."""
+    admin_port: int | None = None
+    """The port on which alone there is what is for administrators, and /metrics. None: it is on every port."""
 
 
 class App:
-    """An ASGI application over one service. Serves on one event loop; raises nothing at its caller but cancellation."""
+    """An ASGI application over one service. Serves on one event loop; raises nothing at its caller but cancellation.
+
+    Every request that it is given is answered: once it stops, with `connection: close`, so that none is sent into the closing connection.
+    """
 
     def __init__(self, service: QueueService, fittings: Fittings) -> None:
         self._service = service
         self._guard = fittings.guard
         self._meters = fittings.meters
+        self._on_stop = fittings.on_stop
         self._request_ids = count(1)
         self._process = new_incarnation()
-        self._stopping = False
+        self._stopping = self._given_up = False
+        self._running: set[asyncio.Task[object]] = set()
         self._bodies = BodyMemory()
+        self.answer_memory = AnswerMemory()
         self._items = ItemCalls(service)
-        self.endpoints = [*self._items.endpoints(), *QueueCalls(service).endpoints(), *fittings.endpoints]
-        self.pages = [*self._own_pages(), *fittings.pages]
+        rooms = (self._items, QueueCalls(service), InspectionCalls(service))
+        self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]
+        pages = [*Health(service, fittings.guard, lambda: self.is_stopping).pages(), *fittings.pages]
+        self.pages = [*pages, *Documentation(self.endpoints, pages).pages()]
         self._calls = {endpoint.path: endpoint for endpoint in self.endpoints}
         self._gets = {page.path: page for page in self.pages}
+        self._admin_port = fittings.admin_port
+        tables: list[Endpoint | Page] = [*self.endpoints, *self.pages]
+        self._for_admins = {"/metrics", *(each.path for each in tables if each.action == "admin")}
+
+    @property
+    def is_stopping(self) -> bool:
+        return self._stopping
 
     def stop_waiting(self) -> None:
-        """End every long poll with `unavailable`, now and from now on. Calls that do not wait go on."""
+        """End every long poll with `unavailable`, and every stream, now and from now on. Calls that do not wait go on."""
         self._stopping = True
+        for stop in self._on_stop:
+            stop()
         self._items.stop_waiting()
+
+    def give_up(self) -> None:
+        """Answer what is still in flight without waiting for it: `unavailable` where the body is not there yet, else `outcome_unknown`."""
+        self._given_up = True
+        for task in self._running:
+            task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path: str = scope["path"]
         request = Request(scope, receive, self._bodies)
         request.request_id = request.request_id or f"{self._process}-{next(self._request_ids)}".encode()
         began = stopwatch()
-        sent = _Sent(send)
+        sent = _Sent(send, self)
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
         try:
+            if self._admin_port is not None and path in self._for_admins and scope["server"][1] != self._admin_port:
+                raise _no_endpoint(path)
             await self._answer(path, scope["method"], request, sent)
         except DisconnectedError:
             pass
+        except OtherQueueError as error:
+            await _refuse(sent, error if request.caller.may("read", error.other) else error.anonymous(), request)
         except SluicewayError as error:
             await _refuse(sent, error, request)
+        except asyncio.CancelledError:
+            if not self._given_up:
+                raise
+            await _refuse(sent, _cut_off(request), request)
         except Exception:
-            log.exception("%s failed, request_id %s", path[:80], request.request_id.decode())
+            log.exception("%r failed", path[:80], extra={"request_id": request.request_id.decode()})
             unexpected = SluicewayError("internal", "an unexpected error; the server's log has it under this request_id")
             await _refuse(sent, unexpected, request)
         finally:
+            self._running.discard(task)
             received = request.received
             request.let_go()
             for meter in self._meters:
                 known = path if path in self._calls or path in self._gets else ""
-                meter.answered(known, sent.status, stopwatch() - began, received, sent.size)
+                meter.answered(request, known, sent.status, stopwatch() - began, received, sent.size)
 
     async def _answer(self, path: str, method: str, request: Request, send: Send) -> None:
         endpoint = self._calls.get(path)
@@ -117,18 +168,31 @@ class App:
             return
         page = self._gets.get(path)
         if page is None:
-            raise SluicewayError("not_found", f"there is no endpoint {path[:80]!r}")
-        if method not in ("GET", "HEAD"):
-            raise _wrong_method("GET, HEAD")
+            raise _no_endpoint(path)
+        # A stream has no end for which the answer to a HEAD could wait.
+        allowed = ("GET",) if page.stream else ("GET", "HEAD")
+        if method not in allowed:
+            raise _wrong_method(", ".join(allowed))
         await self._get(page, request, send)
 
     async def _call(self, endpoint: Endpoint, request: Request, send: Send) -> None:
-        request.caller, request.action = await self._guard.admit(request), endpoint.action
+        request.caller = await self._guard.admit(request)
+        if endpoint.action is not None:
+            request.action = endpoint.action
         if endpoint.action == "admin":
             request.caller.require("admin")
-        request.check_type(endpoint.takes_arrow)
-        await request.read_body(MAX_BODY_BYTES if endpoint.takes_arrow else MAX_CALL_BYTES)
-        self._guard.charge(request.caller, request.received)
+        request.check_type(endpoint.takes_arrow, endpoint.takes_protobuf)
+        try:
+            await request.read_body(MAX_BODY_BYTES if endpoint.takes_arrow else MAX_CALL_BYTES)
+        finally:
+            # Also a body that breaks off has been paid for by the others.
+            self._guard.charge(request.caller, request.received)
+        if request.protobuf:
+            form = protobuf.CALLS[endpoint.path]
+            message, request.body = form.read(request.body)
+            status, said = form.write(message, bytes(await endpoint.handle(request)))
+            await respond(send, status, PROTOBUF, said, request.request_id)
+            return
         body = await endpoint.handle(request)
         await respond(send, 200, ARROW if request.wants_arrow and endpoint.gives_arrow else JSON, body, request.request_id)
 
@@ -142,20 +206,7 @@ class App:
             return
         assert page.handle is not None
         reply = await page.handle(request)
-        await respond(send, reply.status, reply.content_type, reply.body, request.request_id)
-
-    def _own_pages(self) -> list[Page]:
-        return [
-            Page("/livez", None, self._livez, "Whether the process answers"),
-            Page("/readyz", None, self._readyz, "Whether every partition serves, and if not, why"),
-        ]
-
-    async def _livez(self, request: Request) -> Reply:
-        return Reply(b'{"alive":true}')
-
-    async def _readyz(self, request: Request) -> Reply:
-        problems = self._service.problems() + (["the server is stopping"] if self._stopping else [])
-        return Reply(msgspec.json.encode({"ready": not problems, "problems": problems}), status=503 if problems else 200)
+        await respond(send, reply.status, reply.content_type, reply.body, request.request_id, *reply.headers)
 
 
 def create_app(service: QueueService, fittings: Fittings | None = None) -> App:
@@ -166,24 +217,41 @@ def create_app(service: QueueService, fittings: Fittings | None = None) -> App:
 class _Sent:
     """Passes on what is sent, and remembers what it was. Status 0: nothing was, as the client had gone."""
 
-    __slots__ = ("_send", "size", "status")
+    __slots__ = ("_app", "_send", "size", "status")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, app: App) -> None:
         self._send = send
+        self._app = app
         self.status = self.size = 0
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
+            if self._app.is_stopping:
+                message["headers"] = [*message["headers"], (b"connection", b"close")]
+            await self._send(message)
+        elif message.get("more_body"):
+            self.size += len(message["body"])
+            await self._send(message)
         else:
-            self.size += len(message.get("body", b""))
-        await self._send(message)
+            self.size += len(message["body"])
+            await self._app.answer_memory.send(self._send, message["body"])
 
 
 class _MethodError(SluicewayError):
     def __init__(self, allow: str) -> None:
         super().__init__("method_not_allowed", f"this endpoint takes {allow}")
         self.allow = allow
+
+
+def _no_endpoint(path: str) -> SluicewayError:
+    return SluicewayError("not_found", f"there is no endpoint {path[:80]!r}")
+
+
+def _cut_off(request: Request) -> SluicewayError:
+    if request.whole:
+        return SluicewayError("outcome_unknown", "the server stopped before the call had ended; repeat it with the same idempotency key")
+    return SluicewayError("unavailable", "the server stopped before the body was there: nothing was done; send it again")
 
 
 def _wrong_method(allow: str) -> SluicewayError:
@@ -204,4 +272,8 @@ async def _refuse(send: _Sent, error: SluicewayError, request: Request) -> None:
     if error.kind.status in (401, 413, 429) and not request.whole:
         # What is left of the body is not read, so the connection cannot serve another request.
         more.append((b"connection", b"close"))
-    await respond(send, error.kind.status, PROBLEM, answers.problem(error, request.request_id.decode()), request.request_id, *more)
+    if request.protobuf:
+        status, said = protobuf.refusal(error, request.request_id.decode())
+        await respond(send, status, PROTOBUF, said, request.request_id, *more)
+    else:
+        await respond(send, error.kind.status, PROBLEM, answers.problem(error, request.request_id.decode()), request.request_id, *more)

@@ -13,6 +13,7 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODIES_BYTES, MAX_BODY_BYTES
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.access import ANYBODY, Action, Actor
+from sluiceway.wire import protobuf
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,7 +24,9 @@ Body = bytes | memoryview
 JSON: Final = b"application/json"
 ARROW: Final = b"application/vnd.apache.arrow.stream"
 PROBLEM: Final = b"application/problem+json"
+PROTOBUF: Final = protobuf.CONTENT_TYPE
 
+_TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,64}")
 _SHOWN: Final = 80
 
@@ -48,7 +51,10 @@ class BodyMemory:
 class Request:
     """A request whose headers were read once. `arrow` and `wants_arrow` say in which form the body is and the answer is wanted.
 
-    `caller` and `action`, what its endpoint needs to be allowed, are set by whoever lets it in.
+    With `protobuf` both are, errors too.
+
+    `caller` and `action`, what its endpoint needs to be allowed, are set by whoever lets it in. `queue_name` is the last queue that it
+    was permitted to touch, and `traceparent` the sender's place in a trace; empty: none.
     """
 
     __slots__ = (
@@ -63,8 +69,13 @@ class Request:
         "authorization",
         "body",
         "caller",
+        "host",
+        "last_event_id",
+        "protobuf",
+        "queue_name",
         "receive",
         "request_id",
+        "traceparent",
         "wants_arrow",
         "whole",
     )
@@ -79,6 +90,10 @@ class Request:
         self._length: bytes | None = None
         self.request_id = b""
         self.authorization = b""
+        self.host = b""
+        self.last_event_id = b""
+        self.traceparent = ""
+        self.queue_name = ""
         self.caller = ANYBODY
         self.action: Action = "admin"
         self.wants_arrow = False
@@ -94,23 +109,39 @@ class Request:
                 self._encoding = value.strip().lower()
             elif name == b"authorization":
                 self.authorization = value
+            elif name == b"host":
+                self.host = value
+            elif name == b"last-event-id":
+                self.last_event_id = value
+            elif name == b"traceparent" and _TRACEPARENT.fullmatch(value):
+                self.traceparent = value.decode()
             elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 self.request_id = value
         self.arrow = self._type == ARROW
+        self.protobuf = self._type == PROTOBUF
+        # The call is then made in JSON on its behalf.
+        self.wants_arrow = self.wants_arrow and not self.protobuf
 
-    def check_type(self, takes_arrow: bool) -> None:
+    @property
+    def peer(self) -> str:
+        """The address that it came from: of a proxy, if there is one."""
+        client = self._scope.get("client")
+        return client[0] if client else "unknown"
+
+    def check_type(self, takes_arrow: bool, takes_protobuf: bool = False) -> None:
         """Raises `unsupported_media_type`.
 
         The type must be said: a web page can send other types, and none, to a server on this machine without asking it first.
         """
         if self._encoding not in (b"", b"identity"):
             raise SluicewayError("unsupported_media_type", "the body must not be compressed: leave out content-encoding")
-        if self._type != JSON and not (self.arrow and takes_arrow):
-            wanted = f"{JSON.decode()} or {ARROW.decode()}" if takes_arrow else JSON.decode()
+        if self._type != JSON and not (self.arrow and takes_arrow) and not (self.protobuf and takes_protobuf):
+            taken = [JSON] + [ARROW] * takes_arrow + [PROTOBUF] * takes_protobuf
+            wanted = " or ".join(each.decode() for each in taken)
             shown = self._type.decode("latin-1")[:_SHOWN] or "none"
             raise SluicewayError("unsupported_media_type", f"this call takes {wanted}; the request's content-type is {shown}")
         if not self.arrow and self._scope["query_string"]:
-            raise SluicewayError("invalid_request", "the fields of a JSON call belong into its body, not into the query string")
+            raise SluicewayError("invalid_request", "the fields of this call belong into its body, not into the query string")
 
     @property
     def actor(self) -> Actor:
@@ -121,7 +152,13 @@ class Request:
         """The name, if it is one and the caller may do this to that queue. Raises `invalid_request`, `forbidden`."""
         check_queue_name(queue_name, field)
         self.caller.require(self.action, queue_name)
+        self.queue_name = queue_name
         return queue_name
+
+    def flag(self, name: str) -> bool:
+        """Whether the query string has that name, alone or with another value than `false` or `0`."""
+        pairs = dict(parse_qsl(self._scope["query_string"].decode("latin-1"), keep_blank_values=True))
+        return pairs.get(name, "false") not in ("false", "0")
 
     def query(self) -> dict[str, str]:
         """The parameters of the query string. Raises `invalid_request` for one that is there twice or cannot be read."""

@@ -7,7 +7,7 @@ from sluiceway.kernel.names import check_queue_name
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService
-from sluiceway.wire import answers, json_queues
+from sluiceway.wire import answers, json_queues, shapes
 
 
 class QueueCalls:
@@ -18,34 +18,46 @@ class QueueCalls:
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            Endpoint("/v1/queues.create", "manage", self._create, json_queues.CreateCall, dict, "Create a queue", ("queue_exists",)),
+            Endpoint(
+                "/v1/queues.create", "manage", self._create, json_queues.CreateCall, shapes.QueueInfo, "Create a queue", ("queue_exists",)
+            ),
             Endpoint(
                 "/v1/queues.update",
                 "manage",
                 self._update,
                 json_queues.UpdateCall,
-                dict,
+                shapes.QueueInfo,
                 "Change settings of a queue, at once",
                 ("queue_not_found", "version_conflict"),
             ),
-            Endpoint("/v1/queues.list", "read", self._list, json_queues.ListCall, dict, "List the queues by name, page by page"),
-            Endpoint("/v1/queues.info", "read", self._info, json_queues.QueueCall, dict, "Show a queue", ("queue_not_found",)),
+            Endpoint(
+                "/v1/queues.list", "read", self._list, json_queues.ListCall, shapes.QueuePage, "List the queues by name, page by page"
+            ),
+            Endpoint("/v1/queues.info", "read", self._info, json_queues.QueueCall, shapes.QueueInfo, "Show a queue", ("queue_not_found",)),
             Endpoint(
                 "/v1/queues.delete",
                 "manage",
                 self._delete,
                 json_queues.DeleteCall,
-                dict,
+                shapes.Done,
                 "Delete a queue",
                 ("queue_not_found", "queue_not_empty", "queue_in_use"),
             ),
-            Endpoint("/v1/queue.stats", "read", self._stats, json_queues.QueueCall, dict, "Count items by partition", ("queue_not_found",)),
+            Endpoint(
+                "/v1/queue.stats",
+                "read",
+                self._stats,
+                json_queues.QueueCall,
+                shapes.QueueCounts,
+                "Count items by partition",
+                ("queue_not_found",),
+            ),
             Endpoint(
                 "/v1/queue.pause",
                 "manage",
                 self._pause,
                 json_queues.PauseCall,
-                dict,
+                shapes.QueueInfo,
                 "Stop producing to a queue, leasing from it, or both",
                 ("queue_not_found", "version_conflict"),
             ),
@@ -54,21 +66,27 @@ class QueueCalls:
                 "manage",
                 self._resume,
                 json_queues.PauseCall,
-                dict,
+                shapes.QueueInfo,
                 "Let a paused queue go on",
                 ("queue_not_found", "version_conflict"),
             ),
             Endpoint(
-                "/v1/queue.clear", "manage", self._clear, json_queues.ClearCall, dict, "Drop what waits, for good", ("queue_not_found",)
+                "/v1/queue.clear",
+                "manage",
+                self._clear,
+                json_queues.ClearCall,
+                shapes.Cleared,
+                "Drop what waits, for good",
+                ("queue_not_found", "partition_damaged"),
             ),
             Endpoint(
                 "/v1/queue.redrive",
                 "manage",
                 self._redrive,
                 json_queues.RedriveCall,
-                dict,
+                shapes.Redriven,
                 "Send dead items back to where they came from, or elsewhere",
-                ("queue_not_found", "queue_paused"),
+                ("queue_not_found", "partition_damaged"),
             ),
         ]
 
@@ -76,13 +94,14 @@ class QueueCalls:
         spec = json_queues.decode_create(request.body).spec()
         request.permit(spec.queue_name)
         _permit_dead_queue(request, spec.dead_queue)
-        return answers.encode(answers.queue_info(await self._service.create_queue(spec)))
+        return answers.encode(answers.queue_info(await self._service.create_queue(spec, request.actor)))
 
     async def _update(self, request: Request) -> Body:
         call = json_queues.decode_update(request.body)
         patch, queue_name = call.patch(), request.permit(call.queue_name)
         _permit_dead_queue(request, patch.settings.get("dead_queue"))
-        return answers.encode(answers.queue_info(await self._service.update_queue(queue_name, patch)))
+        call.check_partitions(len(self._service.queue(queue_name).partitions))
+        return answers.encode(answers.queue_info(await self._service.update_queue(queue_name, patch, request.actor)))
 
     async def _list(self, request: Request) -> Body:
         call = json_queues.decode_list(request.body)
@@ -90,7 +109,7 @@ class QueueCalls:
         seen = (record for record in self._service.queues() if request.caller.may("read", record.queue_name))
         page = [record for record in seen if record.queue_name > pivot]
         following = page[call.limit - 1].queue_name if len(page) > call.limit else None
-        return answers.encode({"items": [answers.queue_info(record) for record in page[: call.limit]], "next": following})
+        return answers.queue_page(page[: call.limit], following)
 
     async def _info(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
@@ -98,7 +117,7 @@ class QueueCalls:
 
     async def _delete(self, request: Request) -> Body:
         call = json_queues.decode_delete(request.body)
-        await self._service.delete_queue(request.permit(call.queue_name), call.force)
+        await self._service.delete_queue(request.permit(call.queue_name), call.force, request.actor)
         return b"{}"
 
     async def _stats(self, request: Request) -> Body:
@@ -113,12 +132,12 @@ class QueueCalls:
 
     async def _set_paused(self, request: Request, paused: bool) -> Body:
         call = json_queues.decode_pause(request.body)
-        record = await self._service.pause(request.permit(call.queue_name), call.wanted(), paused)
+        record = await self._service.pause(request.permit(call.queue_name), call.wanted(), paused, request.actor)
         return answers.encode(answers.queue_info(record))
 
     async def _clear(self, request: Request) -> Body:
         call = json_queues.decode_clear(request.body)
-        return answers.cleared(await self._service.clear(request.permit(call.queue_name), call.request()))
+        return answers.cleared(await self._service.clear(request.permit(call.queue_name), call.request(), request.actor))
 
     async def _redrive(self, request: Request) -> Body:
         call = json_queues.decode_redrive(request.body)
@@ -129,7 +148,7 @@ class QueueCalls:
             request.permit(target, "target" if wanted.target else "source")
         elif not request.caller.may_all("manage"):
             raise invalid("target", "required, or source, with a key that may not manage every queue")
-        return answers.redriven(await self._service.redrive(queue_name, wanted))
+        return answers.redriven(await self._service.redrive(queue_name, wanted, request.actor))
 
 
 def _permit_dead_queue(request: Request, dead_queue: object) -> None:

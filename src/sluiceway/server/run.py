@@ -5,13 +5,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
+import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,20 +19,29 @@ import uvicorn
 import uvloop
 
 from sluiceway.adapters.lock import DirectoryInUseError
-from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.model.backends import DEFAULT_BACKENDS
-from sluiceway.node.configuration import read_configuration
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.configuration import SHUTDOWN_TIMEOUT, ServerSettings, parse_address
+from sluiceway.node.configuration import Loaded, load
 from sluiceway.node.service import Service
-from sluiceway.server.app import App, create_app
-from sluiceway.server.service import QueueService
+from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.server import logs
+from sluiceway.server.app import App
+from sluiceway.server.assembly import Assembly, Door
+from sluiceway.server.connections import Connection, most_connections
+from sluiceway.server.listeners import Listener, address_of, asks_for_keys, bind_all, is_loopback, url_of
+from sluiceway.server.tls import TlsFiles
 
 log = logging.getLogger("sluiceway.server")
 
-_BACKLOG = 2_048
 _KEEP_ALIVE = 75
 """Seconds: longer than the minute after which proxies and pools commonly close idle connections, so that the server is not the first."""
-_GRACE = 10
-"""Seconds that requests in flight have to end once the server stops."""
+
+_PATIENT = 0.8
+"""The part of `shutdown_timeout` after which requests are answered as they are, so that the rest is left for the answers to get through."""
+_LINGER = 250
+"""Milliseconds after which an idle connection is closed once the server stops: a client that is busy has sent its next request by then."""
+_LOOK = 10
 
 
 def announce(url: str) -> None:
@@ -41,33 +50,62 @@ def announce(url: str) -> None:
 
 
 class Server(uvicorn.Server):
-    """Ends long polls before it waits for requests in flight, and takes a signal as a wish to stop, not as a crash."""
+    """Ends long polls before it waits for requests in flight, and takes a signal as a wish to stop, not as a crash.
 
-    def __init__(self, app: App, started: Callable[[], None]) -> None:
+    Requests in flight have `shutdown_timeout` to end once it stops. `on_hangup` is called at each SIGHUP.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        started: Callable[[], None],
+        *,
+        tls: TlsFiles | None = None,
+        shutdown_timeout: Millis = SHUTDOWN_TIMEOUT,
+        on_hangup: Callable[[], None] | None = None,
+    ) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http=Connection,
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,
-            backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE,
-            timeout_graceful_shutdown=_GRACE,
+            timeout_graceful_shutdown=-(-shutdown_timeout // 1_000),
         )
+        config.load()
+        # Of its own accord it makes a context that cannot be given other files later.
+        config.ssl = None if tls is None else tls.context
         super().__init__(config)
         self._app = app
         self._started = started
+        self._on_hangup = on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        self.servers = []
+        self._listeners = [Listener(sock, self._connection, self.config.ssl, self._has_room) for sock in sockets or ()]
+        self.started = True
         self._started()
+
+    def _has_room(self) -> bool:
+        return len(self.server_state.connections) + sum(each.opening for each in self._listeners) < most_connections()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._app.stop_waiting()
+        loop = asyncio.get_running_loop()
+        loop.call_later((self.config.timeout_graceful_shutdown or 0) * _PATIENT, self._app.give_up)
+        await asyncio.gather(*(listener.close(_LINGER / 1_000) for listener in self._listeners))
+        # Who is between two requests learns from the next answer that the connection closes.
+        for _ in range(_LINGER // _LOOK):
+            if self.server_state.connections:
+                await asyncio.sleep(_LOOK / 1_000)
         await super().shutdown(sockets)
+
+    def _connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -75,90 +113,109 @@ class Server(uvicorn.Server):
             yield
             return
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        taken = [signal.SIGINT, signal.SIGTERM]
+        for number in taken:
             loop.add_signal_handler(number, self.handle_exit, number, None)
+        if self._on_hangup is not None:
+            taken.append(signal.SIGHUP)
+            loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in taken:
                 loop.remove_signal_handler(number)
+            _ignore_hangups()
 
 
-def bind(host: str, port: int, insecure: bool = False) -> socket.socket:
-    """A bound socket; port 0 takes a free one.
-
-    Raises `invalid_request` for an address that other machines can reach, unless `insecure`; OSError for one that is taken.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise invalid("listen", f"{host!r} is not an address of this machine: {error.strerror}") from None
-    family, _, _, _, address = found[0]
-    if not insecure and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
-        raise invalid(
-            "listen",
-            f"{host!r} can be reached from other machines, and the server does not ask callers who they are yet; "
-            "listen on 127.0.0.1, or say that it is wanted (insecure)",
-        )
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    return sock
+def _ignore_hangups() -> None:
+    """SIGHUP asks to read the configuration again. Before and after there is something that can, its default would end the process."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-def url_of(sock: socket.socket) -> str:
-    host, port = sock.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def _open_more_files() -> None:
+    """As many files at once as the process is allowed to. The usual soft limit, 1,024, is meant for programs that wait with `select`; here
+    it would be that of the connections and the stores together."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Where the system has another limit that it does not tell, what there is has to do.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def run(service: QueueService, sock: socket.socket, ready: Callable[[str], None]) -> None:
-    """Start the service, serve it on the bound socket until a signal, then stop it. `ready` is given the URL once requests are taken."""
-    url = url_of(sock)
+async def run(service: Service, loaded: Loaded, door: Door, socks: Sequence[socket.socket], ready: Callable[[], None]) -> None:
+    """Start the service, serve it on the bound sockets until a signal, then stop it. `ready` is called once requests are taken."""
     # Where pandas is installed, pyarrow imports it at its first conversion: a second of silence that belongs before the first request.
     pa.array([b""])
     await service.start()
     try:
-        await Server(create_app(service), lambda: ready(url)).serve([sock])
+        assembly = Assembly(service, loaded, door)
+        await assembly.start()
+        try:
+            server = Server(
+                assembly.app,
+                ready,
+                tls=door.tls,
+                shutdown_timeout=loaded.configuration.server.shutdown_timeout,
+                on_hangup=assembly.reload_soon,
+            )
+            await server.serve(list(socks))
+        finally:
+            log.info("stopping")
+            await assembly.stop()
     finally:
-        log.info("stopping")
         await service.stop()
     log.info("stopped")
 
 
 def serve(
     data: Path,
-    host: str,
-    port: int,
+    loaded: Loaded,
     ready: Callable[[str], None] = announce,
     *,
     insecure: bool = False,
     url_file: Path | None = None,
-    config: Path | None = None,
 ) -> None:
-    """Serve the data directory until SIGTERM or SIGINT, then finish what is in flight (10 s at most) and return.
+    """Serve the data directory until SIGTERM or SIGINT, then finish what is in flight (within `shutdown_timeout`) and return.
 
-    `ready` is called with the URL once requests are taken; `url_file` gets it too, as one line. Raises as `bind` and `read_configuration`
-    do, and `unavailable` if another process serves that directory.
+    `ready` is called with the URL once requests are taken; `url_file` gets it too, as one line. `insecure`: without keys also where other
+    machines can call. Raises `invalid_request` for a configuration with which it cannot serve, `unavailable` if another process serves that
+    directory, and OSError for a port that is taken.
     """
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
+    settings = loaded.configuration.server
+    _ignore_hangups()
+    _open_more_files()
+    logs.configure(loaded.configuration.log.format, loaded.configuration.log.level)
+    tls = TlsFiles(Path(settings.tls_certificate), Path(settings.tls_key)) if settings.tls_certificate else None
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(sock) for sock in bind_all(settings)]
+        door = _door(settings, socks, insecure, tls)
+        urls = [url_of(sock, tls is not None) for sock in socks]
 
-    backends = DEFAULT_BACKENDS if config is None else read_configuration(config)
+        def tell() -> None:
+            for url in urls[1:]:
+                log.info("listening for administrators on %s", url)
+            if url_file is not None:
+                write_whole(url_file, urls[0] + "\n")
+            ready(urls[0])
 
-    def tell(url: str) -> None:
-        if url_file is not None:
-            write_whole(url_file, url + "\n")
-        ready(url)
-
-    with bind(host, port, insecure) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         try:
-            runner.run(run(Service(data, backends), sock, tell))
-        except DirectoryInUseError as error:
+            runner.run(run(Service(data, loaded.configuration.backends), loaded, door, socks, tell))
+        except (DirectoryInUseError, StoreUnavailableError) as error:
             raise SluicewayError("unavailable", str(error), "data") from error
+
+
+def _door(settings: ServerSettings, socks: Sequence[socket.socket], insecure: bool, tls: TlsFiles | None) -> Door:
+    """How the server is reached; what is dangerous about it is said aloud."""
+    addresses = [address_of(sock) for sock in socks]
+    keys = asks_for_keys(settings, addresses, insecure)
+    public = not all(map(is_loopback, addresses))
+    if public and not keys:
+        log.warning("anybody who can reach this server may do everything: it asks for no API key (--insecure)")
+    elif public and tls is None:
+        log.warning("API keys and items cross the network in the clear: set server.tls_certificate and server.tls_key")
+    names = frozenset(parse_address(text, "server.listen").host for text in (settings.listen, settings.admin_listen) if text)
+    return Door(keys, None if public else names, addresses[1].port if len(addresses) > 1 else None, tls)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -177,8 +234,10 @@ def main() -> None:
     parser.add_argument("--config", type=Path)
     parser.add_argument("--insecure", action="store_true")
     given = parser.parse_args()
+    host = f"[{given.host}]" if ":" in given.host else given.host
     try:
-        serve(given.data, given.host, given.port, insecure=given.insecure, url_file=given.url_file, config=given.config)
+        loaded = load(given.config, flags={"server.listen": f"{host}:{given.port}"})
+        serve(given.data, loaded, insecure=given.insecure, url_file=given.url_file)
     except (SluicewayError, OSError) as error:
         parser.exit(1, f"{parser.prog}: {error}\n")
 

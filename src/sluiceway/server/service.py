@@ -7,6 +7,10 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.access import SYSTEM, Actor
+from sluiceway.model.health import Check
+from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.queue import QueueRecord, Verb
 from sluiceway.model.requests import (
     Clear,
@@ -34,21 +38,22 @@ class QueueService(Protocol):
 
     Every call that names a queue raises `queue_not_found` for one that does not exist. A call may be cancelled: what
     has not begun is not begun. A lease whose commit is under way is taken all the same, and ends by its deadline.
+    Every change leaves an audit entry that names who it was `by`.
     """
 
-    async def create_queue(self, spec: QueueSpec) -> QueueRecord:
+    async def create_queue(self, spec: QueueSpec, by: Actor = SYSTEM) -> QueueRecord:
         """Raises `queue_exists`, and `invalid_request` for a dead queue that does not exist or is the queue itself."""
         ...
 
-    async def update_queue(self, queue_name: str, patch: QueuePatch) -> QueueRecord:
+    async def update_queue(self, queue_name: str, patch: QueuePatch, by: Actor = SYSTEM) -> QueueRecord:
         """Change these settings and nothing else. Raises `version_conflict`, and `invalid_request` as `create_queue` does."""
         ...
 
-    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool) -> QueueRecord:
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool, by: Actor = SYSTEM) -> QueueRecord:
         """Pause or resume these verbs, durably; the others stay as they are."""
         ...
 
-    async def delete_queue(self, queue_name: str, force: bool) -> None:
+    async def delete_queue(self, queue_name: str, force: bool, by: Actor = SYSTEM) -> None:
         """Raises `queue_not_empty` unless `force`, and `queue_in_use`."""
         ...
 
@@ -76,12 +81,28 @@ class QueueService(Protocol):
         """Raises `lease_not_found`."""
         ...
 
-    async def clear(self, queue_name: str, request: Clear) -> Cleared:
+    async def clear(self, queue_name: str, request: Clear, by: Actor = SYSTEM) -> Cleared:
         """Drop what waits. Raises `unavailable` for a partition that is not open; what was dropped elsewhere stays dropped."""
         ...
 
-    async def redrive(self, queue_name: str, request: Redrive) -> Redriven:
+    async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
         """Send dead items back. Raises `invalid_request` for a target that does not exist."""
+        ...
+
+    async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:
+        """Look at items by their place. Raises `unavailable` while the partition, which is one of the queue's, is not open."""
+        ...
+
+    async def import_items(self, queue_name: str, request: Produce, by: Actor = SYSTEM) -> Produced:
+        """As `produce`, of which it leaves an audit entry."""
+        ...
+
+    async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
+        """Drop items that wait, by id. Raises as `clear`."""
+        ...
+
+    async def reload(self, queue_name: str, timeout: Millis, by: Actor = SYSTEM) -> None:
+        """Open every partition anew from its store, within so many milliseconds. Raises `unavailable`, `partition_damaged`."""
         ...
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
@@ -92,6 +113,10 @@ class QueueService(Protocol):
 
     def problems(self) -> list[str]:
         """Why the service is not ready; empty when it is."""
+        ...
+
+    async def checks(self) -> list[Check]:
+        """What it stands on, looked at now; what does not answer is a finding, not an error."""
         ...
 
     async def start(self) -> None: ...

@@ -15,7 +15,7 @@ from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
 
-COMMON = ("url", "queue", "requestTimeout")
+COMMON = ("url", "queue", "requestTimeout", "apiKey", "caFile")
 SOURCE = (*COMMON, "consumer", "maxItemsPerTrigger", "minPartitions", "holdFor")
 SINK = (*COMMON, "mode", "chunkItems", "writeId")
 
@@ -24,11 +24,17 @@ _LARGEST = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Which queue of which server, and for how long (ms) a call that is safe to repeat is repeated."""
+    """Which queue of which server, and for how long (ms) a call that is safe to repeat is repeated.
+
+    `api_key` says where the key is (`env:NAME`, `file:PATH`), never what it is: this travels to tasks, and Spark shows options in its
+    plans. Like `ca_file` it is read on the machine that makes the calls; empty: what SLUICEWAY_API_KEY and SLUICEWAY_CA_FILE are there.
+    """
 
     url: str
     queue: str
     request_timeout: Millis
+    api_key: str = ""
+    ca_file: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +91,11 @@ def server_options(options: Mapping[str, str]) -> Server:
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise invalid("url", f"{url[:100]!r} is not the address of a server, such as http://127.0.0.1:2319")
     queue = check_queue_name(_required(options, "queue", "the name of a queue"), "queue")
-    return Server(url, queue, _duration(options, "requestTimeout", "2m", 1_000, 86_400_000))
+    api_key = _get(options, "apiKey") or ""
+    if api_key and not api_key.startswith(("env:", "file:")):
+        shown = "a key does not stand here itself, because Spark shows options in plans and logs"
+        raise invalid("apiKey", f"{shown}; say where it is on the driver and on every executor: env:NAME or file:PATH")
+    return Server(url, queue, _duration(options, "requestTimeout", "2m", 1_000, 86_400_000), api_key, _get(options, "caFile") or "")
 
 
 def _get(options: Mapping[str, str], name: str) -> str | None:

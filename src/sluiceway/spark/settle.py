@@ -41,18 +41,18 @@ class Settled(WriterCommitMessage):
     ignored: int
 
 
-def settle(df: DataFrame, *, url: str, queue: str, request_timeout: str = "2m") -> None:
+def settle(df: DataFrame, *, url: str, queue: str, request_timeout: str = "2m", api_key: str = "", ca_file: str = "") -> None:
     """State the outcome of leased items; returns when all are staged.
 
     Columns: `id`, or `partition` and `offset`; `outcome` (`done`, `retry` or `dead`); optionally `retry_after_ms` (milliseconds,
     with `retry`) and `reason` (text). The stream source's other columns may stay; any other column is an error. An outcome that is
     null or unknown fails the write and is named in the error. Items not named are done when the batch is closed. Safe to repeat,
-    so it belongs into `foreachBatch`.
+    so it belongs into `foreachBatch`. `api_key` and `ca_file` are the options `apiKey` and `caFile` of `docs/spark.md`.
     """
     check_columns(df.schema)
     unused = _POSITION if "id" in df.columns else ()
     wanted = [name for name in _USED if name in df.columns and name not in unused]
-    options = {"url": url, "queue": queue, "requestTimeout": request_timeout, "mode": "settle"}
+    options = {"url": url, "queue": queue, "requestTimeout": request_timeout, "apiKey": api_key, "caFile": ca_file, "mode": "settle"}
     df.select(*wanted).write.format("sluiceway").mode("append").options(**options).save()
 
 
@@ -82,7 +82,7 @@ class _Settle:
         self._server = options.server
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Settled:
-        client = Client(self._server.url, self._server.request_timeout)
+        client = Client(self._server)
         staged, ignored = 0, 0
         try:
             incarnation: str | None = None

@@ -94,7 +94,7 @@ class _Produce:
     def run(self, batches: Iterator[pa.RecordBatch], prefix: str, sequence: int | None = None) -> Written:
         """Write the rows in chunks keyed `prefix/number`; with a `sequence`, in groups that remember it."""
         server = self._options.server
-        client = Client(server.url, server.request_timeout)
+        client = Client(server)
         items = chunks = deduplicated = 0
         try:
             for chunk in recut((to_items(batch, self._body) for batch in batches if batch.num_rows), self._options.chunk_items):

@@ -100,7 +100,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, Task)
         server = self._options.server
         schema = to_arrow_schema(SCHEMA, timezone="UTC")
-        client = Client(server.url, server.request_timeout)
+        client = Client(server)
         try:
             for part in partition.slices:
                 yield from _read_slice(client, server, part, schema)
@@ -117,7 +117,10 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _call(self, path: str, **body: object) -> dict[str, Any]:
         server = self._options.server
         if self._client is None:
-            self._client = Client(server.url, server.request_timeout)
+            client = Client(server)
+            # To lease takes the scope `consume`, to read what was leased `read`. A key without that must not take items first.
+            client.call("/v1/queues.info", {"queue_name": server.queue})
+            self._client = client
         return self._client.call(path, {"queue_name": server.queue, **body})
 
     def _close(self, at: Offset) -> None:
@@ -172,7 +175,7 @@ class LeaseKeeper:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._held: list[str] = []
-        self._client = Client(options.server.url, options.server.request_timeout)
+        self._client = Client(options.server)
         threading.Thread(target=self._run, name="sluiceway-lease-keeper", daemon=True).start()
 
     def hold(self, lease_ids: list[str]) -> None:

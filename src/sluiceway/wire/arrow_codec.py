@@ -172,7 +172,7 @@ def _check_schema(schema: pa.Schema, columns: dict[str, Column]) -> None:
             raise invalid(name, "the column is there twice")
         actual = schema.field(name).type
         if not _accepted(actual, column):
-            raise invalid(name, f"expected a column of type {column.type}, got {actual}")
+            raise invalid(name, f"expected a column of type {column.type}, got {str(actual)[:80]}")
     for name, column in columns.items():
         if column.required and name not in schema.names:
             raise invalid(name, f"the column is missing; expected type {column.type}")

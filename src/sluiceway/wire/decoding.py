@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Final, Generic, TypeVar
+from collections.abc import Hashable, Mapping
+from functools import cache
+from typing import Annotated, Final, Generic, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +15,7 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.model.queue import QueueRecord
+from sluiceway.wire.shapes import QueueName
 
 T = TypeVar("T")
 LAST: Final = (1 << 63) - 1
@@ -29,7 +31,7 @@ _LONGEST: Final = 1_000
 class Call(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
     """What every request on a queue names."""
 
-    queue_name: str
+    queue_name: QueueName
 
 
 class JsonDecoder(Generic[T]):
@@ -50,10 +52,27 @@ class JsonDecoder(Generic[T]):
 
 def from_query(parameters: Mapping[str, str], kind: type[T]) -> T:
     """The parameters of a query string as that struct; a number is written in decimal digits."""
+    for name in _numbers(cast(Hashable, kind)).intersection(parameters):
+        text = parameters[name]
+        # What is lax about a text would take `null`, `1e1` and `5.0` for a number, too.
+        if not (text.isascii() and text.isdigit()):
+            raise invalid(name, f"{text[:_SHOWN]!r} is not a number in decimal digits")
     try:
         return msgspec.convert(dict(parameters), kind, strict=False)
     except msgspec.ValidationError as error:
         raise _refusal(str(error)) from None
+
+
+@cache
+def _numbers(kind: object) -> frozenset[str]:
+    """The fields of a struct that are whole numbers, or that or null."""
+    about = msgspec.inspect.type_info(kind)
+    assert isinstance(about, msgspec.inspect.StructType)
+    return frozenset(
+        field.encode_name
+        for field in about.fields
+        if any(isinstance(each, msgspec.inspect.IntType) for each in (field.type, *getattr(field.type, "types", ())))
+    )
 
 
 def _refusal(message: str) -> SluicewayError:

@@ -21,6 +21,7 @@ from sluiceway.model.requests import TRANSFER_GROUP, Lease, Peek, Produce, Produ
 from sluiceway.wire.checks import check_batch, check_count
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber, duration, given_text, lease_timeout, request_timeout
 from sluiceway.wire.settling import belongs, check_partition
+from sluiceway.wire.shapes import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, Time
 
 _OPTIONAL = {field.name: field for field in OPTIONAL}
 
@@ -34,11 +35,11 @@ _STRING = re.compile(rb'"[^"\\]*+(?:\\.?[^"\\]*+)*+"?', re.DOTALL)
 class ProduceFields(Call):
     """What a produce says beside its items: fields in JSON, the query string with Arrow."""
 
-    request_timeout: str = "30s"
-    idempotency_key: str | None = None
-    idempotency_group: str | None = None
+    request_timeout: Duration = "30s"
+    idempotency_key: Label | None = None
+    idempotency_group: Label | None = None
     idempotency_sequence: Natural | None = None
-    idempotency_window: str | None = None
+    idempotency_window: Duration | None = None
 
     def key(self, record: QueueRecord) -> ProduceKey | None:
         key = given_text(self.idempotency_key, "idempotency_key")
@@ -62,15 +63,15 @@ class ProduceFields(Call):
 class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     payload: Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)] | None = msgspec.field(default=None, name="bytes")
     utf8: str | None = None
-    kind: str | None = None
-    encoding: str | None = None
-    reference: str | None = None
+    kind: ShortText | None = None
+    encoding: ShortText | None = None
+    reference: ShortText | None = None
     headers: dict[str, str] | None = None
-    enqueue_at: str | None = None
+    enqueue_at: Time | None = None
 
 
 class ProduceCall(ProduceFields, kw_only=True):
-    items: list[Item]
+    items: Annotated[list[Annotated[Item, ONE_PAYLOAD]], SOME_JSON]
 
     def request(self, record: QueueRecord, now: Millis) -> Produce:
         check_count(self.items, "items", MAX_ITEMS_JSON)
@@ -118,12 +119,12 @@ def _payload(item: Item, at: int) -> bytes:
 
 
 class LeaseCall(Call):
-    client_id: str
+    client_id: Label
     batch_size: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 1
-    request_timeout: str = "0s"
-    lease_timeout: str | None = None
+    request_timeout: Duration = "0s"
+    lease_timeout: Duration | None = None
     max_partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
-    lease_key: str | None = None
+    lease_key: Label | None = None
     payload: bool = True
 
     def request(self, record: QueueRecord) -> Lease:
@@ -141,7 +142,7 @@ class LeaseCall(Call):
 
 class PeekCall(Call):
     limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 10
-    lease_id: str | None = None
+    lease_id: LeaseIdText | None = None
     start: Natural | None = None
     partition: PartitionNumber | None = None
 
@@ -161,7 +162,7 @@ class PeekCall(Call):
 
 
 class ExplainCall(Call):
-    id: str
+    id: ItemIdText
 
     def item(self) -> ItemId:
         return parse_item_id(self.id, "id")
@@ -170,10 +171,15 @@ class ExplainCall(Call):
 _decode_produce = JsonDecoder(ProduceCall)
 
 
-def decode_produce(body: bytes) -> ProduceCall:
-    """Raises as a JsonDecoder does; `too_many_items` for a body of so many that decoding them would take the memory of the process."""
+def refuse_many_objects(body: bytes) -> None:
+    """Raises `too_many_items` for a body of so many items that decoding them would take the memory of the process."""
     if len(body) > _EASY_BYTES and body.count(b"{") > _MOST_OBJECTS and _STRING.sub(b"", body).count(b"{") > _MOST_OBJECTS:
         raise SluicewayError("too_many_items", f"items: more than {MAX_ITEMS_JSON:,}, which is what one call carries at most", "items")
+
+
+def decode_produce(body: bytes) -> ProduceCall:
+    """Raises as a JsonDecoder does, and as `refuse_many_objects`."""
+    refuse_many_objects(body)
     return _decode_produce(body)
 
 

@@ -25,17 +25,18 @@ from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.model.queue import Backoff, Verb
 from sluiceway.model.requests import Clear, QueuePatch, QueueSpec, Redrive
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, duration, given_queue, given_text, request_timeout
+from sluiceway.wire.shapes import SOME, Duration, Label, Pivot, QueueName, ShortText
 
 _ATTEMPTS = 1_000_000_000
-_Text = str | UnsetType | None
+_Timeout = Duration | UnsetType | None
 _DEFAULTS = {field.name: field.default for field in fields(QueueSpec)}
-_FIXED = ("incarnation", "created_at", "updated_at", "requested_partitions", "partitions", "paused")
+_FIXED = ("incarnation", "created_at", "updated_at", "partitions", "paused")
 """What `queues.info` shows beside the settings. It is named, so that an answer sent back whole is not called misspelt."""
 
 
 class BackoffFields(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    first: str
-    most: str
+    first: Duration
+    most: Duration
 
     def backoff(self) -> Backoff:
         first = duration(self.first, "retry_backoff.first", 1, MAX_SCHEDULE)
@@ -48,15 +49,15 @@ class BackoffFields(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 class _Settings(Call):
     """The settings of a queue. One that is absent is left as it is, one that is null takes its default."""
 
-    lease_timeout: _Text = UNSET
-    max_lease_timeout: _Text = UNSET
+    lease_timeout: _Timeout = UNSET
+    max_lease_timeout: _Timeout = UNSET
     max_attempts: Annotated[int, Meta(ge=0, le=_ATTEMPTS)] | UnsetType | None = UNSET
-    dead_queue: _Text = UNSET
-    expire_timeout: _Text = UNSET
+    dead_queue: QueueName | UnsetType | None = UNSET
+    expire_timeout: _Timeout = UNSET
     retry_backoff: BackoffFields | UnsetType | None = UNSET
-    idempotency_window: _Text = UNSET
-    write_timeout: _Text = UNSET
-    reference: _Text = UNSET
+    idempotency_window: _Timeout = UNSET
+    write_timeout: _Timeout = UNSET
+    reference: ShortText | UnsetType | None = UNSET
 
     def settings(self) -> dict[str, Any]:
         """Those that were named, by the names of `QueueRecord`."""
@@ -91,17 +92,24 @@ class CreateCall(_Settings):
 
 class UpdateCall(_Settings):
     version: Natural | None = None
+    requested_partitions: Natural | None = None
+    """It may be said as it is: Querator's clients send back all that they were told."""
 
     def patch(self) -> QueuePatch:
         check_queue_name(self.queue_name)
         named = self.settings()
-        if not named:
+        if not named and self.requested_partitions is None:
             raise SluicewayError("invalid_request", f"there is nothing to change; name at least one of {', '.join(_CHECKS)}")
         return QueuePatch(named, self.version)
 
+    def check_partitions(self, partitions: int) -> None:
+        """Raises `invalid_request` for another number than the queue has."""
+        if self.requested_partitions not in (None, partitions):
+            raise invalid("requested_partitions", f"cannot be changed by queues.update; it is {partitions}, leave it out")
+
 
 class ListCall(msgspec.Struct, forbid_unknown_fields=True):
-    pivot: str | None = None
+    pivot: Pivot | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_JSON)] = 100
 
 
@@ -116,7 +124,7 @@ class DeleteCall(Call):
 class PauseCall(Call):
     """`queue.pause` and `queue.resume`."""
 
-    verbs: tuple[Verb, ...] = ("produce", "lease")
+    verbs: Annotated[tuple[Verb, ...], SOME] = ("produce", "lease")
 
     def wanted(self) -> Sequence[Verb]:
         if not self.verbs:
@@ -127,7 +135,7 @@ class PauseCall(Call):
 class ClearCall(Call):
     ready: bool = True
     scheduled: bool = False
-    request_timeout: str = "30s"
+    request_timeout: Duration = "30s"
 
     def request(self) -> Clear:
         if not self.ready and not self.scheduled:
@@ -136,12 +144,12 @@ class ClearCall(Call):
 
 
 class RedriveCall(Call):
-    target: str | None = None
+    target: QueueName | None = None
     limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 1_000
-    reason: str | None = None
-    source: str | None = None
+    reason: Label | None = None
+    source: QueueName | None = None
     dry_run: bool = False
-    request_timeout: str = "30s"
+    request_timeout: Duration = "30s"
 
     def request(self) -> Redrive:
         target = given_queue(self.target, "target")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import repeat
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,16 +16,17 @@ from sluiceway.model.requests import DONE, Extend, Fate, Settle
 from sluiceway.wire.checks import check_count
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, duration, given_text, lease_timeout, request_timeout
 from sluiceway.wire.settling import Grouped, check_partition, group_items, group_leases, select_leases
+from sluiceway.wire.shapes import SOME_ARROW, SOME_JSON, UP_TO_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, Time
 
 
 class SettleFields(Call):
-    request_timeout: str = "30s"
+    request_timeout: Duration = "30s"
 
 
 class _CheckedCall(SettleFields):
     """A call that may insist on whose the leases are, and on that nothing is ignored."""
 
-    client_id: str | None = None
+    client_id: Label | None = None
     strict: bool = False
 
     def owner(self) -> str | None:
@@ -35,8 +36,8 @@ class _CheckedCall(SettleFields):
 class _IdsCall(_CheckedCall):
     """A call that names items, leases, or both."""
 
-    ids: list[str] | None = None
-    lease_ids: list[str] | None = None
+    ids: Annotated[list[ItemIdText], UP_TO_JSON] | None = None
+    lease_ids: Annotated[list[LeaseIdText], UP_TO_JSON] | None = None
 
     def grouped(self, record: QueueRecord, fate: Fate, partition: int | None) -> tuple[Grouped, list[tuple[int, int]], list[str]]:
         """The items by partition, the leases as (partition, number), and the leases that cannot be this queue's."""
@@ -67,11 +68,11 @@ class SelectCall(_IdsCall):
 
 
 class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    id: str
-    retry_at: str | None = None
-    retry_after: str | None = None
+    id: ItemIdText
+    retry_at: Time | None = None
+    retry_after: Duration | None = None
     dead: bool = False
-    reason: str | None = None
+    reason: ShortText | None = None
 
     def fate(self, at: int, now: Millis) -> Fate:
         path = f"items[{at}]"
@@ -91,7 +92,7 @@ class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class RetryCall(_CheckedCall, kw_only=True):
-    items: list[RetryItem]
+    items: Annotated[list[RetryItem], SOME_JSON]
     partition: PartitionNumber | None = None
 
     def request(self, record: QueueRecord, now: Millis) -> Settle:
@@ -109,10 +110,10 @@ class RetryCall(_CheckedCall, kw_only=True):
 
 
 class SettleItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    id: str
+    id: ItemIdText
     outcome: Literal["done", "retry", "dead"]
-    retry_after: str | None = None
-    reason: str | None = None
+    retry_after: Duration | None = None
+    reason: ShortText | None = None
 
     def fate(self, at: int) -> Fate:
         path = f"items[{at}]"
@@ -123,7 +124,7 @@ class SettleItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
 
 
 class SettleCall(SettleFields, kw_only=True):
-    items: list[SettleItem]
+    items: Annotated[list[SettleItem], SOME_ARROW]
 
     def request(self, record: QueueRecord) -> Settle:
         check_count(self.items, "items", MAX_ITEMS_ARROW)
@@ -135,11 +136,11 @@ class SettleCall(SettleFields, kw_only=True):
 class SettleQuery(SettleFields, kw_only=True):
     """The query string of an Arrow settle."""
 
-    incarnation: str
+    incarnation: ShortText
 
 
 class ExtendCall(_IdsCall):
-    lease_timeout: str | None = None
+    lease_timeout: Duration | None = None
 
     def request(self, record: QueueRecord) -> Extend:
         # An item has no fate here; one is as good as another to group by.

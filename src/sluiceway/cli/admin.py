@@ -1,0 +1,188 @@
+"""Commands for whoever runs a server: backends, API keys, the audit trail, events."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sluiceway.cli.common import duration_option, print_json, printable, table
+from sluiceway.cli.session import Session, connected, queue_names
+
+if TYPE_CHECKING:
+    from sluiceway.client.answers import AuditEntry, KeyInfo
+
+FOLLOW_PAUSE = 1.0
+
+
+# -- backends ---------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def backend() -> None:
+    """Look at the storage systems that hold partitions."""
+
+
+@backend.command("list")
+@connected
+def list_backends(session: Session) -> None:
+    """List the backends and how they are. Needs the scope `admin`."""
+    items = session.client.list_backends()
+    columns = list(items[0]) if items else []
+    rows = [[_plain(item.get(column)) for column in columns] for item in items]
+    session.print_all(items, table([column.replace("_", " ") for column in columns], rows), "no backends")
+
+
+def _plain(value: object) -> str:
+    """A value of a server that may be newer than this program, for a table."""
+    text = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return printable(text.encode("utf-8", "surrogatepass"))
+
+
+# -- keys -------------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def key() -> None:
+    """Make, list and revoke API keys. Needs the scope `admin`."""
+
+
+@key.command()
+@click.argument("name")
+@click.option(
+    "--scope",
+    "scopes",
+    multiple=True,
+    required=True,
+    metavar="SCOPE",
+    help="What it may do: ACTION:PATTERN, such as 'produce:orders-*' (produce, consume, read, manage), or admin. May be repeated.",
+)
+@duration_option("--expires-after", help="When it stops to work. [default: never]")
+@click.option("--requests-per-second", type=click.IntRange(0), help="Its own limit; 0: none. [default: the server's]")
+@click.option("--bytes-per-second", type=click.IntRange(0), help="Its own limit; 0: none. [default: the server's]")
+@click.option(
+    "--data",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Make it in this data folder, without asking a server: the first key. A server may be running there.",
+)
+@connected
+def create(session: Session, name: str, scopes: tuple[str, ...], data: Path | None, **limits: Any) -> None:
+    """Make an API key called NAME, and print it: on stdout, this once and never again."""
+    if data is None:
+        made = session.client.create_key(name, scopes, **limits)
+    else:
+        from sluiceway.cli.bootstrap import create_key
+
+        made = create_key(data, name, scopes, **limits)
+    if session.as_json:
+        print_json(made)
+        return
+    until = f", until {_day(made.expires_at)}" if made.expires_at else ""
+    click.echo(made.key)
+    click.echo(f"key {made.key_id} for {made.name}: {', '.join(made.scopes)}{until}. Keep it: it is not shown again.", err=True)
+
+
+@key.command("list")
+@connected
+def list_keys(session: Session) -> None:
+    """List the API keys: who has them and what they may do, never the keys themselves."""
+    found: list[KeyInfo] = []
+    pivot: str | None = None
+    while True:
+        page = session.client.list_keys(pivot=pivot)
+        found += page.items
+        pivot = page.next
+        if pivot is None:
+            break
+    rows = [(each.key_id, each.name, _day(each.created_at), _day(each.expires_at), " ".join(each.scopes)) for each in found]
+    columns = ("key", "name", "created", "expires", "scopes")
+    session.print_all(found, table(columns, rows), "no keys; make one with: sluiceway key create NAME --scope SCOPE")
+
+
+def _day(at: datetime | None) -> str:
+    return "never" if at is None else f"{at:%Y-%m-%d %H:%M} UTC"
+
+
+@key.command()
+@click.argument("key_id")
+@connected
+def revoke(session: Session, key_id: str) -> None:
+    """Revoke the API key with this id. It is refused from then on, by every server within a second."""
+    session.client.revoke_key(key_id)
+    session.print({"key_id": key_id}, f"revoked {key_id}")
+
+
+# -- audit ------------------------------------------------------------------------------------------------------------
+
+
+@click.group()
+def audit() -> None:
+    """See who changed what."""
+
+
+@audit.command("list")
+@click.option("--queue", help="Only changes of this queue.", shell_complete=queue_names)
+@click.option("--action", help="Only this call, such as queues.delete.")
+@click.option("-n", "--count", type=click.IntRange(1), default=50, show_default=True, help="At most this many, the newest.")
+@click.option("--follow", is_flag=True, help="Then go on with what comes, until Ctrl-C.")
+@connected
+def list_audit(session: Session, queue: str | None, action: str | None, count: int, follow: bool) -> None:
+    """List the last changes, the newest at the end. Needs the scope `admin`."""
+    entries = list(islice(_audited(session, queue, action), count))
+    if not (entries or follow or session.as_json):
+        click.echo("no changes", err=True)
+    last = ""
+    while True:
+        last = entries[0].id if entries else last
+        _print_audit(session, entries)
+        if not follow:
+            return
+        time.sleep(FOLLOW_PAUSE)
+        entries = _newer(session, queue, action, last)
+
+
+def _newer(session: Session, queue: str | None, action: str | None, last: str) -> list[AuditEntry]:
+    return list(takewhile(lambda entry: entry.id > last, _audited(session, queue, action)))
+
+
+def _audited(session: Session, queue: str | None, action: str | None) -> Iterator[AuditEntry]:
+    """All entries, newest first, read as far as they are wanted."""
+    pivot: str | None = None
+    while True:
+        page = session.client.list_audit(pivot=pivot, queue_name=queue, action=action)
+        yield from page.items
+        pivot = page.next
+        if pivot is None:
+            return
+
+
+def _print_audit(session: Session, newest_first: Sequence[AuditEntry]) -> None:
+    for entry in reversed(newest_first):
+        detail = json.dumps(entry.detail, ensure_ascii=False) if entry.detail else ""
+        about = printable(
+            f"{entry.actor} {entry.action} {entry.queue_name or '-'} {detail}".rstrip().encode("utf-8", "surrogatepass"), 1_000
+        )
+        session.print(entry, f"{entry.at:%Y-%m-%d %H:%M:%S} {about}")
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.option("--queue", help="Only what happens to this queue.", shell_complete=queue_names)
+@click.option("--type", "types", multiple=True, metavar="TYPE", help="Only these, such as queue.created. May be repeated.")
+@click.option("-n", "--count", type=click.IntRange(1), help="End after this many. [default: go on until Ctrl-C]")
+@connected
+def events(session: Session, queue: str | None, types: tuple[str, ...], count: int | None) -> None:
+    """Tell what happens on the server, as it happens. `reset` means that something was missed."""
+    for number, event in enumerate(session.client.events(queue_name=queue, types=types or None), 1):
+        data = printable(json.dumps(event.data, ensure_ascii=False).encode("utf-8", "surrogatepass"), 1_000)
+        session.print(event, f"{event.type} {data}")
+        if number == count:
+            break

@@ -1,0 +1,52 @@
+"""The first API key, made in a data folder: whoever may write there needs no server's leave."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sluiceway.adapters.system import now
+from sluiceway.client.answers import CreatedKey
+from sluiceway.kernel.clock import Millis, parse_duration
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.access import Actor, KeySpec
+from sluiceway.node import api_keys
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+
+def create_key(
+    data: Path,
+    name: str,
+    scopes: Sequence[str],
+    expires_after: str | None,
+    requests_per_second: int | None,
+    bytes_per_second: int | None,
+) -> CreatedKey:
+    """A new key in the folder's meta store, which a server may be using. Raises as `ApiKeys.create` does, and `unavailable`."""
+    expires_at = None if expires_after is None else now() + parse_duration(expires_after, "expires_after")
+    spec = KeySpec(name, scopes, expires_at, requests_per_second, bytes_per_second)
+    try:
+        made, text = asyncio.run(_create(data, spec))
+    except StoreUnavailableError as error:
+        raise SluicewayError("unavailable", str(error), "data") from error
+    return CreatedKey(
+        key_id=made.key_id,
+        name=made.name,
+        scopes=list(made.scopes),
+        created_at=_moment(made.created_at),
+        expires_at=None if made.expires_at is None else _moment(made.expires_at),
+        requests_per_second=made.requests_per_second,
+        bytes_per_second=made.bytes_per_second,
+        key=text,
+    )
+
+
+async def _create(data: Path, spec: KeySpec) -> api_keys.CreatedKey:
+    async with api_keys.keys_of(data) as keys:
+        return await keys.create(spec, Actor("command line"))
+
+
+def _moment(at: Millis) -> datetime:
+    return datetime.fromtimestamp(at / 1_000, UTC)

@@ -1,0 +1,107 @@
+"""`sluiceway config`: what a server would run with, whether it could, and the running one's reload."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sluiceway.cli.common import EXIT_REFUSED, Output, printable, printing
+from sluiceway.cli.session import Session, connected
+from sluiceway.kernel.errors import SluicewayError
+
+FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+@click.group()
+def config() -> None:
+    """Show and check a server's configuration, and have a running server read it again."""
+
+
+@config.command()
+@click.option("--config", "file", type=FILE, help="The file. [default: none, only the environment and the defaults]")
+@click.option("--origin", is_flag=True, help="Say where each value comes from, and which need a restart.")
+@click.option("--running", is_flag=True, help="Ask the server for the one that it runs with. Needs the scope `admin`.")
+@connected
+def show(session: Session, file: Path | None, origin: bool, running: bool) -> None:
+    """Show the configuration with which a server started here would run. Secrets are not shown."""
+    if running:
+        if file is not None:
+            raise click.UsageError("--running and --config exclude each other")
+        answer = session.client.show_config()
+        session.print(answer, "\n".join(_running(answer, origin)))
+        return
+    from sluiceway.node.configuration import load, shown
+
+    loaded = load(file)
+    session.print(shown(loaded, origin), "\n".join(_toml(shown(loaded, True), origin)))
+
+
+def _running(answer: dict[str, Any], origin: bool) -> Iterator[str]:
+    yield f"# {answer['file'] or 'no file'}, applied {answer['applied_at']}"
+    if failure := answer["last_error"]:
+        yield f"# not applied at {failure['at']}: {printable(failure['detail'].encode(), 1_000)}"
+    yield from _toml(answer["configuration"], origin)
+
+
+def _toml(tables: Mapping[str, Any], origin: bool, prefix: str = "") -> list[str]:
+    lines: list[str] = []
+    for name, table in tables.items():
+        if not _is_table(table):
+            lines += [*([""] if lines else []), *_toml(table, origin, f"{prefix}{name}.")]
+            continue
+        lines += [*([""] if lines else []), f"[{prefix}{name}]"]
+        for key, entry in table.items():
+            note = f"  # {entry['origin']}{'; a change needs a restart' if entry['restart'] else ''}" if origin else ""
+            # A key without a value cannot be written in TOML.
+            lines.append(f"# {key} is not set{note}" if entry["value"] is None else f"{key} = {_value(entry['value'])}{note}")
+    return lines
+
+
+def _is_table(table: Mapping[str, Any]) -> bool:
+    return all("origin" in entry and "value" in entry for entry in table.values())
+
+
+def _value(value: object) -> str:
+    return printable(json.dumps(value, ensure_ascii=False).encode(), 1_000)
+
+
+@config.command()
+@click.argument("file", type=FILE)
+@printing
+def check(output: Output, file: Path) -> int:
+    """Say whether a server could start with this FILE. Ends with 3 if not."""
+    problems = problems_of(file)
+    text = "\n".join(f"problem: {problem}" for problem in problems) or f"{file} is fine"
+    output.print({"valid": not problems, "problems": problems}, text)
+    return EXIT_REFUSED if problems else 0
+
+
+def problems_of(file: Path) -> list[str]:
+    """What is wrong with the file, in words."""
+    from sluiceway.node import configuration
+
+    try:
+        return configuration.check(configuration.load(file))
+    except SluicewayError as error:
+        return [error.detail]
+
+
+@config.command()
+@printing
+def schema(output: Output) -> None:
+    """Print the JSON Schema of the configuration file, for editors and other programs."""
+    from sluiceway.node.configuration import schema as of_file
+
+    output.print(of_file(), json.dumps(of_file(), indent=2))
+
+
+@config.command()
+@connected
+def reload(session: Session) -> None:
+    """Have the server read its configuration again: all that has changed takes effect, or nothing. Needs the scope `admin`."""
+    answer = session.client.reload_config()
+    session.print(answer, "\n".join(f"changed {name}" for name in answer.changed) or "nothing had changed")

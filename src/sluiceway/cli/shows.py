@@ -1,0 +1,87 @@
+"""Commands that run something whole: the demonstration, the measurement, a Spark program."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from sluiceway.cli.common import Output, print_json, printing
+from sluiceway.cli.session import Session, connected
+
+
+@click.command()
+@click.option("--input", "input_", metavar="PATH", help="Your own file or folder (CSV, JSON lines, Parquet, text) instead of the flights.")
+@click.option(
+    "--kill",
+    metavar="WHAT",
+    help="Kill a part in mid-work, to see it recover: server-ingest, server-process, driver, or all.",
+)
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep the data there instead of in a temporary folder.")
+def demo(input_: str | None, kill: str | None, data: Path | None) -> int:
+    """Feed a Spark pipeline from a queue, and check the books."""
+    try:
+        from sluiceway.demo.main import run_demo
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"the demo needs {error.name}; install it with: pip install 'sluiceway[demo]'") from error
+    return int(run_demo(input_, kill, data))
+
+
+@click.command()
+@click.option("--rounds", type=click.IntRange(1), default=5, show_default=True, help="Counted slices of each system.")
+@click.option("--seconds", type=click.FloatRange(0.1), default=3.0, show_default=True, help="The length of a slice.")
+@click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the figures there, as JSON.")
+@printing
+def bench(output: Output, rounds: int, seconds: float, file: Path | None) -> int:
+    """Measure produce, lease and complete over HTTP on this machine, side by side with a row-per-item store.
+
+    It starts servers of its own, in a temporary folder.
+    """
+    import subprocess
+    import tempfile
+
+    with tempfile.TemporaryDirectory(prefix="sluiceway-bench-") as folder:
+        figures = file or Path(folder) / "figures.json"
+        command = [sys.executable, "-m", "sluiceway.bench", "--rounds", str(rounds), "--seconds", str(seconds), "--output", str(figures)]
+        # What it tells meanwhile is for people.
+        ended = subprocess.run(command, stdout=sys.stderr if output.as_json else None, check=False)
+        if ended.returncode == 0 and output.as_json:
+            print_json(json.loads(figures.read_text()))
+    return ended.returncode
+
+
+@click.group()
+def spark() -> None:
+    """Run Spark programs that read from queues and write to them."""
+
+
+@spark.command(context_settings={"allow_interspersed_args": False})
+@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("arguments", nargs=-1, metavar="[ARGUMENT...]")
+@connected
+def run(session: Session, script: Path, arguments: tuple[str, ...]) -> None:
+    """Run the Python program SCRIPT with the names `spark`, a session on this machine, `settle`, and `url`, the server's.
+
+    It finds a Java. What comes after SCRIPT is the program's.
+    """
+    import runpy
+
+    try:
+        from sluiceway.spark import session as spark_session
+        from sluiceway.spark import settle
+
+        running = spark_session(script.stem)
+    except ModuleNotFoundError as error:
+        raise click.ClickException(f"Spark needs {error.name}; install it with: pip install 'sluiceway[spark]'") from error
+    # For the clients that the program makes.
+    os.environ["SLUICEWAY_URL"] = session.target.url
+    if session.target.api_key:
+        os.environ["SLUICEWAY_API_KEY"] = session.target.api_key
+    sys.argv = [str(script), *arguments]
+    try:
+        runpy.run_path(str(script), {"spark": running, "settle": settle, "url": session.target.url}, run_name="__main__")
+    finally:
+        running.stop()

@@ -1,0 +1,54 @@
+"""The calls of whoever runs a server: keys, the audit trail, configuration, backends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sluiceway.client import answers
+from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
+
+
+def create_key(
+    name: str,
+    scopes: Iterable[str],
+    expires_after: Duration | None,
+    requests_per_second: int | None,
+    bytes_per_second: int | None,
+) -> Call[answers.CreatedKey]:
+    fields = given(
+        name=name,
+        scopes=listed(scopes, "scopes"),
+        expires_after=duration_text(expires_after),
+        requests_per_second=requests_per_second,
+        bytes_per_second=bytes_per_second,
+    )
+    # Repeated after it took effect, it would make a second key, and nobody would know the first.
+    return call("/v1/keys.create", answers.CreatedKey, fields, repeatable=False)
+
+
+def list_keys(pivot: str | None, limit: int | None) -> Call[answers.KeyPage]:
+    return call("/v1/keys.list", answers.KeyPage, given(pivot=pivot, limit=limit))
+
+
+def revoke_key(key_id: str) -> Call[dict[str, object]]:
+    return call("/v1/keys.revoke", dict[str, object], {"key_id": key_id})
+
+
+def own_key() -> Call[answers.OwnKey]:
+    return call("/v1/keys.self", answers.OwnKey, {})
+
+
+def list_audit(pivot: str | None, limit: int | None, queue_name: str | None, action: str | None) -> Call[answers.AuditPage]:
+    return call("/v1/audit.list", answers.AuditPage, given(pivot=pivot, limit=limit, queue_name=queue_name, action=action))
+
+
+def reload_config() -> Call[answers.Reloaded]:
+    return call("/v1/config.reload", answers.Reloaded, {})
+
+
+def show_config() -> Call[dict[str, object]]:
+    return call("/v1/config.show", dict[str, object], {})
+
+
+def list_backends() -> Call[answers.BackendPage]:
+    return call("/v1/backends.list", answers.BackendPage, {})

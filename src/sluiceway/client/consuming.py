@@ -1,0 +1,68 @@
+"""What both consumers have in common: what they are told, and how a handler says what is to become of an item."""
+
+from __future__ import annotations
+
+from sluiceway.client.item_calls import Retry
+from sluiceway.client.keeper import Keeper
+from sluiceway.client.protocol import Duration, duration_text, millis
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES
+
+LEAST_LEASE_TIMEOUT = 300
+"""Milliseconds. A lease is extended once a third of it has passed, which must leave time for that."""
+
+
+class RetryItem(Exception):
+    """Raised by a handler: put the item back, to be offered again `after` a time; without one, as the queue's `retry_backoff` says."""
+
+    def __init__(self, after: Duration | None = None, reason: str | None = None) -> None:
+        super().__init__(reason or "the item is put back")
+        if after is not None and not 0 <= millis(after, "after") <= MAX_SCHEDULE:
+            raise invalid("after", f"expected 0s to {MAX_SCHEDULE // 86_400_000}d")
+        self.after = after
+        self.reason = reason
+
+
+class DeadItem(Exception):
+    """Raised by a handler: no attempt will help. The item goes into the dead queue with this reason, or is dropped where there is none."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+def put_back(item_id: str, error: BaseException) -> Retry:
+    """What the exception of a handler means. One that says nothing about it is named by its type alone: its text may hold the payload."""
+    if isinstance(error, DeadItem):
+        return Retry(item_id, dead=True, reason=_short(error.reason))
+    if isinstance(error, RetryItem):
+        reason = None if error.reason is None else _short(error.reason)
+        return Retry(item_id, retry_after=duration_text(error.after), reason=reason)
+    return Retry(item_id, reason=_short(type(error).__name__))
+
+
+def _short(reason: str) -> str:
+    return reason.encode("utf-8", "replace")[:MAX_TEXT_BYTES].decode("utf-8", "ignore")
+
+
+def used_twice() -> SluicewayError:
+    return invalid("consumer", "it is used already; make another")
+
+
+def not_in_a_block() -> SluicewayError:
+    return invalid("consumer", "go over a consumer in a `with` (`async with`) block, so that it can release what it holds at the end")
+
+
+def check_concurrency(concurrency: int) -> None:
+    if concurrency < 1:
+        raise invalid("concurrency", "expected at least 1")
+
+
+def keeper(prefetch: int, lease_timeout: Duration, linger: Duration, patience: float) -> Keeper:
+    """Raises `invalid_request`, which names the option."""
+    if not 0 <= prefetch <= MAX_ITEMS_ARROW:
+        raise invalid("prefetch", f"expected 0 to {MAX_ITEMS_ARROW}")
+    lease_millis = millis(lease_timeout, "lease_timeout")
+    if not LEAST_LEASE_TIMEOUT <= lease_millis <= MAX_LEASE_TIMEOUT:
+        raise invalid("lease_timeout", f"expected {LEAST_LEASE_TIMEOUT}ms to {MAX_LEASE_TIMEOUT // 86_400_000}d")
+    return Keeper(1, prefetch, lease_millis, millis(linger, "linger"), round(patience * 1000))

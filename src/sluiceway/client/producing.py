@@ -1,0 +1,101 @@
+"""What both producers have in common: what they are told, how an item is checked, and how a batch becomes a call and its end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sluiceway.client import answers, item_calls
+from sluiceway.client.batching import Batch, BatchLimits
+from sluiceway.client.errors import CallError
+from sluiceway.client.http import generated_key, seconds
+from sluiceway.client.item_calls import Item
+from sluiceway.client.protocol import Call, Duration, millis, time_text
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+
+MAX_BATCH_BYTES = 16 << 20
+"""Payloads of one batch. As base64 they are a third more, with all that goes along still less than a body may have."""
+
+_ITEM = re.compile(r"items\[(\d+)\]")
+
+
+def limits(linger: Duration, max_batch: int, max_bytes: int, max_in_flight: int, max_buffered: int) -> BatchLimits:
+    """Raises `invalid_request`, which names the option."""
+    for name, value, most in (
+        ("max_batch", max_batch, MAX_ITEMS_JSON),
+        ("max_bytes", max_bytes, MAX_BATCH_BYTES),
+        ("max_in_flight", max_in_flight, 100),
+        ("max_buffered", max_buffered, None),
+    ):
+        if value < 1 or (most is not None and value > most):
+            raise invalid(name, f"expected 1 to {most}" if most is not None else "expected at least 1")
+    return BatchLimits(millis(linger, "linger"), max_batch, max_bytes, max_in_flight, max_buffered)
+
+
+def checked_item(
+    payload: bytes | str,
+    kind: str | None,
+    encoding: str | None,
+    reference: str | None,
+    headers: Mapping[str, str] | None,
+    enqueue_at: datetime | None,
+) -> tuple[Item, int]:
+    """The item and its size. Raises `invalid_request` for what the server would refuse, so that no other item of a batch waits for it."""
+    data = payload.encode() if isinstance(payload, str) else payload
+    if not isinstance(data, bytes):
+        raise invalid("payload", f"expected bytes or str, got {type(payload).__name__}")
+    if len(data) > MAX_PAYLOAD_BYTES:
+        raise invalid("payload", f"larger than {MAX_PAYLOAD_BYTES} bytes; store it elsewhere, and send a reference to it")
+    size = len(data)
+    for name, text in (("kind", kind), ("encoding", encoding), ("reference", reference)):
+        if text is not None:
+            size += _measured(name, len(text.encode()), MAX_TEXT_BYTES)
+    if headers:
+        size += _measured("headers", sum(len(name.encode()) + len(value.encode()) for name, value in headers.items()), MAX_HEADER_BYTES)
+    time_text(enqueue_at, "enqueue_at")
+    return Item(data, kind, encoding, reference, headers, enqueue_at), size
+
+
+def _measured(name: str, size: int, most: int) -> int:
+    if size > most:
+        raise invalid(name, f"larger than {most} bytes")
+    return size
+
+
+class Posting:
+    """How the batches of one producer are sent."""
+
+    def __init__(self, queue_name: str, request_timeout: Duration | None, retry_for: float) -> None:
+        self._queue_name = queue_name
+        self._request_timeout = request_timeout
+        self.retry_for = retry_for
+
+    def call(self, batch: Batch[Any]) -> Call[answers.Produced]:
+        """A call that can be repeated: it has a key of its own."""
+        key = generated_key(self.retry_for, self._request_timeout)
+        return item_calls.produce(self._queue_name, batch.left, self._request_timeout, key)
+
+    def failed(self, batch: Batch[Any], error: Exception) -> bool:
+        """The call has ended with that error. Whether the batch is to be sent again: without the one item that was refused."""
+        if isinstance(error, CallError) and error.code == "invalid_request":
+            # Such a refusal depends on the item alone, so no attempt before it has stored anything.
+            found = _ITEM.match(error.field or "")
+            if found is not None and int(found[1]) < len(batch.left):
+                return batch.refuse(int(found[1]), error)
+        batch.error = error
+        return False
+
+
+def cut_off() -> SluicewayError:
+    return SluicewayError("outcome_unknown", "the producer was cut off while it sent this; the item may be stored or not")
+
+
+def closed() -> SluicewayError:
+    return SluicewayError("unavailable", "the producer is closed; make another")
+
+
+def patience(retry_for: Duration | None, default: float) -> float:
+    return default if retry_for is None else seconds(retry_for, "retry_for")

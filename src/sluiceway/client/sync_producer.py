@@ -1,0 +1,158 @@
+"""The producer for ordinary, blocking code."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+from sluiceway.client import answers
+from sluiceway.client.batching import Batch, Batching, BatchLimits
+from sluiceway.client.producing import Posting, checked_item, closed
+from sluiceway.client.protocol import Call
+from sluiceway.kernel.clock import Millis
+
+
+class Sent:
+    """An item on its way."""
+
+    __slots__ = ("_at", "_batch")
+
+    def __init__(self, batch: Batch[threading.Event], at: int) -> None:
+        self._batch = batch
+        self._at = at
+
+    def result(self, timeout: float | None = None) -> str:
+        """Its id, once it is stored; what it failed with is raised. TimeoutError if that is not known within `timeout` seconds."""
+        self._batch.asked.add(self._at)
+        if not self._batch.done.wait(timeout):
+            raise TimeoutError(f"the item was not stored within {timeout} s; it is still on its way")
+        return self._batch.id_of(self._at)
+
+    def done(self) -> bool:
+        """Whether it is known what became of it."""
+        return self._batch.done.is_set()
+
+
+class Producer:
+    """Sends items one by one to one queue, and stores them many at a time. Made by `Client.producer`; safe to share between threads.
+
+    Items wait for others for `linger`, or until there are `max_batch` of them or `max_bytes`. Each batch is one call with a key of its
+    own, which is repeated until `retry_for` is over, so no item is stored twice, whatever fails. With `max_in_flight=1` a batch is sent
+    when the one before it has ended, so that each partition has a producer's items in the order in which they were sent; with more there
+    is no such promise. Across the partitions of a queue there never is one.
+
+    An item that the server refuses fails alone; the rest of its batch is stored. When a call fails, all items of its batch have: with
+    `outcome_unknown` they may be stored all the same, all or none.
+    """
+
+    def __init__(self, run: Callable[[Call[answers.Produced], float], answers.Produced], posting: Posting, limits: BatchLimits) -> None:
+        self._run = run
+        self._posting = posting
+        self._batching: Batching[threading.Event] = Batching(limits, threading.Event)
+        self._lock = threading.Lock()
+        self._due = threading.Condition(self._lock)
+        """For the workers: there may be a batch to send."""
+        self._moved = threading.Condition(self._lock)
+        """For senders: there may be room."""
+        self._closed = False
+        self._workers = [
+            threading.Thread(target=self._work, name=f"sluiceway-producer-{n}", daemon=True) for n in range(limits.max_in_flight)
+        ]
+        for worker in self._workers:
+            worker.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        with contextlib.nullcontext() if error is None else contextlib.suppress(Exception):
+            self.close()
+
+    def send(
+        self,
+        payload: bytes | str,
+        *,
+        kind: str | None = None,
+        encoding: str | None = None,
+        reference: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        enqueue_at: datetime | None = None,
+    ) -> Sent:
+        """Put an item into the next batch; waits while `max_buffered` bytes wait or are on their way. What it gives has the id, later.
+
+        Raises `invalid_request` for an item that no server would take. Of an item whose result nobody asks for, `flush` and `close` tell
+        when it failed.
+        """
+        item, size = checked_item(payload, kind, encoding, reference, headers, enqueue_at)
+        with self._lock:
+            while not self._closed and not self._batching.has_room(size):
+                self._moved.wait()
+            if self._closed:
+                raise closed()
+            batch, at = self._batching.add(item, size, _now())
+            if at == 0 or self._batching.is_due(_now()):
+                self._due.notify()
+        return Sent(batch, at)
+
+    def flush(self) -> None:
+        """Send at once what waits, and return when it is known of all that was sent before what became of it.
+
+        Raises the first failure of an item whose result nobody has asked for.
+        """
+        with self._lock:
+            self._batching.flush(_now())
+            waited_for = [batch.done for batch in self._batching.unfinished]
+            self._due.notify_all()
+        for done in waited_for:
+            done.wait()
+        with self._lock:
+            error = self._batching.unheard()
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Take no more items, and flush."""
+        with self._lock:
+            self._closed = True
+            self._moved.notify_all()
+        try:
+            self.flush()
+        finally:
+            for worker in self._workers:
+                worker.join()
+
+    def _work(self) -> None:
+        while (batch := self._next()) is not None:
+            again = True
+            while again:
+                try:
+                    batch.produced = self._run(self._posting.call(batch), self._posting.retry_for)
+                    again = False
+                except Exception as error:
+                    again = self._posting.failed(batch, error)
+            with self._lock:
+                self._batching.ended(batch)
+                batch.done.set()
+                self._due.notify_all()
+                self._moved.notify_all()
+
+    def _next(self) -> Batch[threading.Event] | None:
+        with self._lock:
+            while True:
+                now = _now()
+                batch = self._batching.take(now)
+                if batch is not None:
+                    return batch
+                if self._closed and not self._batching.unfinished:
+                    return None
+                at = self._batching.wake_at()
+                self._due.wait(None if at is None else max(1, at - now) / 1000)
+
+
+def _now() -> Millis:
+    return time.monotonic_ns() // 1_000_000

@@ -1,0 +1,97 @@
+"""The configuration of a server: every key with its meaning, its default, and whether it can change while the server runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_KEY_RATE
+from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
+from sluiceway.model.settings import Settings, key
+
+DEFAULT_LISTEN = "127.0.0.1:2319"
+SHUTDOWN_TIMEOUT: Millis = 10_000
+"""Below what service managers commonly wait before they kill."""
+
+
+class ServerSettings(Settings, frozen=True):
+    """Where the server listens, and whom it lets in."""
+
+    listen: Annotated[str, key("HOST:PORT of the API; port 0 takes a free one", restart=True)] = DEFAULT_LISTEN
+    admin_listen: Annotated[
+        str, key("HOST:PORT that alone serves what is for administrators, and /metrics; empty: listen serves that too", restart=True)
+    ] = ""
+    auth: Annotated[
+        Literal["auto", "keys", "none"],
+        key(
+            "whether callers need an API key; auto: unless all listeners are on loopback addresses and there is no admin_key", restart=True
+        ),
+    ] = "auto"
+    admin_key: Annotated[
+        str, key("an API key with the scope admin that needs no record, to make the first ones", "secret", restart=True)
+    ] = ""
+    tls_certificate: Annotated[
+        str, key("PEM file with the certificate and those between it and its root; empty: no TLS", "path", restart=True)
+    ] = ""
+    tls_key: Annotated[str, key("PEM file with the certificate's private key", "path", restart=True)] = ""
+    shutdown_timeout: Annotated[Millis, key("what requests in flight have to end once the server stops", "duration", restart=True)] = (
+        SHUTDOWN_TIMEOUT
+    )
+
+
+class LogSettings(Settings, frozen=True):
+    """What the server tells about itself, on its standard error."""
+
+    format: Annotated[Literal["text", "json"], key("lines for people, or one JSON object per line")] = "text"
+    level: Annotated[Literal["debug", "info", "warning", "error"], key("the least that is logged")] = "info"
+
+
+class LimitSettings(Settings, frozen=True):
+    """How fast callers may be. A key that has rates of its own has those."""
+
+    requests_per_second: Annotated[int, Meta(ge=0, le=MAX_KEY_RATE), key("requests of each API key; 0: no limit")] = 0
+    bytes_per_second: Annotated[int, Meta(ge=0, le=MAX_KEY_RATE), key("bytes of request bodies of each API key; 0: no limit")] = 0
+
+
+class TraceSettings(Settings, frozen=True):
+    """Where OpenTelemetry traces go."""
+
+    endpoint: Annotated[str, key("URL that takes OTLP over HTTP; empty: no traces", restart=True)] = ""
+
+
+class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of it, checked. Durations are milliseconds, paths absolute, secrets the values themselves; the text form shows no secret."""
+
+    server: ServerSettings = ServerSettings()
+    log: LogSettings = LogSettings()
+    limits: LimitSettings = LimitSettings()
+    trace: TraceSettings = TraceSettings()
+    backends: Mapping[str, BackendSettings] = msgspec.field(default_factory=lambda: dict(DEFAULT_BACKENDS))
+
+
+SECTIONS: dict[str, type[Settings]] = {
+    "server": ServerSettings,
+    "log": LogSettings,
+    "limits": LimitSettings,
+    "trace": TraceSettings,
+}
+
+
+class Address(NamedTuple):
+    """Where to listen."""
+
+    host: str
+    port: int
+
+
+def parse_address(text: str, field: str) -> Address:
+    """`HOST:PORT`, `[::1]:PORT`, or `:PORT` of the loopback address. Raises `invalid_request`."""
+    host, colon, port = text.rpartition(":")
+    if not (colon and port.isascii() and port.isdigit() and int(port) <= 65_535):
+        raise invalid(field, f"{text[:80]!r} is not HOST:PORT, such as {DEFAULT_LISTEN}")
+    return Address(host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port))

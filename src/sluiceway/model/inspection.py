@@ -1,0 +1,71 @@
+"""What is asked of a queue's items by their place, whoever has them, and what is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import pyarrow as pa
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.requests import Offsets
+
+
+@dataclass(slots=True)
+class ListItems:
+    """Look at up to `limit` items of a partition by offset, from `start` on: those in the line and in leases, or the `scheduled` ones.
+
+    A scheduled item has no place in the line; it goes by the one at which it was produced.
+    """
+
+    partition: int
+    start: int
+    limit: int
+    scheduled: bool = False
+
+
+class Standing(NamedTuple):
+    """What holds of a listed item beside what its row says, where it applies."""
+
+    lease_deadline: Millis | None = None
+    expires_at: Millis | None = None
+    due_at: Millis | None = None
+
+
+@dataclass(slots=True)
+class ItemsPage:
+    """Rows with the columns of `model.leased`, and how they stand. `last` is the last offset that was looked at, if there are more."""
+
+    rows: list[tuple[pa.RecordBatch, Standing]]
+    last: int | None = None
+
+
+@dataclass(slots=True)
+class DeleteItems:
+    """Drop items (sorted, unique offsets by partition) that wait, ready or scheduled. Leased items stay.
+
+    `foreign` are ids of other incarnations or partitions that do not exist.
+    """
+
+    offsets: Mapping[int, Offsets]
+    request_timeout: Millis
+    foreign: Sequence[str] = ()
+
+
+LeftReason = Literal["leased", "gone", "unknown"]
+"""Why an item was not deleted: a client has it · it was settled, put back under another id, dropped, or is on its way to another queue ·
+no partition has given such an id."""
+
+
+@dataclass(slots=True)
+class Deleted:
+    """How many items were dropped, durably, and what was left (id, reason)."""
+
+    deleted: int = 0
+    ignored: list[tuple[str, LeftReason]] = field(default_factory=list)
+
+    def add(self, other: Deleted) -> None:
+        """Put the other's count and ids to these."""
+        self.deleted += other.deleted
+        self.ignored += other.ignored

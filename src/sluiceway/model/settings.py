@@ -1,0 +1,60 @@
+"""What is said of each key of the configuration, beside its type and its default."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+Form = Literal["plain", "duration", "path", "secret", "credential"]
+"""How a value is written. `duration`: `30s`, held as milliseconds. `path`: relative to the file that says it. `secret`: where it is,
+`env:NAME` or `file:PATH`, never the value itself. `credential`: as a secret, or the value itself. Neither of the two is ever shown."""
+
+MASK = "***"
+
+
+def key(meaning: str, form: Form = "plain", *, restart: bool = False) -> msgspec.Meta:
+    """Describes a key. `restart`: a change of it takes effect only when the server starts anew; all others change live."""
+    return msgspec.Meta(description=meaning, extra={"form": form, "restart": restart})
+
+
+class Key(NamedTuple):
+    """One key of a table of the configuration."""
+
+    name: str
+    form: Form
+    restart: bool
+    default: Any
+    """None of a key that must be given, too."""
+    type: Any
+
+    @property
+    def hidden(self) -> bool:
+        return self.form in ("secret", "credential")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the configuration. Its text form shows no secret."""
+
+    def shown(self) -> dict[str, Any]:
+        """The values by name, in the order of the keys, with secrets masked."""
+        values = {each.name: (each, getattr(self, each.name)) for each in keys(type(self))}
+        return {name: MASK if each.hidden and value else value for name, (each, value) in values.items()}
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.shown().items())})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        return list(self.shown().items())
+
+
+def keys(table: type[Settings]) -> list[Key]:
+    """The keys of that kind of table, in order."""
+    found = []
+    for each in msgspec.structs.fields(table):
+        about: dict[str, Any] = {}
+        for meta in getattr(each.type, "__metadata__", ()):
+            about |= meta.extra or {}
+        default = None if each.default is msgspec.NODEFAULT else each.default
+        found.append(Key(each.name, about.get("form", "plain"), about.get("restart", False), default, each.type))
+    return found

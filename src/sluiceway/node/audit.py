@@ -1,0 +1,178 @@
+"""The audit trail: a durable note of every change, written by the change's own commit wherever it has one."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from sluiceway.adapters import system
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import AUDIT_TRIM_BATCH, MAX_AUDIT_DETAIL_BYTES, MAX_AUDIT_ENTRIES, MAX_AUDIT_TEXT
+from sluiceway.model.access import Actor
+from sluiceway.model.audit import AuditEntry, decode_entry, encode_entry
+from sluiceway.model.queue import QueueRecord
+from sluiceway.ports.meta_store import Entry, MetaStore, MetaUnknownError
+from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.wire.answers import queue_info
+
+log = logging.getLogger(__name__)
+
+AUDIT: Final = "audit/"
+TRIM_EVERY: Final = 1_000
+"""Entries of this process between two looks at how many there are: looking reads them all."""
+
+_AT_DIGITS: Final = 15
+_PERIOD_DIGITS: Final = 10
+"""The first digits of an id are a period of 100 seconds, whose entries can be read without the others."""
+_MOST_PERIODS: Final = 20
+_NO_SETTING: Final = ("queue_name", "incarnation", "created_at", "updated_at", "version", "partitions")
+
+T = TypeVar("T")
+
+
+class AuditTrail:
+    """All entries of one meta store, of which MAX_AUDIT_ENTRIES (and some more, until they are counted again) are kept.
+
+    Several trails may share a store, in one process or in many. `close` after use.
+    """
+
+    def __init__(self, meta: MetaStore) -> None:
+        self._meta = meta
+        self._writer = system.new_incarnation()
+        self._last: Millis = 0
+        self._until_trim = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- writing ----------------------------------------------------------------------------------------------
+
+    def entry(self, action: str, by: Actor, queue_name: str = "", detail: Mapping[str, Any] | None = None) -> tuple[str, bytes]:
+        """Key and value to put in the same commit as the change: so there is neither without the other.
+
+        Texts in the detail are cut at MAX_AUDIT_TEXT, and a detail that is too large even so is left out.
+        """
+        # One trail has one entry a millisecond, so that an id needs no more than the time and who wrote it.
+        self._last = max(system.now(), self._last + 1)
+        name = f"{self._last:0{_AT_DIGITS}d}-{self._writer}"
+        self._trim_now_and_then()
+        return AUDIT + name, encode_entry(
+            AuditEntry(name, self._last, by.name, action, queue_name, by.request_id, _bounded(dict(detail or {})))
+        )
+
+    async def record(self, action: str, by: Actor, queue_name: str = "", detail: Mapping[str, Any] | None = None) -> None:
+        """An entry for what has happened elsewhere than in the meta store. If it cannot be written, the log has it."""
+        key, value = self.entry(action, by, queue_name, detail)
+        try:
+            await self._meta.commit(puts={key: value})
+        except (MetaUnknownError, StoreUnavailableError) as error:
+            log.error("an audit entry may be lost: %s: %s", value.decode(), error)
+
+    async def recorded(self, action: str, by: Actor, queue_name: str, request: Any, work: Awaitable[T]) -> T:
+        """The result of `work`, with an entry once it has changed something, or may have."""
+        detail = {name: value for name, value in asdict(request).items() if name != "request_timeout" and value is not None}
+        try:
+            result = await work
+        except SluicewayError as error:
+            # What was refused for good changed nothing. The rest may have reached some of the partitions.
+            if error.kind.status >= 500:
+                await self.record(action, by, queue_name, {**detail, "outcome": "unknown", "code": error.code})
+            raise
+        except asyncio.CancelledError:
+            self._spawn(self.record(action, by, queue_name, {**detail, "outcome": "unknown"}))
+            raise
+        await self.record(action, by, queue_name, {**detail, "outcome": "done", "result": result})
+        return result
+
+    # ---- reading ----------------------------------------------------------------------------------------------
+
+    async def list(self, limit: int, pivot: str = "", queue_name: str = "", action: str = "") -> list[AuditEntry]:
+        """The newest entries, newest first; with a pivot, those older than it; of that queue and action alone, if they are given.
+
+        Raises `unavailable`.
+        """
+        entries = await self._entries()
+        found: list[AuditEntry] = []
+        for key in sorted(entries, reverse=True):
+            if len(found) == limit:
+                break
+            if pivot and key >= AUDIT + pivot:
+                continue
+            entry = decode_entry(entries[key].value)
+            if queue_name in ("", entry.queue_name) and action in ("", entry.action):
+                found.append(entry)
+        return found
+
+    async def since(self, at: Millis) -> Sequence[AuditEntry]:
+        """The entries of that time and later, oldest first. Cheap if that is not long ago. Raises `unavailable`."""
+        first, last = (f"{moment:0{_AT_DIGITS}d}"[:_PERIOD_DIGITS] for moment in (at, max(system.now(), self._last)))
+        periods = range(int(first), int(last) + 2)
+        prefixes = [f"{AUDIT}{period:0{_PERIOD_DIGITS}d}" for period in periods] if len(periods) <= _MOST_PERIODS else [AUDIT]
+        entries = await self._entries(*prefixes)
+        found = (decode_entry(entries[key].value) for key in sorted(entries))
+        return [entry for entry in found if entry.at >= at]
+
+    async def _entries(self, *prefixes: str) -> Mapping[str, Entry]:
+        try:
+            return (await self._meta.read(prefixes=prefixes or [AUDIT])).entries
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+
+    # ---- retention --------------------------------------------------------------------------------------------
+
+    def _trim_now_and_then(self) -> None:
+        if self._until_trim == 0:
+            self._until_trim = TRIM_EVERY
+            self._spawn(self.trim())
+        self._until_trim -= 1
+
+    async def trim(self) -> None:
+        """Remove the oldest entries beyond MAX_AUDIT_ENTRIES. What fails is done the next time."""
+        try:
+            surplus = sorted((await self._meta.read(prefixes=[AUDIT])).entries)[:-MAX_AUDIT_ENTRIES]
+            for start in range(0, len(surplus), AUDIT_TRIM_BATCH):
+                await self._meta.commit(deletes=surplus[start : start + AUDIT_TRIM_BATCH])
+        except (MetaUnknownError, StoreUnavailableError) as error:
+            log.warning("old audit entries stay for now: %s", error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Let what was begun come to its end."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+
+def settings_of(record: QueueRecord) -> dict[str, Any]:
+    """A queue's settings, as the API writes them, and how many partitions it has."""
+    shown: dict[str, Any] = msgspec.to_builtins(queue_info(record))
+    return {name: value for name, value in shown.items() if name not in _NO_SETTING}
+
+
+def changes(before: QueueRecord, after: QueueRecord) -> dict[str, Any]:
+    """What a change of a queue's settings has changed: by name the old and the new value, as the API writes them."""
+    old, new = settings_of(before), settings_of(after)
+    return {name: {"from": old[name], "to": new[name]} for name in new if old[name] != new[name]}
+
+
+def _bounded(detail: dict[str, Any]) -> dict[str, Any]:
+    plain: dict[str, Any] = _cut(msgspec.to_builtins(detail))
+    size = len(msgspec.json.encode(plain))
+    return plain if size <= MAX_AUDIT_DETAIL_BYTES else {"left_out": f"{size} bytes"}
+
+
+def _cut(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= MAX_AUDIT_TEXT else value[:MAX_AUDIT_TEXT] + "…"
+    if isinstance(value, dict):
+        return {_cut(name): _cut(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_cut(each) for each in value]
+    return value

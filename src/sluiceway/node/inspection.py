@@ -1,0 +1,44 @@
+"""Cutting what was found in a partition down to what an answer holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sluiceway.core.partition import Partition
+from sluiceway.model.leased import Slice
+
+
+@dataclass(slots=True)
+class Asked:
+    """What the audit trail says of a call that names items: how many."""
+
+    items: int
+
+
+def fitting(partition: Partition, pieces: list[Slice], room: float) -> tuple[list[Slice], float]:
+    """The first rows that `room` bytes hold (by the average of each blob), and their bytes: a backlog may be larger than the memory."""
+    chosen, used = [], 0.0
+    for piece in pieces:
+        blob = partition.blobs[piece.blob]
+        each = max(1.0, blob.nbytes / blob.rows)
+        count = min(len(piece.rows), int((room - used) / each))
+        if count:
+            chosen.append(_first(piece, count))
+            used += count * each
+        if count < len(piece.rows):
+            break
+    return chosen, used
+
+
+def first_rows(pieces: list[Slice], count: int) -> list[Slice]:
+    """The first so many rows."""
+    chosen: list[Slice] = []
+    for piece in pieces:
+        if count > 0:
+            chosen.append(_first(piece, count))
+            count -= len(piece.rows)
+    return chosen
+
+
+def _first(piece: Slice, count: int) -> Slice:
+    return piece._replace(rows=piece.rows[:count], offsets=piece.offsets[:count])

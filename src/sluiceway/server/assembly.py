@@ -1,0 +1,120 @@
+"""All that a server has beside its service, put together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sluiceway.core.quota import Rates
+from sluiceway.kernel.errors import invalid
+from sluiceway.model.configuration import Configuration
+from sluiceway.node.api_keys import ApiKeys
+from sluiceway.node.configuration import Loaded
+from sluiceway.node.events import Watch
+from sluiceway.node.service import Service
+from sluiceway.server import logs
+from sluiceway.server.app import App, Fittings, Guard, Meter, create_app
+from sluiceway.server.audit_calls import AuditCalls
+from sluiceway.server.config_calls import ConfigCalls
+from sluiceway.server.events import EventStreams
+from sluiceway.server.guard import KeyGuard, OpenDoor
+from sluiceway.server.key_calls import KeyCalls
+from sluiceway.server.metrics import Metrics
+from sluiceway.server.reload import ON_SIGNAL, Reloader
+from sluiceway.server.tls import TlsFiles
+
+if TYPE_CHECKING:
+    from sluiceway.server.tracing import Tracer
+
+log = logging.getLogger("sluiceway.server")
+
+
+@dataclass(frozen=True)
+class Door:
+    """How the server is reached. `keys`: whether callers need one; if not, `hosts` are the names by which they may call it (None: any).
+    `admin_port`: that of the listener for administrators, if there is one."""
+
+    keys: bool
+    hosts: frozenset[str] | None = None
+    admin_port: int | None = None
+    tls: TlsFiles | None = None
+
+
+class Assembly:
+    """The application over a service that is started, with keys, audit, events, metrics, and a configuration that can change.
+
+    `start` before it serves; `stop` after, before the service is stopped.
+    """
+
+    def __init__(self, service: Service, loaded: Loaded, door: Door) -> None:
+        self._keys = ApiKeys(service.meta, service.audit)
+        configuration = loaded.configuration
+        self._key_guard = KeyGuard(self._keys, _rates(configuration), configuration.server.admin_key) if door.keys else None
+        self._has_admin_key = bool(configuration.server.admin_key)
+        guard: Guard = self._key_guard or OpenDoor(door.hosts)
+        self._metrics = Metrics(service)
+        self._tracer = _tracer(configuration.trace.endpoint) if configuration.trace.endpoint else None
+        meters: list[Meter] = [self._metrics, logs.RequestLog()]
+        if self._tracer is not None:
+            meters.append(self._tracer)
+        self.reloader = Reloader(loaded, service, self._apply, door.tls)
+        events = EventStreams(Watch(service), guard.recheck)
+        rooms = (KeyCalls(lambda: self._keys), AuditCalls(lambda: service.audit), ConfigCalls(service, self.reloader))
+        self.app: App = create_app(
+            service,
+            Fittings(
+                guard,
+                meters=meters,
+                endpoints=[endpoint for room in rooms for endpoint in room.endpoints()],
+                pages=[*self._metrics.pages(), *events.pages()],
+                on_stop=[events.stop],
+                admin_port=door.admin_port,
+            ),
+        )
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def _apply(self, configuration: Configuration) -> None:
+        logs.configure(configuration.log.format, configuration.log.level)
+        if self._key_guard is not None:
+            self._key_guard.configure(_rates(configuration))
+
+    async def start(self) -> None:
+        """Raises StoreUnavailableError."""
+        await self._keys.start()
+        self._metrics.start()
+        self._tasks.add(asyncio.get_running_loop().create_task(self.reloader.watch()))
+        if self._key_guard is not None and not self._has_admin_key and not await self._keys.list():
+            log.warning(
+                "nobody can call this server yet: there is no API key. Make one: sluiceway key create NAME --scope admin --data DIR"
+            )
+
+    def reload_soon(self) -> None:
+        """Read the configuration again, as on a signal."""
+        task = asyncio.get_running_loop().create_task(self.reloader.reload_or_log(ON_SIGNAL))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._metrics.stop()
+        if self._tracer is not None:
+            await self._tracer.stop()
+        await self._keys.stop()
+
+
+def _tracer(endpoint: str) -> Tracer:
+    try:
+        # Only here: without it nothing of OpenTelemetry is loaded, nor need be installed.
+        from sluiceway.server.tracing import Tracer
+    except ImportError:
+        raise invalid("trace.endpoint", "traces need OpenTelemetry; install it with: pip install 'sluiceway[otel]'") from None
+    return Tracer(endpoint)
+
+
+def _rates(configuration: Configuration) -> Rates:
+    return Rates(configuration.limits.requests_per_second, configuration.limits.bytes_per_second)

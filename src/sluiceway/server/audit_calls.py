@@ -1,0 +1,25 @@
+"""The call on the audit trail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sluiceway.node.audit import AuditTrail
+from sluiceway.server.endpoints import Endpoint
+from sluiceway.server.http import Body, Request
+from sluiceway.wire.json_audit import AuditListCall, AuditPage, audit_page, decode_audit_list
+
+
+class AuditCalls:
+    """Shows who changed what. `trail` is asked for at each call: the service has one once it is started."""
+
+    def __init__(self, trail: Callable[[], AuditTrail]) -> None:
+        self._trail = trail
+
+    def endpoints(self) -> list[Endpoint]:
+        return [Endpoint("/v1/audit.list", "admin", self._list, AuditListCall, AuditPage, "List who changed what, newest first")]
+
+    async def _list(self, request: Request) -> Body:
+        call = decode_audit_list(request.body).checked()
+        entries = await self._trail().list(call.limit + 1, call.pivot or "", call.queue_name or "", call.action or "")
+        return audit_page(entries, call.limit)

@@ -1,0 +1,78 @@
+"""The calls on the configuration and the backends."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sluiceway.kernel.clock import format_duration, format_time
+from sluiceway.node.backend_pool import BackendInfo
+from sluiceway.node.configuration import shown
+from sluiceway.node.service import Service
+from sluiceway.server.endpoints import Endpoint
+from sluiceway.server.http import Body, Request
+from sluiceway.server.reload import Reloader
+from sluiceway.wire import json_config
+from sluiceway.wire.json_config import NoFields
+
+
+class ConfigCalls:
+    """Show the configuration, read it again, and list the backends."""
+
+    def __init__(self, service: Service, reloader: Reloader) -> None:
+        self._service = service
+        self._reloader = reloader
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                "/v1/config.reload",
+                "admin",
+                self._reload,
+                NoFields,
+                json_config.ReloadAnswer,
+                "Read the configuration again and apply it, whole or not at all",
+                ("restart_required",),
+            ),
+            Endpoint(
+                "/v1/config.show",
+                "admin",
+                self._show,
+                NoFields,
+                json_config.ConfigAnswer,
+                "Show the configuration in force, where each value comes from, and why the last reload failed",
+            ),
+            Endpoint("/v1/backends.list", "admin", self._backends, NoFields, json_config.BackendList, "List the storage backends"),
+        ]
+
+    async def _reload(self, request: Request) -> Body:
+        json_config.decode_no_fields(request.body)
+        return json_config.encode(json_config.ReloadAnswer(await self._reloader.reload(request.actor)))
+
+    async def _show(self, request: Request) -> Body:
+        json_config.decode_no_fields(request.body)
+        reloader = self._reloader
+        file, failure = reloader.loaded.file, reloader.last_error
+        return json_config.encode(
+            json_config.ConfigAnswer(
+                None if file is None else str(file),
+                format_time(reloader.applied_at),
+                None if failure is None else json_config.ReloadFailure(format_time(failure.at), failure.detail),
+                msgspec.convert(shown(reloader.loaded, origin=True), json_config.ConfigTables),
+            )
+        )
+
+    async def _backends(self, request: Request) -> Body:
+        json_config.decode_no_fields(request.body)
+        return json_config.encode(json_config.BackendList([_described(each) for each in self._service.backends()]))
+
+
+def _described(info: BackendInfo) -> json_config.BackendInfo:
+    configured = info.kind is not None
+    return json_config.BackendInfo(
+        info.name,
+        info.kind,
+        info.partition_affinity if configured else None,
+        format_duration(info.write_timeout) if configured else None,
+        info.partitions,
+        info.problem,
+    )

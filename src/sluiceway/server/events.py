@@ -1,0 +1,215 @@
+"""`/v1/events`: what happens, as a stream of server-sent events that a reader can take up again where it broke off."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
+
+import msgspec
+
+from sluiceway.adapters.system import stopwatch
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_KEY_STREAMS, MAX_STREAMS, STREAM_SEND_TIMEOUT
+from sluiceway.model.access import Caller
+from sluiceway.node.events import EVENT_TYPES, INTERVAL, Counts, Event, Watch
+from sluiceway.server.endpoints import Page
+from sluiceway.server.http import DisconnectedError, Request, Send
+from sluiceway.wire.decoding import from_query, given_queue
+from sluiceway.wire.shapes import QueueName
+
+CONTENT_TYPE: Final = "text/event-stream"
+HEARTBEAT: Final = 15.0
+"""Seconds: shorter than the minute after which proxies commonly give up a silent connection."""
+
+_STATS: Final = "stats"
+_TYPES: Final = (*EVENT_TYPES, _STATS)
+_PART: Final = 64 << 10
+"""Bytes that are sent at a time: what a reader that does not read costs."""
+
+
+class EventsQuery(msgspec.Struct, forbid_unknown_fields=True):
+    """`types`: which ones, separated by commas; all, if it is not there."""
+
+    queue_name: QueueName | None = None
+    types: str | None = None
+
+    def wanted(self) -> frozenset[str]:
+        """Raises `invalid_request`."""
+        if self.types is None:
+            return frozenset(_TYPES)
+        given = self.types.split(",")
+        for each in given:
+            if each not in _TYPES:
+                raise invalid("types", f"{each[:40]!r} is not a type of event; there are {', '.join(_TYPES)}")
+        return frozenset(given)
+
+
+class Reader:
+    """What one stream has sent, and so what is next. Pure: it is told who reads each time, as their rights may have changed."""
+
+    def __init__(self, watch: Watch, types: frozenset[str], queue_name: str | None, resume: bytes) -> None:
+        self._watch = watch
+        self._types = types
+        self._queue_name = queue_name
+        self._sent: dict[str, Counts] = {}
+        process, _, number = resume.decode("latin-1").rpartition("-")
+        known = process == watch.process and number.isascii() and number.isdigit() and len(number) < 19
+        self._seen = int(number) if known else -1 if resume else watch.ring.last
+
+    def parts(self, caller: Caller) -> Iterator[bytes]:
+        """What this caller has not been sent yet, in pieces of some 64 KiB."""
+        part = bytearray()
+        for text in self._texts(caller):
+            part += text
+            if len(part) >= _PART:
+                yield bytes(part)
+                part.clear()
+        if part:
+            yield bytes(part)
+
+    def _texts(self, caller: Caller) -> Iterator[bytes]:
+        ring = self._watch.ring
+        events = ring.after(self._seen)
+        if events is None:
+            self._seen = ring.last
+            yield self._text("reset", b'{"detail":"events were missed: read the state again"}', ring.last)
+        for event in events or ():
+            self._seen = event.number
+            if self._shows(event, caller):
+                yield self._text(event.type, event.data, event.number)
+        if _STATS in self._types:
+            yield from self._stats(caller)
+
+    def place(self) -> bytes:
+        """Tells the reader where it is, without an event: so that it can come back before it has seen one."""
+        return b"id: %s-%d\n\n" % (self._watch.process.encode(), max(self._seen, 0))
+
+    def _text(self, type: str, data: bytes, number: int) -> bytes:
+        return b"id: %s-%d\nevent: %s\ndata: %s\n\n" % (self._watch.process.encode(), number, type.encode(), data)
+
+    def _shows(self, event: Event, caller: Caller) -> bool:
+        if event.type not in self._types or self._queue_name not in (None, event.queue_name):
+            return False
+        if event.type == "audit":
+            return caller.may("admin")
+        if event.queue_name:
+            return caller.may("read", event.queue_name)
+        return _sees_all(caller)
+
+    def _stats(self, caller: Caller) -> Iterator[bytes]:
+        """All counts of a queue that is new to the reader, then those that change. They have no id: a reader that comes back gets all."""
+        counts = self._watch.counts
+        for name in self._sent.keys() - counts.keys():
+            del self._sent[name]
+        names = counts if self._queue_name is None else [self._queue_name]
+        for name in names:
+            now, sent = counts.get(name), self._sent.get(name)
+            if now is None or now is sent or not caller.may("read", name):
+                continue
+            self._sent[name] = now
+            changed = now if sent is None else {each: value for each, value in now.items() if sent[each] != value}
+            yield b"event: stats\ndata: %s\n\n" % msgspec.json.encode({"queue_name": name, **changed})
+
+
+def _sees_any(caller: Caller) -> bool:
+    return caller.may("admin") or caller.scopes is None or any(scope.action == "read" for scope in caller.scopes)
+
+
+def _sees_all(caller: Caller) -> bool:
+    return caller.may("admin") or caller.may_all("read")
+
+
+class EventStreams:
+    """Serves the streams over one watch. `recheck` says who a request's caller is by now, or raises if they are not let in any more."""
+
+    def __init__(self, watch: Watch, recheck: Callable[[Request], Awaitable[Caller]]) -> None:
+        self._watch = watch
+        self._recheck = recheck
+        self._open: Counter[str] = Counter()
+        """Streams by the key of their reader."""
+        self._stopped = False
+
+    def pages(self) -> list[Page]:
+        summary = "What happens, as server-sent events; resumes after the Last-Event-ID"
+        return [
+            Page(
+                "/v1/events",
+                "read",
+                None,
+                summary,
+                stream=self.stream,
+                content_types=(CONTENT_TYPE,),
+                answer=str,
+                query=EventsQuery,
+                errors=("too_many_requests",),
+            )
+        ]
+
+    def stop(self) -> None:
+        """End every stream, now and from now on."""
+        self._stopped = True
+        self._watch.wake()
+
+    async def stream(self, request: Request, send: Send) -> None:
+        """Raises `invalid_request`, `forbidden`, `too_many_requests`, `unavailable`, and DisconnectedError to cut a reader off."""
+        reader = self._reader(request)
+        if self._stopped:
+            raise SluicewayError("unavailable", "the server is stopping")
+        key_id = request.caller.key_id
+        if self._open.total() >= MAX_STREAMS:
+            raise SluicewayError("too_many_requests", f"{MAX_STREAMS:,} readers of events are connected, which is the most; try later")
+        if key_id and self._open[key_id] >= MAX_KEY_STREAMS:
+            detail = f"this API key has {MAX_KEY_STREAMS:,} readers of events, which is the most; close some of them"
+            raise SluicewayError("too_many_requests", detail)
+        self._open[key_id] += 1
+        gone = asyncio.ensure_future(request.disconnected())
+        try:
+            headers = [(b"content-type", CONTENT_TYPE.encode()), (b"cache-control", b"no-store"), (b"x-request-id", request.request_id)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async with self._watch.reading():
+                await self._follow(request, reader, send, gone)
+            await _send(send, b"", more=False)
+        finally:
+            self._open[key_id] -= 1
+            self._open += Counter()
+            gone.cancel()
+
+    def _reader(self, request: Request) -> Reader:
+        query = from_query(request.query(), EventsQuery)
+        queue_name = given_queue(query.queue_name, "queue_name")
+        if queue_name is not None:
+            request.permit(queue_name)
+        elif not _sees_any(request.caller):
+            raise SluicewayError("forbidden", "this key may not read any queue")
+        return Reader(self._watch, query.wanted(), queue_name, request.last_event_id)
+
+    async def _follow(self, request: Request, reader: Reader, send: Send, gone: asyncio.Future[None]) -> None:
+        """Until the reader is gone, is not let in any more, or the server stops."""
+        await _send(send, reader.place())
+        heard = stopwatch()
+        while not (self._stopped or gone.done()):
+            looked = asyncio.ensure_future(self._watch.looked())
+            try:
+                await asyncio.wait((looked, gone), timeout=INTERVAL, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                looked.cancel()
+            try:
+                caller = await self._recheck(request)
+            except SluicewayError:
+                return
+            for part in reader.parts(caller):
+                await _send(send, part)
+                heard = stopwatch()
+            if stopwatch() - heard >= HEARTBEAT:
+                await _send(send, b":\n\n")
+                heard = stopwatch()
+
+
+async def _send(send: Send, part: bytes, more: bool = True) -> None:
+    try:
+        async with asyncio.timeout(STREAM_SEND_TIMEOUT / 1000):
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+    except TimeoutError:
+        raise DisconnectedError from None

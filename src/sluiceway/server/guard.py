@@ -1,0 +1,184 @@
+"""Who is let in, and how fast: the doors that an application may have."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import logging
+from collections.abc import Iterable
+from typing import Final
+
+from sluiceway.adapters import system
+from sluiceway.core.quota import Bucket, Rates
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import RateLimitedError, SluicewayError
+from sluiceway.kernel.limits import MAX_API_KEYS
+from sluiceway.model.access import ANYBODY, ApiKey, Caller, Scope, check_admin_key
+from sluiceway.node.api_keys import ApiKeys
+from sluiceway.server.http import Request
+
+log = logging.getLogger("sluiceway.server")
+
+ADMIN: Final = Caller("admin", (Scope("admin"),))
+"""Who has the key that stands in the configuration."""
+
+_LOG_INTERVAL: Final = 1_000
+_SCHEME: Final = b"bearer"
+
+
+class OpenDoor:
+    """Lets everybody in, to do everything.
+
+    `hosts`: the names under which this server is called, besides localhost and addresses of this machine; a request to another name is
+    `forbidden`. So a web page whose name was made to point at this machine cannot use the reader's browser to call the server.
+    None: any name will do, for a server that other machines may call.
+    """
+
+    def __init__(self, hosts: Iterable[str] | None = None) -> None:
+        self._hosts = None if hosts is None else {host.lower().rstrip(".") for host in hosts}
+
+    async def admit(self, request: Request) -> Caller:
+        if self._hosts is not None and not _is_here(request.host, self._hosts):
+            shown = request.host.decode("latin-1")[:80]
+            detail = f"this server asks nobody who they are, so it answers to localhost only, and not to the name {shown!r}"
+            raise SluicewayError("forbidden", f"{detail}; call it as http://127.0.0.1:PORT, or serve with API keys")
+        return ANYBODY
+
+    async def recheck(self, request: Request) -> Caller:
+        return request.caller
+
+    def charge(self, caller: Caller, size: int) -> None: ...
+
+
+def _is_here(host: bytes, names: set[str]) -> bool:
+    if not host:
+        # Every browser sends one.
+        return True
+    text = host.decode("latin-1").lower()
+    name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
+    name = name.rstrip(".")
+    if name in names or name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+class KeyGuard:
+    """Lets in who has an API key, as fast as that may go. Use from one event loop.
+
+    `admin_key` is good for the calls that need `admin`, and for no other; it is not in the meta store and has no rate.
+    Raises `invalid_request` for an `admin_key` that could be guessed.
+    """
+
+    def __init__(self, keys: ApiKeys, rates: Rates | None = None, admin_key: str = "") -> None:
+        self._keys = keys
+        self._rates = rates or Rates()
+        self._admin = _digest(check_admin_key(admin_key, "server.admin_key")) if admin_key else b""
+        self._requests: dict[str, Bucket] = {}
+        self._bytes: dict[str, Bucket] = {}
+        self._refusals = _Refusals()
+
+    def configure(self, rates: Rates) -> None:
+        """Other rates from now on, for the keys that have none of their own."""
+        self._rates = rates
+
+    async def admit(self, request: Request) -> Caller:
+        """Raises `unauthenticated`, `rate_limited`. An admission counts as one request."""
+        text = _token(request.authorization)
+        if not text:
+            self._refusals.note(request, "none")
+            raise _unauthenticated("this server asks for an API key: send the header Authorization: Bearer slw_ID_SECRET")
+        if hmac.compare_digest(_digest(text), self._admin):
+            return ADMIN
+        holder = await self._keys.find(text)
+        if holder is None:
+            self._refusals.note(request, _shown_id(text))
+            raise _unauthenticated("the API key is unknown, has expired or was revoked; ask an administrator for another one")
+        self._pace(holder.key)
+        return holder.caller
+
+    async def recheck(self, request: Request) -> Caller:
+        """Whether who was let in still would be, for an answer that goes on and on. Asks no store and counts as nothing."""
+        caller = request.caller
+        if caller.key_id and self._keys.known(caller.key_id) is None:
+            raise _unauthenticated("the API key has expired or was revoked")
+        return caller
+
+    def charge(self, caller: Caller, size: int) -> None:
+        """Counts a body. One that is more than the key has left delays the requests after it."""
+        bucket = self._bytes.get(caller.key_id)
+        if bucket is not None:
+            bucket.take(size)
+
+    def _pace(self, key: ApiKey) -> None:
+        now, rates = system.now(), _rates_of(key, self._rates)
+        requests = self._bucket(self._requests, key.key_id, rates.requests_per_second, now)
+        size = self._bucket(self._bytes, key.key_id, rates.bytes_per_second, now)
+        for bucket, rate, what in ((requests, rates.requests_per_second, "requests"), (size, rates.bytes_per_second, "bytes")):
+            wait = bucket.wait(rate, now) if bucket is not None else 0
+            if wait:
+                raise RateLimitedError(f"the API key {key.key_id} may send {rate:,} {what} a second; wait {wait} ms", wait)
+        if requests is not None:
+            requests.take(1)
+
+    def _bucket(self, buckets: dict[str, Bucket], key_id: str, rate: int, now: Millis) -> Bucket | None:
+        if not rate:
+            buckets.pop(key_id, None)
+            return None
+        bucket = buckets.get(key_id)
+        if bucket is None:
+            if len(buckets) >= MAX_API_KEYS:
+                for gone in [each for each in buckets if self._keys.known(each) is None]:
+                    del buckets[gone]
+            bucket = buckets[key_id] = Bucket(rate, now)
+        return bucket
+
+
+class _Refusals:
+    """Logs requests without a good key: the first at once, then at most one line a second, however many come."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._next_at: Millis = 0
+
+    def note(self, request: Request, key_id: str) -> None:
+        self._count += 1
+        now = system.now()
+        if now >= self._next_at:
+            log.warning(
+                "refused without a good API key: %d requests; the last one from %s, key id %s, request_id %s",
+                self._count,
+                request.peer,
+                key_id,
+                request.request_id.decode(),
+            )
+            self._count, self._next_at = 0, now + _LOG_INTERVAL
+
+
+def _rates_of(key: ApiKey, rates: Rates) -> Rates:
+    requests, size = key.requests_per_second, key.bytes_per_second
+    return Rates(rates.requests_per_second if requests is None else requests, rates.bytes_per_second if size is None else size)
+
+
+def _token(authorization: bytes) -> str:
+    """The text after `Bearer`; empty if there is none."""
+    scheme, _, token = authorization.strip().partition(b" ")
+    return token.strip().decode("latin-1") if scheme.lower() == _SCHEME else ""
+
+
+def _shown_id(text: str) -> str:
+    """The public part of what claims to be a key. Of anything else nothing is shown: it may be a password that was sent by mistake."""
+    prefix, _, rest = text.partition("_")
+    key_id = rest.partition("_")[0]
+    return key_id if prefix == "slw" and key_id.isascii() and key_id.isalnum() and len(key_id) == 8 else "unreadable"
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def _unauthenticated(detail: str) -> SluicewayError:
+    return SluicewayError("unauthenticated", detail)

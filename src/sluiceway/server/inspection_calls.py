@@ -1,0 +1,97 @@
+"""The calls on a queue's items by their place in storage."""
+
+from __future__ import annotations
+
+from sluiceway.adapters.system import now
+from sluiceway.model.queue import QueueRecord
+from sluiceway.server.endpoints import Endpoint
+from sluiceway.server.http import Body, Request
+from sluiceway.server.service import QueueService
+from sluiceway.wire import answers, json_inspection, shapes
+from sluiceway.wire.decoding import request_timeout
+
+
+class InspectionCalls:
+    """List, import and delete items, and load partitions again."""
+
+    def __init__(self, service: QueueService) -> None:
+        self._service = service
+
+    def endpoints(self) -> list[Endpoint]:
+        errors = ("queue_not_found", "partition_damaged")
+        return [
+            Endpoint(
+                "/v1/storage/items.list",
+                "read",
+                self._list,
+                json_inspection.ListItemsCall,
+                json_inspection.ListedItems,
+                "List the ready and the leased items of a partition, page by page",
+                errors,
+            ),
+            Endpoint(
+                "/v1/storage/scheduled.list",
+                "read",
+                self._list_scheduled,
+                json_inspection.ListItemsCall,
+                json_inspection.ListedItems,
+                "List the scheduled items of a partition, page by page",
+                errors,
+            ),
+            Endpoint(
+                "/v1/storage/items.import",
+                "manage",
+                self._import,
+                json_inspection.ImportCall,
+                shapes.Produced,
+                "Store items in a partition of one's choice, as new ones",
+                ("queue_not_found", "too_many_items", "queue_paused"),
+            ),
+            Endpoint(
+                "/v1/storage/items.delete",
+                "manage",
+                self._delete,
+                json_inspection.DeleteItemsCall,
+                json_inspection.Deleted,
+                "Drop items that wait, by id, for good",
+                (*errors, "too_many_items"),
+            ),
+            Endpoint(
+                "/v1/queue.reload",
+                "manage",
+                self._reload,
+                json_inspection.ReloadCall,
+                shapes.Done,
+                "Open every partition anew from its storage",
+                errors,
+            ),
+        ]
+
+    def _queue(self, request: Request, queue_name: str) -> QueueRecord:
+        return self._service.queue(request.permit(queue_name))
+
+    async def _list(self, request: Request, scheduled: bool = False) -> Body:
+        call = json_inspection.decode_list_items(request.body)
+        record = self._queue(request, call.queue_name)
+        page = await self._service.list_items(call.queue_name, call.request(record, scheduled))
+        return json_inspection.listed(record, call.partition, page)
+
+    async def _list_scheduled(self, request: Request) -> Body:
+        return await self._list(request, True)
+
+    async def _import(self, request: Request) -> Body:
+        call = json_inspection.decode_import(request.body)
+        record = self._queue(request, call.queue_name)
+        wanted = call.request(record, now())
+        return answers.produced(record, await self._service.import_items(call.queue_name, wanted, request.actor))
+
+    async def _delete(self, request: Request) -> Body:
+        call = json_inspection.decode_delete_items(request.body)
+        wanted = call.request(self._queue(request, call.queue_name))
+        return json_inspection.deleted(await self._service.delete_items(call.queue_name, wanted, request.actor))
+
+    async def _reload(self, request: Request) -> Body:
+        call = json_inspection.decode_reload(request.body)
+        queue_name = self._queue(request, call.queue_name).queue_name
+        await self._service.reload(queue_name, request_timeout(call.request_timeout), request.actor)
+        return b"{}"

@@ -1,0 +1,163 @@
+"""Where a server listens, and whom it lets in there."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import Callable
+
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import GOODBYE_TIMEOUT, HEAD_TIMEOUT
+from sluiceway.model.configuration import Address, ServerSettings, parse_address
+
+_BACKLOG = 2_048
+_AT_ONCE = 100
+"""Connections that are accepted before others get a turn on the event loop."""
+_PAUSE = 1.0
+"""Seconds without accepting after the system had no more files, or no memory: what waits stays in the backlog."""
+
+
+def bind(host: str, port: int, field: str = "server.listen") -> socket.socket:
+    """A bound socket; port 0 takes a free one. Raises `invalid_request` for what is no address of this machine; OSError for one that is
+    taken."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except socket.gaierror as error:
+        raise invalid(field, f"{host!r} is not an address of this machine: {error.strerror}") from None
+    family, _, _, _, address = found[0]
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def bind_all(server: ServerSettings) -> list[socket.socket]:
+    """The socket of the API, then that for administrators if there is one. Raises as `bind` does."""
+    socks = [bind(*parse_address(server.listen, "server.listen"))]
+    if server.admin_listen:
+        try:
+            socks.append(bind(*parse_address(server.admin_listen, "server.admin_listen"), "server.admin_listen"))
+        except BaseException:
+            socks[0].close()
+            raise
+    return socks
+
+
+class Listener:
+    """Accepts connections on a bound socket, each with a protocol of its own, until it is closed.
+
+    With TLS, a connection becomes the protocol's only once both sides have agreed, within HEAD_TIMEOUT; so those that have not are counted
+    here, and while there is no `room` for them they are closed. Use from one event loop.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        protocol: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None,
+        room: Callable[[], bool],
+    ) -> None:
+        self._sock = sock
+        self._protocol = protocol
+        self._tls = tls
+        self._room = room
+        self._opening: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.get_running_loop()
+        self._pause: asyncio.TimerHandle | None = None
+        sock.setblocking(False)
+        sock.listen(_BACKLOG)
+        self._loop.add_reader(sock, self._accept, _AT_ONCE)
+
+    @property
+    def opening(self) -> int:
+        """Connections that were accepted and have no protocol yet."""
+        return len(self._opening)
+
+    def _accept(self, most: int) -> None:
+        for _ in range(most):
+            try:
+                made, _ = self._sock.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:
+                # At once it would fail again, as fast as the loop can go round.
+                self._loop.remove_reader(self._sock)
+                self._pause = self._loop.call_later(_PAUSE, self._loop.add_reader, self._sock, self._accept, _AT_ONCE)
+                return
+            if self._tls is not None and not self._room():
+                made.close()
+                continue
+            task = self._loop.create_task(self._open(made))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, made: socket.socket) -> None:
+        made.setblocking(False)
+        try:
+            if self._tls is None:
+                await self._loop.connect_accepted_socket(self._protocol, made)
+                return
+            await self._loop.connect_accepted_socket(
+                self._protocol,
+                made,
+                ssl=self._tls,
+                ssl_handshake_timeout=HEAD_TIMEOUT / 1_000,
+                ssl_shutdown_timeout=GOODBYE_TIMEOUT / 1_000,
+            )
+        except OSError:
+            # The client has gone, or does not speak TLS as it should: nobody is there to be told.
+            return
+
+    async def close(self, patience: float) -> None:
+        """Accept no more. What clients have connected before is theirs, unless they do not agree on TLS within so many seconds."""
+        if self._pause is not None:
+            self._pause.cancel()
+        # Closing the socket would reset those that nobody has accepted yet.
+        self._accept(_BACKLOG)
+        self._loop.remove_reader(self._sock)
+        if self._pause is not None:
+            self._pause.cancel()
+        self._sock.close()
+        if self._opening:
+            await asyncio.wait(self._opening, timeout=patience)
+        for task in list(self._opening):
+            task.cancel()
+
+
+def url_of(sock: socket.socket, tls: bool = False) -> str:
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def address_of(sock: socket.socket) -> Address:
+    """Where it listens."""
+    return Address(*sock.getsockname()[:2])
+
+
+def is_loopback(address: Address) -> bool:
+    """Other machines cannot reach it."""
+    return ipaddress.ip_address(address.host.partition("%")[0]).is_loopback
+
+
+def asks_for_keys(server: ServerSettings, addresses: list[Address], insecure: bool) -> bool:
+    """Whether callers need an API key. Raises `invalid_request` where other machines could call without one, unless that is `insecure`."""
+    # Whoever has set a key means it to be asked for, wherever the server listens.
+    if server.auth == "keys" or (server.auth == "auto" and server.admin_key):
+        return True
+    public = [address.host for address in addresses if not is_loopback(address)]
+    if not public or insecure:
+        return False
+    if server.auth == "none":
+        raise invalid(
+            "server.auth",
+            f"{public[0]} can be reached from other machines, which could then do everything without a key; leave auth at auto, "
+            "listen on 127.0.0.1, or say --insecure if it is wanted",
+        )
+    return True

@@ -1,0 +1,147 @@
+"""What the server tells about itself: one stream of lines, its own and its libraries', and the log of requests."""
+
+from __future__ import annotations
+
+import logging
+import re
+import sys
+from collections.abc import Mapping, MutableMapping
+from typing import Any, Final, Literal, TextIO
+
+import structlog
+
+from sluiceway.adapters.system import stopwatch
+from sluiceway.server.http import Request
+
+log = logging.getLogger("sluiceway.requests")
+
+Format = Literal["text", "json"]
+Level = Literal["debug", "info", "warning", "error"]
+_Event = MutableMapping[str, Any]
+
+_SECRETS: Final = re.compile(
+    r"""slw_[A-Za-z0-9]{1,64}_[A-Za-z0-9_\-]+      # an API key
+    | (?<=://)[^\s/@:]*:[^\s/@]*(?=@)             # the user and password of a URL
+    | (?<=password=)(?:'[^']*'|[^\s&]+)           # of a connection string
+    | (?<=bearer\ )[^\s'"]+""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_HANDLER: Final = "sluiceway"
+
+_SLOW: Final = 1.0
+"""Seconds after which a request is worth a line."""
+_WAITS: Final = frozenset({"/v1/queue.lease", "/v1/events"})
+"""Requests that take long because that is what was asked for."""
+_LINES: Final = 20
+"""Lines about requests in a second, at the level info: when everything fails, to tell so must not be another load."""
+
+
+def configure(format: Format = "text", level: Level = "info", stream: TextIO | None = None) -> None:
+    """Log to the stream (standard error) in that format, from that level on: whatever is logged in the process, by us or by others.
+
+    May be called again, to change that. Nothing that is logged can look like another line, or hide what follows, and what looks like an
+    API key or a password is shown as ***.
+    """
+    stream = stream or sys.stderr
+    # Named before it is added, so that a second call replaces what the first has added and nothing else.
+    handler = logging.StreamHandler(stream)
+    handler.name = _HANDLER
+    handler.setFormatter(_formatter(format, colors=stream.isatty()))
+    root = logging.getLogger()
+    for old in [each for each in root.handlers if each.name == _HANDLER]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    # At the level info it tells the story of each start and stop in its own words; its debug lines have raw addresses and paths.
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
+    for chatty in ("httpx", "httpcore", "urllib3"):
+        logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
+
+
+def _formatter(format: Format, colors: bool) -> logging.Formatter:
+    last: list[structlog.types.Processor] = [structlog.processors.JSONRenderer()]
+    if format == "text":
+        last = [_set_in, structlog.dev.ConsoleRenderer(colors=colors)]
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            structlog.stdlib.add_logger_name,
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.ExtraAdder(),
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+        ],
+        processors=[
+            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
+            # The library's other ways to show an exception show the values of variables too: payloads, and keys.
+            structlog.processors.format_exc_info,
+            _clean,
+            *last,
+        ],
+    )
+
+
+def _clean(_: Any, __: str, event: _Event) -> Mapping[str, Any]:
+    for said_already in ("color_message", "message", "asctime"):
+        event.pop(said_already, None)
+    for name, value in event.items():
+        if isinstance(value, int | float | bool | None):
+            continue
+        text = _SECRETS.sub("***", value if isinstance(value, str) else str(value))
+        # An exception has lines of its own.
+        event[name] = "\n".join(map(_escaped, text.split("\n"))) if name == "exception" else _escaped(text)
+    return event
+
+
+def _set_in(_: Any, __: str, event: _Event) -> Mapping[str, Any]:
+    """So that no line of an exception can be taken for the beginning of an entry."""
+    if "exception" in event:
+        event["exception"] = "  | " + event["exception"].replace("\n", "\n  | ")
+    return event
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class RequestLog:
+    """A meter that logs requests: at the level info those that failed on the server's side or were slow, all of them at debug.
+
+    A line has the endpoint, the status, milliseconds, bytes, who asked, the queue and the request's id; never a payload or a header. More
+    than _LINES in a second are counted, not written.
+    """
+
+    def __init__(self) -> None:
+        self._second = 0
+        self._written = 0
+        self._omitted = 0
+
+    def answered(self, request: Request, path: str, status: int, seconds: float, received: int, sent: int) -> None:
+        if status >= 500 or (seconds > _SLOW and path not in _WAITS):
+            if log.isEnabledFor(logging.INFO) and self._may_write():
+                self._write(logging.INFO, request, path, status, seconds, received, sent)
+        elif log.isEnabledFor(logging.DEBUG):
+            self._write(logging.DEBUG, request, path, status, seconds, received, sent)
+
+    def _may_write(self) -> bool:
+        second = int(stopwatch())
+        if second != self._second:
+            self._second, self._written = second, 0
+        self._written += 1
+        self._omitted += self._written > _LINES
+        return self._written <= _LINES
+
+    def _write(self, level: int, request: Request, path: str, status: int, seconds: float, received: int, sent: int) -> None:
+        fields: dict[str, object] = {
+            "endpoint": path or "other",
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+            "received": received,
+            "sent": sent,
+            "caller": request.caller.name,
+            "request_id": request.request_id.decode(),
+        }
+        if request.queue_name:
+            fields["queue"] = request.queue_name
+        if self._omitted:
+            fields["omitted"], self._omitted = self._omitted, 0
+        log.log(level, "request", extra=fields)

@@ -1,0 +1,141 @@
+"""Which queues have metrics of their own, and what all the others come to. A pure machine: it is told the counts and does no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.limits import MAX_METRIC_QUEUES
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import QueueStats
+
+OTHER: Final = "(other)"
+"""In place of a queue's name: all queues without metrics of their own, together. No queue can be called so."""
+
+COUNTERS: Final = {
+    "produced": "Items stored.",
+    "deduplicated": "Items of repeated produces, which were stored before.",
+    "leased": "Items given out, each time anew.",
+    "completed": "Items completed.",
+    "retried": "Items put back by a retry.",
+    "expired": "Items put back because their lease ran out.",
+    "dead": "Items that died: sent to the dead queue, or dropped where there is none.",
+    "released": "Items given back untouched.",
+    "cleared": "Items dropped by a clear.",
+    "redriven": "Items sent back out of a dead queue.",
+    "failures": "Times that a partition could not be opened, or a commit ended refused or unknown.",
+}
+"""Counters of `PartitionStats`: of items since the queue was created, of failures since the process started."""
+
+PARTITION_STATES: Final = ("available", "opening", "failed", "stopped")
+
+Counts = tuple[int, ...]
+_ZERO: Final[Counts] = (0,) * len(COUNTERS)
+
+
+class Seen(NamedTuple):
+    """A queue, or several, at one moment. `counters` are in the order of COUNTERS; None: what a partition has counted is not known yet."""
+
+    queue_name: str
+    incarnation: str
+    created_at: Millis
+    items: dict[str, int]
+    waiting: dict[str, int]
+    partitions: dict[str, int]
+    leases: int
+    degraded: int
+    commit_time: float
+    counters: Counts | None
+
+    @property
+    def size(self) -> int:
+        return sum(self.items.values())
+
+
+def seen(record: QueueRecord, stats: QueueStats) -> Seen:
+    """The queue's partitions, added up."""
+    parts = stats.partitions
+    # One that was open and has failed keeps its counts; one that never was has none, and would seem to have counted all at once later.
+    known = all(part.state == "available" or part.produced for part in parts)
+    states = dict.fromkeys(PARTITION_STATES, 0)
+    for part in parts:
+        states[part.state] += 1
+    return Seen(
+        record.queue_name,
+        record.incarnation,
+        record.created_at,
+        {
+            "ready": sum(part.ready for part in parts),
+            "leased": sum(part.leased_now for part in parts),
+            "scheduled": sum(part.scheduled for part in parts),
+            "transferring": sum(part.transferring for part in parts),
+        },
+        {"produce": stats.produce_waiting, "lease": stats.lease_waiting, "settle": stats.complete_waiting},
+        states,
+        sum(part.leases for part in parts),
+        sum(part.degraded for part in parts),
+        max((part.commit_time for part in parts), default=0.0),
+        tuple(sum(getattr(part, name) for part in parts) for name in COUNTERS) if known else None,
+    )
+
+
+class QueueLabels:
+    """Keeps the number of label values bounded, and every counter from going backwards, which would be read as a restart.
+
+    The first `most` queues, the biggest first, have metrics of their own until they are deleted. A queue beyond them adds to OTHER what
+    happens in it, not what had happened: so a queue that gets a place takes nothing away from OTHER.
+    """
+
+    def __init__(self, started_at: Millis, most: int = MAX_METRIC_QUEUES) -> None:
+        self._started_at = started_at
+        self._most = most
+        self._named: set[str] = set()
+        self._last: dict[str, Counts] = {}
+        self._others: Counts = _ZERO
+
+    def divide(self, queues: Sequence[Seen]) -> list[Seen]:
+        """Those with metrics of their own, by name, and last, if there are more, all others as OTHER."""
+        present = {queue.incarnation for queue in queues}
+        self._named &= present
+        free = [queue for queue in queues if queue.incarnation not in self._named]
+        free.sort(key=lambda queue: (-queue.size, queue.queue_name))
+        self._named |= {queue.incarnation for queue in free[: self._most - len(self._named)]}
+        named: list[Seen] = []
+        others: list[Seen] = []
+        for queue in queues:
+            counted = queue._replace(counters=self._count(queue))
+            (named if queue.incarnation in self._named else others).append(counted)
+        self._last = {incarnation: counts for incarnation, counts in self._last.items() if incarnation in present}
+        named.sort(key=lambda queue: queue.queue_name)
+        return [*named, self._together(others)] if others or any(self._others) else named
+
+    def _count(self, queue: Seen) -> Counts | None:
+        """The queue's counters, never lower than the last time: a commit that ended unknown may turn out not to have happened."""
+        last = self._last.get(queue.incarnation)
+        if queue.counters is None:
+            return last
+        counts = queue.counters if last is None else tuple(map(max, last, queue.counters))
+        if queue.incarnation not in self._named:
+            # One that is new here has all of its life behind it, or only what came since the process started.
+            before = last or (_ZERO if queue.created_at >= self._started_at else counts)
+            self._others = tuple(sum_ + now - then for sum_, now, then in zip(self._others, counts, before, strict=True))
+        self._last[queue.incarnation] = counts
+        return counts
+
+    def _together(self, others: Iterable[Seen]) -> Seen:
+        total = Seen(OTHER, "", 0, {}, {}, {}, 0, 0, 0.0, self._others)
+        for queue in others:
+            total = total._replace(
+                items=_added(total.items, queue.items),
+                waiting=_added(total.waiting, queue.waiting),
+                partitions=_added(total.partitions, queue.partitions),
+                leases=total.leases + queue.leases,
+                degraded=total.degraded + queue.degraded,
+                commit_time=max(total.commit_time, queue.commit_time),
+            )
+        return total
+
+
+def _added(one: dict[str, int], other: dict[str, int]) -> dict[str, int]:
+    return {name: one.get(name, 0) + count for name, count in other.items()}

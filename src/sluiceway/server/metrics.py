@@ -1,0 +1,203 @@
+"""What Prometheus reads: requests, queues, backends, the event loop and the process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import platform
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from sluiceway import __version__
+from sluiceway.adapters.system import now, stopwatch
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.node.service import Service
+from sluiceway.server.endpoints import Page, Reply
+from sluiceway.server.http import Request
+from sluiceway.server.metric_queues import COUNTERS, QueueLabels, Seen, seen
+
+CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+_FRESH: Final = 1.0
+"""Seconds for which a scrape is answered with the text of the last one: however many ask, the work is done once."""
+_SLICE: Final = 200
+"""Partitions that are counted in one go: about a millisecond, in which the event loop serves nobody."""
+_LAG_INTERVAL: Final = 0.5
+"""Seconds between two looks at the event loop's lag."""
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
+
+
+class _Series(NamedTuple):
+    requests: Counter
+    seconds: Histogram
+    received: Counter
+    sent: Counter
+
+
+class Metrics:
+    """A meter of requests, and the page `/metrics`. `start` and `stop` on the event loop that serves.
+
+    No label has unbounded values: an endpoint is one of the table, or `other`; of queues, see QueueLabels.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._requests = Counter(
+            "sluiceway_http_requests", "Requests answered; status 0: the client had gone.", ["endpoint", "status"], registry=None
+        )
+        self._seconds = Histogram(
+            "sluiceway_http_request_duration_seconds",
+            "From the headers of a request to the end of its answer. A lease may wait for items on purpose.",
+            ["endpoint"],
+            buckets=_SECONDS,
+            registry=None,
+        )
+        self._received = Counter("sluiceway_http_request_bytes", "Bytes of request bodies.", ["endpoint"], registry=None)
+        self._sent = Counter("sluiceway_http_response_bytes", "Bytes of answers, without their headers.", ["endpoint"], registry=None)
+        self._lag = Histogram(
+            "sluiceway_event_loop_lag_seconds",
+            "How late the event loop was, looked at twice a second.",
+            buckets=_LAG_SECONDS,
+            registry=None,
+        )
+        self._series: dict[tuple[str, int], _Series] = {}
+        """Those of an endpoint and a status, since to find them takes longer than to count."""
+        self._queues = _Queues()
+        self._labels = QueueLabels(now())
+        self._registry = CollectorRegistry()
+        own: list[Collector] = [self._requests, self._seconds, self._received, self._sent, self._lag]
+        for collector in (_Quiet(own), self._queues, _Build(), ProcessCollector(registry=None)):
+            self._registry.register(collector)
+        self._scraping = asyncio.Lock()
+        self._text = b""
+        self._fresh_until = 0.0
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._watching = asyncio.get_running_loop().create_task(self._watch_loop())
+
+    async def stop(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watching
+
+    def answered(self, request: Request, path: str, status: int, seconds: float, received: int, sent: int) -> None:
+        series = self._series.get((path, status)) or self._find(path, status)
+        series.requests.inc()
+        series.seconds.observe(seconds)
+        series.received.inc(received)
+        series.sent.inc(sent)
+
+    def _find(self, path: str, status: int) -> _Series:
+        endpoint = path or "other"
+        found = _Series(
+            self._requests.labels(endpoint, str(status)),
+            self._seconds.labels(endpoint),
+            self._received.labels(endpoint),
+            self._sent.labels(endpoint),
+        )
+        self._series[path, status] = found
+        return found
+
+    def pages(self) -> list[Page]:
+        return [Page("/metrics", "read", self._page, "Metrics for Prometheus", content_types=("text/plain",))]
+
+    async def _page(self, request: Request) -> Reply:
+        if not request.caller.may_all("read"):
+            raise SluicewayError("forbidden", "the metrics name all queues: this needs a key with the scope read:*")
+        return Reply(await self.scrape(), CONTENT_TYPE)
+
+    async def scrape(self) -> bytes:
+        """The metrics as text, at most a second old. Other requests are served meanwhile."""
+        async with self._scraping:
+            if stopwatch() >= self._fresh_until:
+                self._queues.divided = self._labels.divide(await self._look())
+                self._queues.backends = {state.name: state.problem is None for state in self._service.backends()}
+                self._text = await asyncio.to_thread(generate_latest, self._registry)
+                self._fresh_until = stopwatch() + _FRESH
+            return self._text
+
+    async def _look(self) -> list[Seen]:
+        found, counted = [], 0
+        for record in self._service.queues():
+            try:
+                found.append(seen(record, self._service.stats(record.queue_name)))
+            except SluicewayError:
+                # Deleted while others were counted.
+                continue
+            counted += len(record.partitions)
+            if counted >= _SLICE:
+                counted = 0
+                await asyncio.sleep(0)
+        return found
+
+    async def _watch_loop(self) -> None:
+        while True:
+            began = stopwatch()
+            await asyncio.sleep(_LAG_INTERVAL)
+            self._lag.observe(max(0.0, stopwatch() - began - _LAG_INTERVAL))
+
+
+class _Quiet(Collector):
+    """Leaves out when each series was begun: as many series again, which nobody reads."""
+
+    def __init__(self, own: Sequence[Collector]) -> None:
+        self._own = own
+
+    def collect(self) -> Iterator[Metric]:
+        for collector in self._own:
+            for metric in collector.collect():
+                metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+                yield metric
+
+
+class _Build(Collector):
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily("sluiceway_build", "What is running.", {"version": __version__, "python": platform.python_version()})
+
+
+class _Queues(Collector):
+    """The last look at queues and backends, as metrics."""
+
+    def __init__(self) -> None:
+        self.divided: list[Seen] = []
+        self.backends: dict[str, bool] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        yield self._gauges("items", "Items in the queue.", "state", [each.items for each in self.divided])
+        yield self._gauges("waiting_requests", "Requests that wait in the queue.", "call", [each.waiting for each in self.divided])
+        yield self._gauges("partitions", "Partitions of the queue.", "state", [each.partitions for each in self.divided])
+        yield self._gauge("leases", "Live leases.", [each.leases for each in self.divided])
+        yield self._gauge("degraded_partitions", "Partitions far slower than their peers.", [each.degraded for each in self.divided])
+        slowest = [each.commit_time / 1000 for each in self.divided]
+        yield self._gauge("commit_duration_seconds", "Moving average of a commit, of the slowest partition.", slowest)
+        for at, (name, documentation) in enumerate(COUNTERS.items()):
+            metric = "partition_failures" if name == "failures" else f"items_{name}"
+            counter = CounterMetricFamily(f"sluiceway_queue_{metric}", documentation, labels=["queue"])
+            for each in self.divided:
+                if each.counters is not None:
+                    counter.add_metric([each.queue_name], each.counters[at])
+            yield counter
+        up = GaugeMetricFamily("sluiceway_backend_up", "1: its partitions are served; 0: it does not answer.", labels=["backend"])
+        for name, answers in self.backends.items():
+            up.add_metric([name], answers)
+        yield up
+
+    def _gauge(self, name: str, documentation: str, values: Sequence[float]) -> Metric:
+        family = GaugeMetricFamily(f"sluiceway_queue_{name}", documentation, labels=["queue"])
+        for each, value in zip(self.divided, values, strict=True):
+            family.add_metric([each.queue_name], value)
+        return family
+
+    def _gauges(self, name: str, documentation: str, label: str, values: Sequence[dict[str, int]]) -> Metric:
+        family = GaugeMetricFamily(f"sluiceway_queue_{name}", documentation, labels=["queue", label])
+        for each, counts in zip(self.divided, values, strict=True):
+            for value, count in counts.items():
+                family.add_metric([each.queue_name, value], count)
+        return family

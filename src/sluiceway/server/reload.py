@@ -1,0 +1,148 @@
+"""A configuration that changes while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from sluiceway.adapters import system
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.access import Actor
+from sluiceway.model.configuration import Configuration
+from sluiceway.node.configuration import Loaded
+from sluiceway.node.service import Service
+from sluiceway.server.tls import TlsFiles
+
+log = logging.getLogger("sluiceway.server")
+
+WATCH_INTERVAL: Millis = 1_000
+"""Between two looks at the files. What has changed is read when it looks the same at the next look: nobody is writing any more."""
+
+ON_SIGNAL = Actor("SIGHUP")
+ON_CHANGE = Actor("file watch")
+
+
+class Failure(NamedTuple):
+    at: Millis
+    detail: str
+
+
+class Stillness:
+    """Is shown again and again what files look like, and tells when they have changed and come to rest."""
+
+    def __init__(self, looks: object) -> None:
+        self._known = self._last = looks
+
+    def look(self, looks: object) -> bool:
+        """Whether they are other than at the last time that this was so, and the same as at the last look."""
+        rests, self._last = looks == self._last, looks
+        if not rests or looks == self._known:
+            return False
+        self._known = looks
+        return True
+
+
+class Reloader:
+    """Reads the configuration again, on demand or when its files change, and has it applied whole or not at all.
+
+    `loaded` is what is in force, since `applied_at`; `last_error` why what was read since then is not. `apply` takes over the sections that
+    nothing can go wrong with.
+    """
+
+    def __init__(self, loaded: Loaded, service: Service, apply: Callable[[Configuration], None], tls: TlsFiles | None = None) -> None:
+        self.loaded = loaded
+        self.applied_at = system.now()
+        self.last_error: Failure | None = None
+        self._service = service
+        self._apply = apply
+        self._tls = tls
+        self._reloading = asyncio.Lock()
+        server = loaded.configuration.server
+        self._tls_files = [Path(server.tls_certificate), Path(server.tls_key)] if tls is not None else []
+        self._tls_content = _content(self._tls_files)
+        self._files = [*([loaded.file] if loaded.file is not None else []), *self._tls_files]
+
+    async def reload(self, by: Actor) -> list[str]:
+        """Read, check, compare, apply, and leave an audit entry. Returns the names of the keys that have changed.
+
+        Raises `invalid_request`, `restart_required`, `unavailable`, `outcome_unknown`; then nothing has changed, and `last_error` says why.
+        """
+        async with self._reloading:
+            try:
+                changed = await self._reload(by)
+            except SluicewayError as error:
+                self.last_error = Failure(system.now(), error.detail)
+                log.error("the configuration was not reloaded (%s): %s", by.name, error.detail)
+                raise
+            self.last_error = None
+            return changed
+
+    async def _reload(self, by: Actor) -> list[str]:
+        loaded = self.loaded.again()
+        old, new = self.loaded.configuration, loaded.configuration
+        content = _content(self._tls_files)
+        renewed = [] if content == self._tls_content else ["server.tls_certificate"]
+        if renewed:
+            # Tried beside the one in use: from here on nothing must go wrong any more.
+            TlsFiles(*self._tls_files)
+        changed = await self._service.reconfigure(old, new, renewed, by)
+        self.loaded = loaded
+        if changed:
+            self.applied_at = system.now()
+            self._apply(new)
+        if renewed and self._tls is not None:
+            try:
+                self._tls.reload()
+                self._tls_content = content
+            except SluicewayError as error:
+                # Replaced again since it was tried, when the rest is in force: the next look at the files finds that, and says so.
+                log.warning("the certificate in use stays: %s", error.detail)
+        return changed
+
+    async def reload_or_log(self, by: Actor) -> None:
+        """`reload`, for who waits for no answer: what is wrong is in `last_error` and in the log."""
+        try:
+            await self.reload(by)
+        except SluicewayError:
+            return
+        except Exception:
+            log.exception("the configuration was not reloaded (%s)", by.name)
+
+    async def watch(self, watch_interval: Millis = WATCH_INTERVAL) -> None:
+        """Reload whenever the content of the files changes, until cancelled. What was wrong once is not tried again as it is."""
+        # Nothing is known at first: they may have changed while the server started.
+        stillness = Stillness(None)
+        content: list[bytes | None] = []
+        while True:
+            await asyncio.sleep(watch_interval / 1_000)
+            if stillness.look(_looks(self._files)) and (now := _content(self._files)) != content:
+                content = now
+                await self.reload_or_log(ON_CHANGE)
+
+
+def _looks(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
+    """What changes when a file does, at no cost: None for one that is not there."""
+    found: list[tuple[int, int, int] | None] = []
+    for path in files:
+        try:
+            known = path.stat()
+        except OSError:
+            found.append(None)
+        else:
+            found.append((known.st_mtime_ns, known.st_size, known.st_ino))
+    return found
+
+
+def _content(files: Sequence[Path]) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    for path in files:
+        try:
+            found.append(hashlib.sha256(path.read_bytes()).digest())
+        except OSError:
+            found.append(None)
+    return found

@@ -1,0 +1,63 @@
+"""The audit trail in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from sluiceway.kernel.clock import format_time
+from sluiceway.kernel.limits import MAX_ITEMS_JSON
+from sluiceway.model.audit import AuditEntry
+from sluiceway.wire.decoding import JsonDecoder, given_queue, given_text
+from sluiceway.wire.shapes import Label, QueueName, Shape, Time
+
+
+class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
+    """Audit entries, newest first. `pivot`: the id of the entry to go on after, which is to say before in time."""
+
+    pivot: Label | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_JSON)] = 100
+    queue_name: QueueName | None = None
+    action: Label | None = None
+
+    def checked(self) -> AuditListCall:
+        given_text(self.pivot, "pivot")
+        given_queue(self.queue_name, "queue_name")
+        given_text(self.action, "action")
+        return self
+
+
+class AuditNote(Shape):
+    """Who changed what, and when. `queue_name` is null for what is about no queue; `detail` depends on the action."""
+
+    id: str
+    at: Time
+    actor: str
+    action: str
+    queue_name: QueueName | None
+    request_id: str
+    detail: dict[str, Any]
+
+
+class AuditPage(Shape):
+    """Some entries, newest first. `next` is the pivot of the page with older ones."""
+
+    items: list[AuditNote]
+    next: str | None
+
+
+decode_audit_list = JsonDecoder(AuditListCall)
+
+
+def audit_page(entries: Sequence[AuditEntry], limit: int) -> bytes:
+    """The first `limit` of the entries; whether there are more says whether there is a next page."""
+    following = entries[limit - 1].id if len(entries) > limit else None
+    return msgspec.json.encode(AuditPage([_note(entry) for entry in entries[:limit]], following))
+
+
+def _note(entry: AuditEntry) -> AuditNote:
+    at, queue_name = format_time(entry.at), entry.queue_name or None
+    return AuditNote(entry.id, at, entry.actor, entry.action, queue_name, entry.request_id, entry.detail)

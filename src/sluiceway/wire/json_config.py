@@ -1,0 +1,77 @@
+"""The configuration and the backends in JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from sluiceway.wire.decoding import JsonDecoder
+from sluiceway.wire.shapes import Duration, Shape, Time
+
+
+class NoFields(msgspec.Struct, forbid_unknown_fields=True):
+    """A call that needs none."""
+
+
+class ReloadAnswer(Shape):
+    """The keys of the configuration that have changed."""
+
+    changed: list[str]
+
+
+class ReloadFailure(Shape):
+    """Why the file as it was then was not applied."""
+
+    at: Time
+    detail: str
+
+
+class ConfigValue(Shape):
+    """`value` as a file would have it, a secret as `***`. `origin`: `default`, FILE:LINE, a variable or a flag. `restart`: whether a change
+    needs one."""
+
+    value: Any
+    origin: str
+    restart: bool
+
+
+class ConfigTables(Shape):
+    """By table and key, as in a file."""
+
+    server: dict[str, ConfigValue]
+    log: dict[str, ConfigValue]
+    limits: dict[str, ConfigValue]
+    trace: dict[str, ConfigValue]
+    backends: dict[str, dict[str, ConfigValue]]
+
+
+class ConfigAnswer(Shape):
+    """The configuration that is in force. `last_error` is null once a reload has gone well."""
+
+    file: str | None
+    applied_at: Time
+    last_error: ReloadFailure | None
+    configuration: ConfigTables
+
+
+class BackendInfo(Shape):
+    """A backend. `kind`, `partition_affinity` and `write_timeout` are null if it is not configured, and holds partitions all the same.
+    `problem` says why it does not serve; null: it does."""
+
+    backend: str
+    kind: str | None
+    partition_affinity: float | None
+    write_timeout: Duration | None
+    partitions: int
+    problem: str | None
+
+
+class BackendList(Shape):
+    """All backends, by name."""
+
+    items: list[BackendInfo]
+
+
+decode_no_fields = JsonDecoder(NoFields)
+encode = msgspec.json.encode

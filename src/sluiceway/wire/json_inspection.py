@@ -1,0 +1,182 @@
+"""JSON calls on a queue's items by their place in storage, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import repeat
+from typing import Annotated
+
+import msgspec
+import pyarrow as pa
+from msgspec import Meta
+
+from sluiceway.kernel.clock import Millis, format_time
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.ids import ItemId, LeaseId, parse_item_id
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES
+from sluiceway.model import inspection
+from sluiceway.model.inspection import DeleteItems, LeftReason, ListItems, Standing
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import DONE, Produce
+from sluiceway.wire.checks import check_batch, check_count
+from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, request_timeout
+from sluiceway.wire.json_items import Item, batch_of, refuse_many_objects
+from sluiceway.wire.settling import check_partition, group_items
+from sluiceway.wire.shapes import SOME_JSON, Duration, ItemIdText, LeaseIdText, Shape, ShortText, Time
+
+
+class ListedItem(Shape):
+    """An item where it lies. `attempts` counts the lease that it is in. A scheduled item has the id under which it was produced."""
+
+    id: ItemIdText
+    origin: ItemIdText
+    is_leased: bool
+    lease_id: LeaseIdText | None
+    lease_deadline: Time | None
+    expire_deadline: Time | None
+    created_at: Time
+    enqueue_at: Time | None
+    attempts: int
+    max_attempts: int
+    kind: str | None
+    encoding: str | None
+    reference: str | None
+    headers: dict[str, str] | None
+    payload: bytes
+
+
+class ListedItems(Shape):
+    """Some items, by offset. `next` is the pivot of the next page."""
+
+    items: list[ListedItem]
+    next: ItemIdText | None
+
+
+class Left(Shape):
+    """An id that was not deleted, and why."""
+
+    id: str
+    reason: LeftReason
+
+
+class Deleted(Shape):
+    deleted: int
+    ignored: list[Left]
+
+
+class ListItemsCall(Call):
+    partition: PartitionNumber = 0
+    pivot: ItemIdText | None = None
+    limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 100
+
+    def request(self, record: QueueRecord, scheduled: bool) -> ListItems:
+        check_partition(self.partition, record)
+        start = 0
+        if self.pivot:
+            pivot = parse_item_id(self.pivot, "pivot")
+            if pivot[:2] != (record.incarnation, self.partition):
+                raise invalid("pivot", f"{self.pivot!r} is not an item of partition {self.partition} of this queue")
+            start = pivot.offset + 1
+        return ListItems(self.partition, start, self.limit, scheduled)
+
+
+class ImportItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """An item as it is listed. What it was before (its id, lease, deadline, attempts, time) may be there, and is not taken over."""
+
+    payload: Annotated[bytes, Meta(max_length=MAX_PAYLOAD_BYTES)] = b""
+    kind: ShortText | None = None
+    encoding: ShortText | None = None
+    reference: ShortText | None = None
+    headers: dict[str, str] | None = None
+    enqueue_at: Time | None = None
+    id: str | None = None
+    origin: str | None = None
+    is_leased: bool = False
+    lease_id: str | None = None
+    lease_deadline: str | None = None
+    expire_deadline: str | None = None
+    created_at: str | None = None
+    attempts: int = 0
+    max_attempts: int = 0
+
+    def item(self) -> Item:
+        return Item(self.payload, None, self.kind, self.encoding, self.reference, self.headers, self.enqueue_at)
+
+
+class ImportCall(Call):
+    items: Annotated[list[ImportItem], SOME_JSON]
+    partition: PartitionNumber = 0
+    request_timeout: Duration = "30s"
+
+    def request(self, record: QueueRecord, now: Millis) -> Produce:
+        check_partition(self.partition, record)
+        check_count(self.items, "items", MAX_ITEMS_JSON)
+        batch = batch_of([item.item() for item in self.items])
+        check_batch(batch, now)
+        return Produce(batch, request_timeout(self.request_timeout), partition=self.partition)
+
+
+class DeleteItemsCall(Call):
+    ids: Annotated[list[ItemIdText], SOME_JSON]
+    partition: PartitionNumber | None = None
+    request_timeout: Duration = "30s"
+
+    def request(self, record: QueueRecord) -> DeleteItems:
+        check_partition(self.partition, record)
+        check_count(self.ids, "ids", MAX_ITEMS_JSON)
+        # An item has no fate here; one is as good as another to group by.
+        grouped = group_items(self.ids, repeat(DONE), record, "ids[{}]".format, self.partition)
+        offsets = {partition: chosen.offsets for partition, (chosen,) in grouped.selections.items() if chosen.offsets is not None}
+        return DeleteItems(offsets, request_timeout(self.request_timeout), grouped.foreign)
+
+
+class ReloadCall(Call):
+    request_timeout: Duration = "30s"
+
+
+_decode_import = JsonDecoder(ImportCall)
+
+
+def decode_import(body: bytes) -> ImportCall:
+    """As a JsonDecoder; raises `too_many_items` for a body of so many that decoding them would take the memory of the process."""
+    refuse_many_objects(body)
+    return _decode_import(body)
+
+
+decode_list_items = JsonDecoder(ListItemsCall)
+decode_delete_items = JsonDecoder(DeleteItemsCall)
+decode_reload = JsonDecoder(ReloadCall)
+
+
+def listed(record: QueueRecord, partition: int, page: inspection.ItemsPage) -> bytes:
+    items = [item for batch, standing in page.rows for item in _items(record, batch, standing)]
+    following = None if page.last is None else str(ItemId(record.incarnation, partition, page.last))
+    return msgspec.json.encode(ListedItems(items, following))
+
+
+def deleted(answer: inspection.Deleted) -> bytes:
+    return msgspec.json.encode(Deleted(answer.deleted, [Left(text, reason) for text, reason in answer.ignored]))
+
+
+def _items(record: QueueRecord, batch: pa.RecordBatch, standing: Standing) -> Iterator[ListedItem]:
+    lease_deadline, expires_at, due_at = (None if at is None else format_time(at) for at in standing)
+    for row in batch.to_pylist():
+        lease, place = row["lease"], (record.incarnation, row["partition"])
+        headers = row.get("headers")
+        yield ListedItem(
+            str(ItemId(*place, row["offset"])),
+            row.get("origin") or str(ItemId(*place, row["origin_offset"])),
+            lease != 0,
+            str(LeaseId(*place, lease)) if lease else None,
+            lease_deadline,
+            expires_at,
+            row["enqueued_at"].isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            due_at,
+            row["attempts"],
+            record.max_attempts,
+            row.get("kind"),
+            row.get("encoding"),
+            row.get("reference"),
+            None if headers is None else dict(headers),
+            row["payload"],
+        )

@@ -1,0 +1,464 @@
+"""Querator's calls on its own content type: how its messages become the JSON calls of this API, and their answers its messages.
+
+One entry of `CALLS` a call. What is not translated there is the same in both. Everywhere:
+
+* A field that is empty, zero or false was not given, as protobuf cannot tell; the JSON call's default holds.
+* A time at or before 1970 was not given: clients send their language's zero time. Times are rounded up to milliseconds.
+* Durations in answers have no days, because Go cannot read them.
+* A field that the call does not have is an error, as in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.resources import files
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from google.protobuf.descriptor_pb2 import FileDescriptorSet
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.message import DecodeError, Message
+from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from sluiceway.kernel.clock import format_duration, format_time, parse_duration, parse_time
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_ITEMS_JSON
+from sluiceway.wire import json_inspection, shapes
+
+CONTENT_TYPE: Final = b"application/protobuf"
+
+OK: Final = 200
+REFUSED: Final = 400
+FAILED: Final = 453
+RETRY: Final = 454
+WRONG_CONTENT: Final = 455
+NO_SUCH_CALL: Final = 501
+_CODE_TEXTS: Final = {
+    OK: "OK",
+    REFUSED: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    429: "Too Many Requests",
+    FAILED: "Request Failed",
+    RETRY: "Retry Request",
+    WRONG_CONTENT: "Client Content Error",
+    500: "Internal Service Error",
+    NO_SUCH_CALL: "Not Implemented",
+}
+
+_MOST_FIELDS: Final = MAX_ITEMS_JSON + 16
+"""Of a message, the repeated ones each time: as many items as a call may have, and its other fields. Nothing below repeats."""
+_PAGE: Final = 1_000
+"""What Querator lists where no limit is given."""
+_INT32: Final = (1 << 31) - 1
+_LAST_SECOND: Final = 253_402_300_799
+"""Of the year 9999, beyond which no time can be written."""
+_NAME_CHARACTERS: Final = "-.0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ_abcdefghijklmnopqrstuvwxyz"
+"""Of a queue's name, in their order; none begins with the first two."""
+_NAME_LENGTH: Final = 128
+
+
+@cache
+def _pool() -> DescriptorPool:
+    """A pool of our own: a process that also has Querator's messages must not find two of one kind."""
+    pool = DescriptorPool()
+    pool.AddSerializedFile(TIMESTAMP.serialized_pb)
+    compiled = files("sluiceway.wire").joinpath("querator.binpb").read_bytes()
+    for each in FileDescriptorSet.FromString(compiled).file:
+        pool.AddSerializedFile(each.SerializeToString())
+    return pool
+
+
+@cache
+def message_class(name: str) -> type[Any]:
+    """The class of a message of `querator.proto`."""
+    return GetMessageClass(_pool().FindMessageTypeByName(f"sluiceway.querator.{name}"))
+
+
+class Form(NamedTuple):
+    """How one call is translated. `fields` are the JSON call's; `answer` makes the answer's message, given the request and the JSON."""
+
+    request: str
+    fields: Callable[[Any], dict[str, Any]]
+    answer: Callable[[Any, bytes], Message]
+
+    def read(self, body: bytes) -> tuple[Message, bytes]:
+        """The message, and the JSON body that says the same. Raises `invalid_body`, `invalid_request`, `too_many_items`."""
+        kind = message_class(self.request)
+        _count_fields(body)
+        try:
+            message: Message = kind.FromString(body)
+        except DecodeError:
+            raise _undecodable(self.request) from None
+        _refuse_unknown(message, "")
+        return message, msgspec.json.encode(self.fields(message))
+
+    def write(self, message: Message, answer: bytes) -> tuple[int, bytes]:
+        """The status and the body of the answer to that message."""
+        said: Any = self.answer(message, answer)
+        status: int = said.code if said.DESCRIPTOR.name == "Reply" else OK
+        return status, said.SerializeToString()
+
+
+def refusal(error: SluicewayError, request_id: str) -> tuple[int, bytes]:
+    """The status and the body of an error. The status is one that Querator's clients know: they take any other for a proxy's."""
+    details = {"code": error.code, "request_id": request_id}
+    if error.field is not None:
+        details["field"] = error.field
+    said = _reply(_status(error), error.detail, details)
+    return said.code, said.SerializeToString()
+
+
+def _status(error: SluicewayError) -> int:
+    status = error.kind.status
+    if error.code == "not_found":
+        return NO_SUCH_CALL
+    if status in (401, 403, 429, 500):
+        return status
+    if error.retryable:
+        return RETRY
+    if status == 415:
+        return WRONG_CONTENT
+    return REFUSED if status < 500 else FAILED
+
+
+def _reply(code: int, message: str = "", details: dict[str, str] | None = None) -> Any:
+    return message_class("Reply")(code=code, code_text=_CODE_TEXTS[code], message=message, details=details or {})
+
+
+# ---- reading --------------------------------------------------------------------------------------------------
+
+
+def _undecodable(name: str) -> SluicewayError:
+    return SluicewayError("invalid_body", f"the body is not the {name} of querator.proto; was it made from another message?")
+
+
+def _count_fields(body: bytes) -> None:
+    """Refuse a message of so many parts that decoding it would take the memory of the process. What is malformed is left to the decoder."""
+    at, count, end = 0, 0, len(body)
+    while at < end:
+        tag, at = _varint(body, at)
+        wire = tag & 7
+        if wire == 0:
+            _, at = _varint(body, at)
+        elif wire == 2:
+            size, at = _varint(body, at)
+            at += size
+        elif wire in (1, 5):
+            at += 8 if wire == 1 else 4
+        else:
+            return
+        count += 1
+        if count > _MOST_FIELDS:
+            raise SluicewayError("too_many_items", f"the message has more than {MAX_ITEMS_JSON:,} items; send several calls", "items")
+
+
+def _varint(body: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while at < len(body) and shift < 70:
+        byte = body[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+    return value, at
+
+
+def _refuse_unknown(message: Message, path: str) -> None:
+    unknown = UnknownFieldSet(message)
+    if len(unknown):
+        name = f"{path}field {unknown[0].field_number}"
+        raise invalid(name, f"unknown field of {message.DESCRIPTOR.name}; this server does not have what it asks for")
+    for field, value in message.ListFields():
+        if field.message_type is None:
+            continue
+        if isinstance(value, Message):
+            _refuse_unknown(value, f"{path}{field.name}.")
+        else:
+            for at, each in enumerate(value):
+                _refuse_unknown(each, f"{path}{field.name}[{at}].")
+
+
+def _given(message: Any, *names: str) -> dict[str, Any]:
+    """Those fields that are neither empty nor zero."""
+    return {name: value for name in names if (value := getattr(message, name))}
+
+
+def _time(message: Any, name: str, path: str) -> dict[str, str]:
+    if not message.HasField(name):
+        return {}
+    moment = getattr(message, name)
+    if not (moment.seconds < _LAST_SECOND and 0 <= moment.nanos < 1_000_000_000):
+        raise invalid(f"{path}{name}", "is not a time before the year 10000")
+    return {name: format_time(moment.seconds * 1_000 - (-moment.nanos // 1_000_000))} if moment.seconds > 0 else {}
+
+
+def _on_queue(message: Any, *names: str) -> dict[str, Any]:
+    return {"queue_name": message.queue_name, **_given(message, *names)}
+
+
+def _produce(message: Any) -> dict[str, Any]:
+    _check_count(message.items)
+    items = []
+    for at, item in enumerate(message.items):
+        payload = {"bytes": item.bytes} if item.bytes else {"utf8": item.utf8}
+        items.append({**payload, **_given(item, "kind", "encoding", "reference"), **_time(item, "enqueue_at", f"items[{at}].")})
+    return {**_on_queue(message, "request_timeout"), "items": items}
+
+
+def _retry(message: Any) -> dict[str, Any]:
+    _check_count(message.items)
+    items = [
+        # The time of a dead item is of no use to anybody.
+        {"id": item.id, **({"dead": True} if item.dead else _time(item, "retry_at", f"items[{at}]."))}
+        for at, item in enumerate(message.items)
+    ]
+    return {**_on_queue(message, "partition"), "items": items}
+
+
+def _check_count(items: Any) -> None:
+    if len(items) > MAX_ITEMS_JSON:
+        raise SluicewayError("too_many_items", f"items: {len(items):,} of them; one call carries at most {MAX_ITEMS_JSON:,}", "items")
+
+
+def _create(message: Any) -> dict[str, Any]:
+    _refuse_namespace(message)
+    return _on_queue(message, "lease_timeout", "expire_timeout", "max_attempts", "requested_partitions", "reference", "dead_queue")
+
+
+def _update(message: Any) -> dict[str, Any]:
+    """As there: what is empty of these three is made empty; times that are not given stay."""
+    _refuse_namespace(message)
+    replaced = {"max_attempts": message.max_attempts, "reference": message.reference, "dead_queue": message.dead_queue or None}
+    return {**_on_queue(message, "lease_timeout", "expire_timeout", "requested_partitions"), **replaced}
+
+
+def _refuse_namespace(message: Any) -> None:
+    if message.namespace:
+        raise invalid("namespace", "there are no namespaces here; leave it out")
+
+
+def _clear(message: Any) -> dict[str, Any]:
+    if message.destructive:
+        raise invalid("destructive", "leased items are never dropped; leave it out, or delete the queue")
+    if not message.queue and not message.scheduled:
+        raise invalid("queue", "there is nothing to drop: queue or scheduled must be true")
+    return {"queue_name": message.queue_name, "ready": message.queue, "scheduled": message.scheduled}
+
+
+def _list_queues(message: Any) -> dict[str, Any]:
+    """There a page begins with its pivot, here after it."""
+    _refuse_namespace(message)
+    return {"pivot": _name_before(message.pivot), "limit": message.limit or _PAGE}
+
+
+def _name_before(name: str) -> str | None:
+    """The last of all names that come before that one; None if none does. What is no name stays as it is, to be refused."""
+    if not name or len(name) > _NAME_LENGTH or not set(name) <= set(_NAME_CHARACTERS):
+        return name
+    body, at = name[:-1], _NAME_CHARACTERS.index(name[-1])
+    if not body and at <= 2:
+        return None
+    return body + _NAME_CHARACTERS[at - 1] + _NAME_CHARACTERS[-1] * (_NAME_LENGTH - len(name)) if at else body
+
+
+def _list_items(message: Any) -> dict[str, Any]:
+    """There a page begins with its pivot, here after it."""
+    place, dot, offset = message.pivot.rpartition(".")
+    pivot: str | None = message.pivot or None
+    if dot and offset.isascii() and offset.isdigit() and len(offset) < 19:
+        pivot = f"{place}.{int(offset) - 1}" if int(offset) else None
+    return {**_on_queue(message, "partition"), "pivot": pivot, "limit": message.limit or _PAGE}
+
+
+def _import(message: Any) -> dict[str, Any]:
+    _check_count(message.items)
+    items = [
+        {**_given(item, "payload", "kind", "encoding", "reference"), **_time(item, "enqueue_at", f"items[{at}].")}
+        for at, item in enumerate(message.items)
+    ]
+    return {**_on_queue(message, "partition"), "items": items}
+
+
+# ---- answering ------------------------------------------------------------------------------------------------
+
+
+def _done(message: Any, answer: bytes) -> Message:
+    said: Message = _reply(OK)
+    return said
+
+
+class _Leased(msgspec.Struct, gc=False):
+    queue_name: str
+    partition: int | None
+    items: list[shapes.ServedItem]
+
+
+_decode_leased = msgspec.json.Decoder(_Leased).decode
+_decode_info = msgspec.json.Decoder(shapes.QueueInfo).decode
+_decode_queues = msgspec.json.Decoder(shapes.QueuePage).decode
+_decode_counts = msgspec.json.Decoder(shapes.QueueCounts).decode
+_decode_items = msgspec.json.Decoder(json_inspection.ListedItems).decode
+_decode_produced = msgspec.json.Decoder(shapes.Produced).decode
+_decode_deleted = msgspec.json.Decoder(json_inspection.Deleted).decode
+
+
+def _leased(message: Any, answer: bytes) -> Message:
+    """There an empty lease is an error; a client may take the first item of any other answer without looking."""
+    leased = _decode_leased(answer)
+    said: Message
+    if not leased.items:
+        said = _reply(RETRY, "there was nothing to lease within request_timeout; try again", {"code": "nothing_to_lease"})
+        return said
+    times = _Times()
+    items = [
+        {
+            "encoding": item.encoding,
+            "kind": item.kind,
+            "reference": item.reference,
+            "id": item.id,
+            "attempts": min(item.attempts, _INT32),
+            "lease_deadline": times.of(item.lease_deadline),
+            "bytes": item.payload,
+        }
+        for item in leased.items
+    ]
+    said = message_class("LeaseAnswer")(queue_name=leased.queue_name, partition=leased.partition, items=items)
+    return said
+
+
+class _Times:
+    """RFC 3339 texts as Timestamps; many items of an answer have the same."""
+
+    def __init__(self) -> None:
+        self._known: dict[str | None, dict[str, int] | None] = {None: None}
+
+    def of(self, text: str | None) -> dict[str, int] | None:
+        if text not in self._known:
+            assert text is not None
+            seconds, millis = divmod(parse_time(text, ""), 1_000)
+            self._known[text] = {"seconds": seconds, "nanos": millis * 1_000_000}
+        return self._known[text]
+
+
+def _go_duration(text: str) -> str:
+    hours, rest = divmod(parse_duration(text, ""), 3_600_000)
+    return f"{hours}h{format_duration(rest) if rest else ''}" if hours else format_duration(rest)
+
+
+def _queue_info(queue: shapes.QueueInfo) -> dict[str, Any]:
+    times = _Times()
+    return {
+        "queue_name": queue.queue_name,
+        "created_at": times.of(queue.created_at),
+        "updated_at": times.of(queue.updated_at),
+        "dead_queue": queue.dead_queue,
+        "reference": queue.reference,
+        "lease_timeout": _go_duration(queue.lease_timeout),
+        "expire_timeout": _go_duration(queue.expire_timeout),
+        "max_attempts": queue.max_attempts,
+        "requested_partitions": queue.requested_partitions,
+        "partitions": [{"partition": each.partition} for each in queue.partitions],
+    }
+
+
+def _info(message: Any, answer: bytes) -> Message:
+    said: Message = message_class("QueueInfo")(**_queue_info(_decode_info(answer)))
+    return said
+
+
+def _queues(message: Any, answer: bytes) -> Message:
+    said: Message = message_class("QueuesAnswer")(items=[_queue_info(queue) for queue in _decode_queues(answer).items])
+    return said
+
+
+def _stats(message: Any, answer: bytes) -> Message:
+    """Counts beyond what the field holds stay at its most; nobody here knows average ages."""
+    counts = _decode_counts(answer)
+    queues = [
+        {
+            **_counted(queue, "produce_waiting", "lease_waiting", "complete_waiting", "in_flight"),
+            "partitions": [_counted(each, "partition", "total", "total_leased", "failures", "scheduled") for each in queue.partitions],
+        }
+        for queue in counts.logical_queues
+    ]
+    said: Message = message_class("StatsAnswer")(queue_name=counts.queue_name, logical_queues=queues)
+    return said
+
+
+def _counted(counts: Any, *names: str) -> dict[str, int]:
+    return {name: min(getattr(counts, name), _INT32) for name in names}
+
+
+def _listed(message: Any, answer: bytes) -> Message:
+    said: Message = message_class("ItemsAnswer")(items=list(_stored(_decode_items(answer))))
+    return said
+
+
+def _stored(listed: json_inspection.ListedItems) -> Iterator[dict[str, Any]]:
+    times = _Times()
+    for item in listed.items:
+        # There only an item that came from another queue has a source.
+        moved = item.origin.rpartition(".")[0] != item.id.rpartition(".")[0]
+        yield {
+            "id": item.id,
+            "source_id": item.origin if moved else None,
+            "is_leased": item.is_leased,
+            "lease_deadline": times.of(item.lease_deadline),
+            "expire_deadline": times.of(item.expire_deadline),
+            "created_at": times.of(item.created_at),
+            "enqueue_at": times.of(item.enqueue_at),
+            "attempts": min(item.attempts, _INT32),
+            "max_attempts": item.max_attempts,
+            "reference": item.reference,
+            "encoding": item.encoding,
+            "kind": item.kind,
+            "payload": item.payload,
+        }
+
+
+def _imported(message: Any, answer: bytes) -> Message:
+    """The items as they are now: under new ids, and with nothing of what they were before."""
+    place, _, first = _decode_produced(answer).first_id.rpartition(".")
+    said: Any = message_class("ImportAnswer")()
+    for offset, item in enumerate(message.items, int(first)):
+        kept = {name: getattr(item, name) for name in ("reference", "encoding", "kind", "payload")}
+        said.items.add(id=f"{place}.{offset}", enqueue_at=item.enqueue_at if item.HasField("enqueue_at") else None, **kept)
+    answered: Message = said
+    return answered
+
+
+def _deleted(message: Any, answer: bytes) -> Message:
+    """There leased items go, too. Here they stay, which must not look like success; what is gone or was never there is ignored."""
+    deleted = _decode_deleted(answer)
+    leased = [left.id for left in deleted.ignored if left.reason == "leased"]
+    if not leased:
+        return _done(message, answer)
+    said: Message = _reply(
+        REFUSED, f"{len(leased)} items are leased and stay, the first is {leased[0]}; {deleted.deleted} were deleted", {"code": "leased"}
+    )
+    return said
+
+
+CALLS: Final[dict[str, Form]] = {
+    "/v1/queue.produce": Form("ProduceRequest", _produce, _done),
+    "/v1/queue.lease": Form("LeaseRequest", lambda m: _on_queue(m, "client_id", "batch_size", "request_timeout"), _leased),
+    "/v1/queue.complete": Form("CompleteRequest", lambda m: {**_on_queue(m, "partition", "request_timeout"), "ids": [*m.ids]}, _done),
+    "/v1/queue.retry": Form("RetryRequest", _retry, _done),
+    "/v1/queue.clear": Form("ClearRequest", _clear, _done),
+    "/v1/queue.stats": Form("QueueRequest", _on_queue, _stats),
+    "/v1/queue.reload": Form("QueueRequest", _on_queue, _done),
+    "/v1/queues.create": Form("QueueInfo", _create, _done),
+    "/v1/queues.update": Form("QueueInfo", _update, _done),
+    "/v1/queues.info": Form("QueueRequest", _on_queue, _info),
+    "/v1/queues.list": Form("QueuesRequest", _list_queues, _queues),
+    "/v1/queues.delete": Form("DeleteRequest", lambda m: _on_queue(m, "force"), _done),
+    "/v1/storage/items.list": Form("ItemsRequest", _list_items, _listed),
+    "/v1/storage/scheduled.list": Form("ItemsRequest", _list_items, _listed),
+    "/v1/storage/items.import": Form("ImportRequest", _import, _imported),
+    "/v1/storage/items.delete": Form("DeleteItemsRequest", lambda m: {**_on_queue(m, "partition"), "ids": [*m.ids]}, _deleted),
+}

@@ -1,0 +1,413 @@
+"""Every command against a running server, for people and as JSON. A command without such a test fails the last test here."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cli_shell import Shell, leaves
+from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
+from sluiceway.client import Client
+
+COVERED: set[str] = set()
+WITHOUT_JSON = {"completion", "demo"}
+"""A script is no data; the demo shows people something, and writes its figures into files."""
+
+
+def verb(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """These commands are tested here; the test must run each with success, both ways."""
+
+    def wrap(test: Callable[..., None]) -> Callable[..., None]:
+        COVERED.update(names)
+
+        @functools.wraps(test)
+        def run(shell: Shell, **fixtures: object) -> None:
+            test(shell=shell, **fixtures)
+            wanted = {(name, as_json) for name in names for as_json in (False, True) if not (as_json and name in WITHOUT_JSON)}
+            assert wanted <= shell.done
+
+        return run
+
+    return wrap
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with ServerProcess(tmp_path_factory.mktemp("cli") / "data") as server:
+        yield server.url
+
+
+@pytest.fixture
+def shell(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Shell:
+    monkeypatch.setenv("SLUICEWAY_URL", url)
+    name = str(request.node.name)[:60]
+    with Client(url) as client:
+        client.create_queue(f"{name}.dead")
+        client.create_queue(name, requested_partitions=2, dead_queue=f"{name}.dead")
+    return Shell(name, monkeypatch, capsysbinary)
+
+
+@contextmanager
+def child(shell: Shell, *arguments: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process of its own, with pipes. Noted as done if the block ends well."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+    shell.note(*arguments)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def interrupted(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    return process.returncode
+
+
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+@verb("queue create", "queue list", "queue info", "queue update", "queue delete")
+def test_queues(shell: Shell) -> None:
+    assert shell.says("queue", "create", "one") == "created one with 1 partition\n"
+    assert shell.json("queue", "create", "two", "--partitions", "2")[0]["requested_partitions"] == 2
+    assert re.search(r"(?m)^one ", shell.says("queue", "list"))
+    assert {"one", "two"} <= {each["queue_name"] for each in shell.json("queue", "list")}
+    assert shell.says("queue", "update", "one", "--max-attempts", "3") == "updated one; its version is 2\n"
+    assert shell.json("queue", "update", "one", "--max-attempts", "4")[0]["max_attempts"] == 4
+    assert re.search(r"max attempts +4", shell.says("queue", "info", "one"))
+    assert shell.json("queue", "info", "one")[0]["version"] == 3
+    assert shell.says("queue", "delete", "one") == "deleted one\n"
+    assert shell.json("queue", "delete", "two") == [{}]
+
+
+@verb("queue pause", "queue resume", "queue clear")
+def test_pausing_and_clearing(shell: Shell) -> None:
+    assert shell.says("queue", "pause", shell.queue).startswith(f"paused in {shell.queue}: ")
+    assert shell.ends("produce", shell.queue, "x")[0] == 4
+    assert shell.json("queue", "pause", shell.queue)[0]["paused"] == ["lease", "produce"]
+    assert shell.says("queue", "resume", shell.queue, "--lease") == f"paused in {shell.queue}: produce\n"
+    assert shell.json("queue", "resume", shell.queue)[0]["paused"] == []
+    shell.says("produce", shell.queue, "a", "b")
+    assert shell.says("queue", "clear", shell.queue, "--yes") == "dropped 2 ready\n"
+    assert shell.json("queue", "clear", shell.queue, "--yes") == [{"ready": 0, "scheduled": 0}]
+
+
+# -- items ------------------------------------------------------------------------------------------------------------
+
+
+@verb("produce", "peek", "lease", "extend", "complete")
+def test_items_from_beginning_to_end(shell: Shell) -> None:
+    assert shell.says("produce", shell.queue, "first").startswith("stored 1 in partition")
+    assert shell.json("produce", shell.queue, "second")[0]["count"] == 1
+    assert {"first", "second"} == {each["utf8"] for each in shell.json("peek", shell.queue)}
+    assert "first" in shell.says("peek", shell.queue)
+    assert shell.ends("peek", shell.queue, "--partition", "0", "-n", "1")[0] == 0
+    (one,) = shell.json("lease", shell.queue)
+    assert "attempt" in shell.says("lease", shell.queue, "--client-id", "other")
+    assert shell.json("peek", shell.queue) == []
+    assert [each["id"] for each in shell.json("peek", shell.queue, "--lease", one["lease_id"])] == [one["id"]]
+
+    (extended,) = shell.json("extend", shell.queue, "--lease", one["lease_id"], "--lease-timeout", "1h")
+    assert extended["leases"][0]["lease_deadline"] > one["lease_deadline"]
+    assert re.fullmatch(rf"extended {one['lease_id']}: 1 until [\d:]+\n", shell.says("extend", shell.queue, one["id"]))
+
+    assert shell.json("complete", shell.queue, one["id"], "--client-id", "other")[0]["ignored"][0]["reason"] == "not_yours"
+    assert shell.says("complete", shell.queue, one["id"], "--client-id", "cli", "--strict") == "completed 1\n"
+    assert "extended nothing\nignored" in shell.says("extend", shell.queue, one["id"])
+
+
+@verb("retry", "release", "redrive")
+def test_items_that_come_back(shell: Shell) -> None:
+    def leased() -> str:
+        return str(shell.json("lease", shell.queue, "--wait", "1m")[0]["id"])
+
+    shell.says("produce", shell.queue, "x")
+    assert shell.says("release", shell.queue, leased()) == "released 1\n"
+    assert shell.json("release", shell.queue, leased(), "--strict") == [{"released": 1, "ignored": []}]
+    assert shell.says("retry", shell.queue, leased()) == "put back 1\n"
+    item = leased()
+    assert shell.json("retry", shell.queue, item, "--client-id", "other")[0]["ignored"][0]["reason"] == "not_yours"
+    assert shell.json("retry", shell.queue, item, "--dead", "--reason", "bad")[0]["dead"] == 1
+    dead = f"{shell.queue}.dead"
+    wait_until(lambda: bool(shell.json("peek", dead)), "the burial")
+    assert shell.says("redrive", dead, "--dry-run").startswith("would send back 1\n")
+    assert shell.json("redrive", dead) == [{"matched": 1, "redriven": 1, "targets": {shell.queue: 1}}]
+
+
+def test_strict_is_3_and_names_what_was_ignored(shell: Shell) -> None:
+    shell.says("produce", shell.queue, "x", "y")
+    one, two = (each["id"] for each in shell.json("lease", shell.queue, "-n", "2"))
+    shell.says("complete", shell.queue, one)
+    for arguments in (("complete",), ("release",), ("retry",), ("extend",)):
+        code, out, err = shell.ends(*arguments, shell.queue, one, "--strict")
+        assert (code, out) == (3, "")
+        assert f"ignored {one}: completed\n" in err
+        assert "leave out --strict" in err
+    code, _, err = shell.ends("complete", shell.queue, one, two, "--strict", "--json")
+    problem = json.loads(err)
+    assert (code, problem["code"], problem["ignored"]) == (3, "stale_ids", [{"id": one, "reason": "completed"}])
+    assert shell.json("complete", shell.queue, two)[0]["ignored"][0]["reason"] == "completed"
+
+
+@verb("stats", "explain", "partition list", "top")
+def test_looking(shell: Shell) -> None:
+    item = shell.json("produce", shell.queue, "x")[0]["first_id"]
+    assert re.search(r"(?m)^all +1 ", shell.says("stats", shell.queue))
+    assert shell.json("stats", shell.queue)[0]["queue_name"] == shell.queue
+    assert re.search(r"state +ready", shell.says("explain", shell.queue, item))
+    assert shell.json("explain", shell.queue, item)[0]["ahead"] == 0
+    assert re.search(r"(?m)^1 +default +available ", shell.says("partition", "list", shell.queue))
+    assert [(each["partition"], each["backend"]) for each in shell.json("partition", "list", shell.queue)] == [
+        (0, "default"),
+        (1, "default"),
+    ]
+    assert re.search(rf"(?m)^{re.escape(shell.queue)} +2 +1 +0 +0 ", shell.says("top", shell.queue, "--once"))
+    (look,) = shell.json("top", shell.queue, "--once")
+    assert [(row["queue_name"], row["ready"], row["produced_per_second"]) for row in look["queues"]] == [(shell.queue, 1, None)]
+
+
+# -- whoever runs the server ------------------------------------------------------------------------------------------
+
+
+@verb("backend list")
+def test_backends(shell: Shell) -> None:
+    assert "default" in shell.says("backend", "list")
+    assert len(shell.json("backend", "list")) == 1
+
+
+@verb("key create", "key list", "key revoke")
+def test_keys(shell: Shell) -> None:
+    code, text, note = shell.ends("key", "create", "reader", "--scope", "read:orders-*")
+    assert code == 0
+    assert re.fullmatch(r"slw_\w+_\S+\n", text)
+    assert "it is not shown again" in note
+    (made,) = shell.json("key", "create", "writer", "--scope", "produce:*", "--scope", "read:*", "--expires-after", "1d")
+    assert made["key"].startswith("slw_")
+    listed = shell.json("key", "list")
+    assert {("reader", ("read:orders-*",)), ("writer", ("produce:*", "read:*"))} == {
+        (each["name"], tuple(each["scopes"])) for each in listed
+    }
+    table = shell.says("key", "list")
+    assert re.search(r"reader .* never +read:orders-\*", table)
+    assert text.strip() not in table
+    assert made["key"] not in table + json.dumps(listed)
+    ids = {each["name"]: each["key_id"] for each in listed}
+    assert shell.says("key", "revoke", ids["reader"]) == f"revoked {ids['reader']}\n"
+    assert shell.json("key", "revoke", ids["writer"]) == [{"key_id": ids["writer"]}]
+    code, _, err = shell.ends("key", "revoke", ids["writer"])
+    assert code == 3
+    assert "`sluiceway key list`" in err
+
+
+@verb("audit list")
+def test_the_audit_trail(shell: Shell) -> None:
+    assert re.search(rf"queues\.create {re.escape(shell.queue)} ", shell.says("audit", "list", "--queue", shell.queue))
+    (entry,) = shell.json("audit", "list", "--queue", shell.queue)
+    assert (entry["action"], entry["queue_name"]) == ("queues.create", shell.queue)
+    assert shell.json("audit", "list", "--queue", shell.queue, "--action", "queues.delete") == []
+    with child(shell, "audit", "list", "--queue", shell.queue, "--follow", "--json") as following:
+        assert json.loads(line_of(following))["id"] == entry["id"]
+        shell.says("queue", "pause", shell.queue)
+        shell.says("queue", "resume", shell.queue)
+        assert [json.loads(line_of(following))["action"] for _ in range(2)] == ["queue.pause", "queue.resume"]
+        assert interrupted(following) == 130
+
+
+@verb("events")
+def test_events(shell: Shell) -> None:
+    for more in ((), ("--json",)):
+        with child(shell, "events", "--queue", shell.queue, "--type", "queue.updated", "-n", "1", *more) as listening:
+            told = first_line(listening)
+            numbers = itertools.count()
+            # There is no telling when it listens; so something happens until it has heard of it.
+            while not told:
+                shell.says("queue", "update", shell.queue, "--reference", f"{more}{next(numbers)}")
+            assert listening.wait(PATIENCE) == 0
+        if more:
+            assert json.loads(told[0])["type"] == "queue.updated"
+        else:
+            assert told[0].startswith("queue.updated {")
+
+
+def first_line(process: subprocess.Popen[str]) -> list[str]:
+    """Gets the process's first line once there is one."""
+    found: list[str] = []
+    threading.Thread(target=lambda: found.append(line_of(process)), daemon=True).start()
+    return found
+
+
+@verb("config show", "config check", "config schema", "config reload")
+def test_configuration(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "sluiceway.toml"
+    file.write_text('[server]\nlisten = "127.0.0.1:0"\nadmin_key = "env:ADMIN"\n')
+    os.environ["ADMIN"] = "a-secret-that-nobody-should-ever-see-anywhere"
+    try:
+        text = shell.says("config", "show", "--config", str(file))
+        assert tomllib.loads(text)["server"]["listen"] == "127.0.0.1:0"
+        (shown,) = shell.json("config", "show", "--config", str(file), "--origin")
+        assert shown["server"]["listen"]["origin"] == "sluiceway.toml:2"
+        origins = shell.says("config", "show", "--config", str(file), "--origin")
+        assert re.search(r'(?m)^listen = "127.0.0.1:0"  # sluiceway.toml:2; a change needs a restart$', origins)
+        assert os.environ["ADMIN"] not in text + json.dumps(shown) + origins
+        assert shell.says("config", "check", str(file)) == f"{file} is fine\n"
+        assert shell.json("config", "check", str(file)) == [{"valid": True, "problems": []}]
+    finally:
+        del os.environ["ADMIN"]
+    file.write_text('[server]\nlisten = "nowhere"\n')
+    code, out, _ = shell.ends("config", "check", str(file), "--json")
+    assert (code, json.loads(out)["valid"]) == (3, False)
+    code, out, _ = shell.ends("config", "check", str(file))
+    assert code == 3
+    assert "listen" in out
+    assert json.loads(shell.says("config", "schema"))["title"] == "sluiceway.toml"
+    assert "server" in shell.json("config", "schema")[0]["properties"]
+    assert re.search(r'(?m)^# no file, applied .*\n\[server\]\nlisten = "127.0.0.1:0"$', shell.says("config", "show", "--running"))
+    assert shell.json("config", "show", "--running")[0]["configuration"]["server"]["listen"]["origin"] == "--listen"
+    assert shell.says("config", "reload") == "nothing had changed\n"
+    assert shell.json("config", "reload") == [{"changed": []}]
+
+
+@verb("doctor")
+def test_a_healthy_server_is_found_healthy(shell: Shell) -> None:
+    text = shell.says("doctor")
+    assert re.search(r"(?m)^ok +ready +every partition serves", text)
+    assert "failed" not in text
+    (found,) = shell.json("doctor")
+    assert found["healthy"]
+    assert {"target", "server", "tls", "clock", "key", "ready", "python", "libraries", "java"} == {each["name"] for each in found["checks"]}
+
+
+# -- on this machine --------------------------------------------------------------------------------------------------
+
+
+@verb("context add", "context use", "context list", "context show", "context remove")
+def test_contexts(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = os.environ["SLUICEWAY_URL"]
+    monkeypatch.delenv("SLUICEWAY_URL")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for verb_of, more in (("add", ("--url", server)), ("use", ()), ("show", ()), ("remove", ()), ("add", ("--url", server))):
+        assert "here" in shell.says("context", verb_of, "here", *more)
+    assert "here" in shell.says("context", "list")
+    for arguments in (("add", "here", "--url", server), ("use", "here"), ("show", "here"), ("list",)):
+        assert shell.json("context", *arguments)[0]["url"] == server
+    assert shell.queue in [each["queue_name"] for each in shell.json("queue", "list")]
+    assert shell.json("context", "remove", "here") == [{"name": "here"}]
+
+
+@verb("completion")
+def test_completion(shell: Shell) -> None:
+    for name in ("bash", "zsh", "fish"):
+        assert "_SLUICEWAY_COMPLETE" in shell.says("completion", name)
+
+
+@verb("serve")
+def test_serve(shell: Shell, tmp_path: Path) -> None:
+    for name, more in (("one", ()), ("two", ("--json",))):
+        with child(shell, "serve", "--data", str(tmp_path / name), "--listen", "127.0.0.1:0", *more) as server:
+            line = line_of(server)
+            url = json.loads(line)["url"] if more else line.split()[-1]
+            assert shell.json("queue", "list", "--url", url) == []
+            assert interrupted(server) == 0
+
+
+@verb("dev")
+def test_dev(shell: Shell, tmp_path: Path) -> None:
+    for more in ((), ("--json",)):
+        with child(shell, "dev", *more, cwd=tmp_path) as server:
+            line = line_of(server)
+            url = json.loads(line)["url"] if more else line.split()[-1]
+            assert shell.json("queue", "list", "--url", url) == []
+            assert interrupted(server) == 0
+    assert (tmp_path / ".sluiceway-data").is_dir()
+
+
+@verb("bench")
+def test_bench(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    short = ("bench", "--rounds", "1", "--seconds", "0.1")
+    with child(shell, *short, "--output", str(file)) as people:
+        out, _ = people.communicate(timeout=PATIENCE)
+    assert "items/s" in out
+    with child(shell, *short, "--json") as program:
+        out, _ = program.communicate(timeout=PATIENCE)
+    assert json.loads(out)["cases"].keys() == json.loads(file.read_text())["cases"].keys()
+
+
+@pytest.mark.spark
+@verb("spark run")
+def test_spark_run(shell: Shell, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "rows = spark.range(5).selectExpr('cast(id as string) as value')\n"
+        "rows.write.format('sluiceway').mode('append').options(url=url, queue=sys.argv[1]).save()\n"
+        "print(sys.argv[1:])\n"
+    )
+    for more in ((), ("--json",)):
+        with child(shell, "spark", "run", *more, str(program), shell.queue, "--mine") as running:
+            out, err = running.communicate(timeout=PATIENCE)
+        assert running.returncode == 0, err
+        assert out == f"{[shell.queue, '--mine']}\n"
+    assert sum(part["ready"] for part in shell.json("partition", "list", shell.queue)) == 10
+
+
+@pytest.mark.spark
+@verb("demo")
+def test_demo(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "lines.txt").write_text("one\ntwo\nthree\n")
+    with child(shell, "demo", "--input", "lines.txt", cwd=tmp_path) as running:
+        out, err = running.communicate(timeout=PATIENCE)
+    assert running.returncode == 0, err
+    assert "Ledger" in out
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+def test_every_command_has_a_test() -> None:
+    assert set(leaves()) == COVERED
+
+
+def test_every_command_speaks_json() -> None:
+    silent = {name for name, command in leaves().items() if not any(option.name == "as_json" for option in command.params)}
+    assert silent == WITHOUT_JSON
+
+
+def test_a_call_loads_nothing_that_it_does_not_need(shell: Shell) -> None:
+    program = """
+import sys
+from sluiceway.cli.main import main
+sys.argv = ["sluiceway", "queue", "list", "--json"]
+try:
+    main()
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+unwanted = {"pyarrow", "numpy", "rich", "uvicorn", "pyspark", "apsw", "sluiceway.node", "sluiceway.server", "sluiceway.cli.doctor"}
+assert not unwanted & set(sys.modules), unwanted & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert shell.queue in done.stdout
