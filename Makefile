@@ -76,7 +76,7 @@ crash: setup ## Kill real processes in mid-work and check that nothing is lost (
 	@PYTHONPATH=tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
 
 fuzz: setup ## 300,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
-	@PYTHONPATH=tests $(BIN)/python -m fuzz.decoders 150000 $(ARGS)
+	@PYTHONPATH=tests $(BIN)/python -m fuzz.decoders 100000 $(ARGS)
 	@PYTHONPATH=tests $(BIN)/python -m fuzz.openapi_requests 30000 $(ARGS)
 
 hostile: setup ## Attack a real server in some thirty ways while others are to be served

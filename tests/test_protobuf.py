@@ -13,7 +13,6 @@ import msgspec
 import pytest
 from google.protobuf.message import Message
 
-from fuzz.protobuf_bodies import attack
 from sluiceway.kernel.errors import KINDS, SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.wire import protobuf
@@ -210,10 +209,6 @@ def test_too_many_items_are_refused(path: str) -> None:
     assert refused(path, b"\x1a\x00" * 2_000 + b"\xff").code == "too_many_items", "decoded before it was counted"
     _, body = CALLS[path].read(b"\x1a\x00" * MAX_ITEMS_JSON)
     assert len(json.loads(body)["items"]) == MAX_ITEMS_JSON
-
-
-def test_random_bodies_are_decoded_or_refused() -> None:
-    assert sum(attack(seed=7, count=600).values()) == 600
 
 
 # ---- answers --------------------------------------------------------------------------------------------------

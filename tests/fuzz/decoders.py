@@ -1,7 +1,7 @@
-"""Damaged JSON and Arrow bodies for every decoder: each is refused by an error of ours, or accepted and good for all that becomes of it.
+"""Damaged JSON, Arrow and protobuf bodies for every decoder: each is refused by an error of ours, or accepted and good for what follows.
 
 The inputs go through a child process, so that a crash is seen as a signal and not as the end of the tests. An input is made from the
-format, the seed and its number alone: `python -m fuzz.decoders 150000 --seed 1` does 150,000 of each format, and `--one arrow 1 77`
+format, the seed and its number alone: `python -m fuzz.decoders 100000 --seed 1` does 100,000 of each format, and `--one arrow 1 77`
 repeats a single one.
 """
 
@@ -20,11 +20,15 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
-from fuzz import arrow_bodies, json_bodies
+from fuzz import arrow_bodies, json_bodies, protobuf_bodies
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.wire import answers
 
-FORMATS: Final[dict[str, Callable[[Random], Callable[[], None]]]] = {"json": json_bodies.attempt, "arrow": arrow_bodies.attempt}
+FORMATS: Final[dict[str, Callable[[Random], Callable[[], None]]]] = {
+    "json": json_bodies.attempt,
+    "arrow": arrow_bodies.attempt,
+    "protobuf": protobuf_bodies.attempt,
+}
 """By format: makes an input, and returns what puts it through its decoder."""
 _LONGEST_ERROR: Final = 4_000
 
@@ -91,7 +95,7 @@ def one(kind: str, seed: int, number: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m fuzz.decoders")
-    parser.add_argument("count", type=int, nargs="?", default=150_000)
+    parser.add_argument("count", type=int, nargs="?", default=100_000)
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--one", nargs=3, metavar=("FORMAT", "SEED", "NUMBER"))
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
