@@ -180,7 +180,7 @@ def test_backends_come_and_affinities_change_under_load_without_one_error(tmp_pa
 def test_a_signal_has_it_read_again(tmp_path: Path) -> None:
     secret = tmp_path / "admin.key"
     secret.write_text(SECRET)
-    with child(tmp_path, "[server]\nadmin_key = 'file:admin.key'\n") as server:
+    with child(tmp_path, "[server]\nauth = 'none'\nadmin_key = 'file:admin.key'\n") as server:
         # The file watch does not look at this one, so it cannot be quicker.
         secret.write_text(f"other-{SECRET}")
         server.process.send_signal(signal.SIGHUP)

@@ -13,8 +13,6 @@ from sluiceway.kernel.limits import GOODBYE_TIMEOUT, HEAD_TIMEOUT
 from sluiceway.model.configuration import Address, ServerSettings, parse_address
 
 _BACKLOG = 2_048
-_AT_ONCE = 100
-"""Connections that are accepted before others get a turn on the event loop."""
 _PAUSE = 1.0
 """Seconds without accepting after the system had no more files, or no memory: what waits stays in the backlog."""
 
@@ -72,7 +70,8 @@ class Listener:
         self._pause: asyncio.TimerHandle | None = None
         sock.setblocking(False)
         sock.listen(_BACKLOG)
-        self._loop.add_reader(sock, self._accept, _AT_ONCE)
+        # One connection each time round, so that many at once are not served all before anything else.
+        self._loop.add_reader(sock, self._accept, 1)
 
     @property
     def opening(self) -> int:
@@ -88,7 +87,7 @@ class Listener:
             except OSError:
                 # At once it would fail again, as fast as the loop can go round.
                 self._loop.remove_reader(self._sock)
-                self._pause = self._loop.call_later(_PAUSE, self._loop.add_reader, self._sock, self._accept, _AT_ONCE)
+                self._pause = self._loop.call_later(_PAUSE, self._loop.add_reader, self._sock, self._accept, 1)
                 return
             if self._tls is not None and not self._room():
                 made.close()
