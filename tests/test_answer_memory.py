@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
 from node_rig import eventually
-from sluiceway.server.answer_memory import PIECE, AnswerMemory
+from sluiceway.server.answer_memory import BUILT_ALONE, PIECE, AnswerMemory
 from sluiceway.server.http import DisconnectedError, Message
 from sluiceway.testing.drive import driven
 
@@ -89,3 +90,34 @@ async def test_one_that_is_given_up_for_another_reason_lets_go_of_its_share() ->
     with pytest.raises(asyncio.CancelledError):
         await sending
     assert memory.held == 0
+
+
+@driven
+async def test_large_answers_of_a_burst_are_built_when_there_is_room_for_them() -> None:
+    """All are asked for at one moment, and nobody reads: at no time is more than that held, and one that is being built."""
+    memory, alive, most = AnswerMemory(4 * BUILT_ALONE), 0, 0
+
+    async def answer() -> None:
+        nonlocal alive, most
+        async with memory.building(BUILT_ALONE):
+            alive += 1
+            most = max(most, alive)
+            body = bytes(BUILT_ALONE)
+        try:
+            with contextlib.suppress(DisconnectedError):
+                await memory.send(Client(reads=False).send, body)
+        finally:
+            alive -= 1
+
+    answering = [asyncio.create_task(answer()) for _ in range(40)]
+    await asyncio.wait(answering[:36])
+    assert most == 5
+    for task in answering:
+        task.cancel()
+
+
+@driven
+async def test_small_answers_wait_for_nobody() -> None:
+    memory = AnswerMemory()
+    async with memory.building(BUILT_ALONE), memory.building(BUILT_ALONE - 1):
+        pass

@@ -238,6 +238,19 @@ def test_bodies_share_a_memory() -> None:
     asyncio.run(life())
 
 
+def test_one_key_has_no_more_than_its_share_of_the_memory_for_bodies() -> None:
+    memory = BodyMemory(100)
+    memory.take(25, "one")
+    with pytest.raises(SluicewayError, match="of one API key") as caught:
+        memory.take(1, "one")
+    assert caught.value.code == "too_many_requests"
+    memory.take(25, "two")
+    memory.take(50)
+    memory.give_back(25, "one")
+    memory.take(25, "one")
+    assert memory.left == 0
+
+
 def test_a_body_s_memory_is_free_after_every_end(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     app: Any = server._server.config.app
     post(server, "queue.stats", b'{"queue_name": "none"}')

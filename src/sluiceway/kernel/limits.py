@@ -17,6 +17,9 @@ MAX_CALL_BYTES = 8 << 20
 MAX_BODIES_BYTES = 512 << 20
 """All request bodies that are held at one time. Beyond it a request is told to come back, rather than the process being killed."""
 
+BODIES_SHARE = 4
+"""One API key may have at most this part (a quarter) of the memory for bodies: who sends slowly must not shut out the rest."""
+
 MAX_ANSWERS_BYTES = 512 << 20
 """All large answers that are on their way at one time. Beyond it the oldest is cut off: its client takes it too slowly, or not at all."""
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Final
 
 from sluiceway.kernel.limits import MAX_ANSWERS_BYTES
@@ -10,6 +12,11 @@ from sluiceway.server.http import Body, DisconnectedError, Send
 
 PIECE: Final = 256 << 10
 """Bytes that the connection is given at a time: what it holds of an answer twice."""
+
+BUILT_ALONE: Final = 2 << 20
+"""Bytes from which on an answer is built while no other such is: a burst would make them all before one of them was counted."""
+_PASSES: Final = 3
+"""Passes of the event loop in which a sending that was cut off comes to its end, and lets go of its answer."""
 
 
 class AnswerMemory:
@@ -23,6 +30,18 @@ class AnswerMemory:
         self.held = 0
         self._sizes: dict[asyncio.Timeout, int] = {}
         """By what ends the sending; the oldest first."""
+        self._alone = asyncio.Lock()
+
+    @contextlib.asynccontextmanager
+    async def building(self, size: int) -> AsyncIterator[None]:
+        """For the time in which an answer of about so many bytes is made. It is to be sent at once."""
+        if size < BUILT_ALONE:
+            yield
+            return
+        async with self._alone:
+            for _ in range(_PASSES):
+                await asyncio.sleep(0)
+            yield
 
     async def send(self, send: Send, body: Body) -> None:
         """Send a body as the end of an answer that was begun. Raises DisconnectedError if it is cut off."""

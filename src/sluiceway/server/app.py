@@ -13,7 +13,7 @@ from sluiceway.adapters.system import new_incarnation, stopwatch
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
-from sluiceway.server.answer_memory import AnswerMemory
+from sluiceway.server.answer_memory import PIECE, AnswerMemory
 from sluiceway.server.endpoints import Endpoint, Page
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.health import Health
@@ -96,8 +96,8 @@ class App:
         self._running: set[asyncio.Task[object]] = set()
         self._bodies = BodyMemory()
         self.answer_memory = AnswerMemory()
-        self._items = ItemCalls(service)
-        rooms = (self._items, QueueCalls(service), InspectionCalls(service))
+        self._items = ItemCalls(service, self.answer_memory)
+        rooms = (self._items, QueueCalls(service), InspectionCalls(service, self.answer_memory))
         self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]
         pages = [*Health(service, fittings.guard, lambda: self.is_stopping).pages(), *fittings.pages]
         self.pages = [*pages, *Documentation(self.endpoints, pages).pages()]
@@ -235,7 +235,10 @@ class _Sent:
             await self._send(message)
         else:
             self.size += len(message["body"])
-            await self._app.answer_memory.send(self._send, message["body"])
+            if len(message["body"]) <= PIECE:
+                await self._send(message)
+            else:
+                await self._app.answer_memory.send(self._send, message["body"])
 
 
 class _MethodError(SluicewayError):

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODIES_BYTES, MAX_BODY_BYTES
+from sluiceway.kernel.limits import BODIES_SHARE, BODY_TIMEOUT, MAX_BODIES_BYTES, MAX_BODY_BYTES
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.access import ANYBODY, Action, Actor
 from sluiceway.wire import protobuf
@@ -36,16 +37,30 @@ class DisconnectedError(Exception):
 
 
 class BodyMemory:
-    """What all bodies may take together at one time."""
+    """What all bodies may take together at one time, and those of one API key."""
 
     def __init__(self, most: int = MAX_BODIES_BYTES) -> None:
         self.left = most
+        self._share = most // BODIES_SHARE
+        self._held: Counter[str] = Counter()
 
-    def take(self, size: int) -> None:
+    def take(self, size: int, key_id: str = "") -> None:
         """Raises `too_many_requests`."""
         if size > self.left:
             raise SluicewayError("too_many_requests", "the server holds as many request bodies as it can; try later")
+        if key_id:
+            if self._held[key_id] + size > self._share:
+                raise SluicewayError("too_many_requests", "the server holds as many request bodies of one API key as it may; try later")
+            self._held[key_id] += size
         self.left -= size
+
+    def give_back(self, size: int, key_id: str = "") -> None:
+        """What was taken is free again."""
+        self.left += size
+        if key_id and size:
+            self._held[key_id] -= size
+            if not self._held[key_id]:
+                del self._held[key_id]
 
 
 class Request:
@@ -191,7 +206,7 @@ class Request:
         while not self.whole:
             message = await self._message()
             part = message.get("body", b"")
-            self._memory.take(len(part))
+            self._memory.take(len(part), self.caller.key_id)
             self._held += len(part)
             if self._held > most:
                 raise _too_large(most)
@@ -206,7 +221,7 @@ class Request:
 
     def let_go(self) -> None:
         """The body is not needed any more."""
-        self._memory.left += self._held
+        self._memory.give_back(self._held, self.caller.key_id)
         self._held, self.body = 0, b""
 
     async def _message(self) -> Message:

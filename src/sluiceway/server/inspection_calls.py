@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sluiceway.adapters.system import now
 from sluiceway.model.queue import QueueRecord
+from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService
@@ -14,8 +15,9 @@ from sluiceway.wire.decoding import request_timeout
 class InspectionCalls:
     """List, import and delete items, and load partitions again."""
 
-    def __init__(self, service: QueueService) -> None:
+    def __init__(self, service: QueueService, memory: AnswerMemory) -> None:
         self._service = service
+        self._memory = memory
 
     def endpoints(self) -> list[Endpoint]:
         errors = ("queue_not_found", "partition_damaged")
@@ -74,7 +76,8 @@ class InspectionCalls:
         call = json_inspection.decode_list_items(request.body)
         record = self._queue(request, call.queue_name)
         page = await self._service.list_items(call.queue_name, call.request(record, scheduled))
-        return json_inspection.listed(record, call.partition, page)
+        async with self._memory.building(sum(batch.nbytes for batch, _ in page.rows)):
+            return json_inspection.listed(record, call.partition, page)
 
     async def _list_scheduled(self, request: Request) -> Body:
         return await self._list(request, True)

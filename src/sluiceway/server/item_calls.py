@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+
+import pyarrow as pa
 
 from sluiceway.adapters.system import now
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, RELEASE, Lease, Leased
+from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, DisconnectedError, Request
 from sluiceway.server.service import QueueService
@@ -20,8 +24,9 @@ from sluiceway.wire.settling import belongs
 class ItemCalls:
     """Produce, lease, what settles, and what looks."""
 
-    def __init__(self, service: QueueService) -> None:
+    def __init__(self, service: QueueService, memory: AnswerMemory) -> None:
         self._service = service
+        self._memory = memory
         self._waiting: set[asyncio.Task[Leased]] = set()
         self._stopping = False
 
@@ -145,7 +150,8 @@ class ItemCalls:
             leased = await self._wait(request, call.queue_name, wanted, call.payload)
         else:
             leased = await self._service.lease(call.queue_name, wanted, call.payload)
-        return answers.leased(record, leased, arrow=request.wants_arrow)
+        async with self._memory.building(_size(leased.batches)):
+            return answers.leased(record, leased, arrow=request.wants_arrow)
 
     async def _wait(self, request: Request, queue_name: str, wanted: Lease, payload: bool) -> Leased:
         """A lease that may wait: given up when the client goes away or the server stops."""
@@ -205,7 +211,8 @@ class ItemCalls:
         call = json_items.decode_peek(request.body)
         record = self._queue(request, call.queue_name)
         batches = await self._service.peek(call.queue_name, call.request(record))
-        return answers.peeked(record, batches, arrow=request.wants_arrow)
+        async with self._memory.building(_size(batches)):
+            return answers.peeked(record, batches, arrow=request.wants_arrow)
 
     async def _explain(self, request: Request) -> Body:
         call = json_items.decode_explain(request.body)
@@ -213,6 +220,10 @@ class ItemCalls:
         if not belongs(item, record):
             return answers.explained(item, answers.FOREIGN)
         return answers.explained(item, await self._service.explain(call.queue_name, item.partition, item.offset))
+
+
+def _size(batches: Sequence[pa.RecordBatch]) -> int:
+    return sum(batch.nbytes for batch in batches)
 
 
 def _stopping() -> SluicewayError:

@@ -212,6 +212,8 @@ def _door(settings: ServerSettings, socks: Sequence[socket.socket], insecure: bo
     public = not all(map(is_loopback, addresses))
     if public and not keys:
         log.warning("anybody who can reach this server may do everything: it asks for no API key (--insecure)")
+    elif not keys and settings.admin_key:
+        log.warning("server.admin_key is for nothing: no API key is asked for (server.auth)")
     elif public and tls is None:
         log.warning("API keys and items cross the network in the clear: set server.tls_certificate and server.tls_key")
     names = frozenset(parse_address(text, "server.listen").host for text in (settings.listen, settings.admin_listen) if text)
