@@ -13,6 +13,7 @@ from server_process import PATIENCE
 from sluiceway.adapters import system
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Actor, KeySpec, Scope
 from sluiceway.node import api_keys
@@ -136,6 +137,18 @@ def test_a_key_expires(monkeypatch: pytest.MonkeyPatch) -> None:
             assert keys.known(key.key_id) is None
             assert await keys.find(text) is None
             assert [each.key_id for each in await keys.list()] == [key.key_id]
+
+    asyncio.run(run())
+
+
+def test_the_audit_trail_tells_times_as_times() -> None:
+    async def run() -> None:
+        meta = MemoryMetaStore()
+        async with started(meta) as keys:
+            expires_at = system.now() + 60_000
+            await keys.create(SPEC._replace(expires_at=expires_at), BY)
+            (entry,) = await AuditTrail(meta).list(10)
+            assert entry.detail["expires_at"] == format_time(expires_at)
 
     asyncio.run(run())
 

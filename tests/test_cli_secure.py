@@ -70,12 +70,31 @@ def test_without_a_key_it_says_how_to_get_one(shell: Shell) -> None:
     assert "sluiceway key create NAME --scope admin --data DIR" in err
 
 
-def test_an_unknown_authority_is_4_and_doctor_says_what_to_do(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_authority_is_3_and_it_says_what_to_do(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SLUICEWAY_CA_FILE")
     code, _, err = shell.ends("queue", "list")
-    assert code == 4
-    assert "certificate" in err
-    assert "--ca-file" in shell.ends("doctor")[1]
+    assert code == 3
+    assert "is not trusted" in err
+    assert "--ca-file" in err
+    assert "fix server: name the authority" in shell.ends("doctor")[1]
+
+
+def test_a_call_that_is_only_at_the_other_listener_is_3_and_says_so(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICEWAY_API_KEY", ADMIN)
+    code, _, err = shell.ends("key", "list")
+    assert (code, "(not_found)" in err) == (3, True)
+    assert "hint: is this server an older version, or one with admin_listen?" in err
+
+
+def test_an_empty_list_may_be_the_key_s_doing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLUICEWAY_API_KEY", ADMIN)
+    assert "no queues that this key may read" in shell.ends("queue", "list")[2]
+
+
+def test_http_to_a_server_with_tls_says_https(shell: Shell, secure: Secure) -> None:
+    code, out, _ = shell.ends("doctor", "--url", secure.url.replace("https:", "http:"))
+    assert code == 3
+    assert "use an https URL" in out
 
 
 def test_the_first_key_is_made_in_the_data_folder_while_the_server_runs(

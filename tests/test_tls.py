@@ -16,7 +16,7 @@ import uvicorn
 from fake_service import FakeService
 from server_process import PATIENCE
 from server_running import eventually
-from sluiceway.client import Client
+from sluiceway.client import AsyncClient, CallError, Client
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.app import create_app
 from sluiceway.server.connections import Connection
@@ -124,6 +124,22 @@ def test_the_client_trusts_the_file_that_it_is_given(files: Files, tmp_path: Pat
             assert [queue.queue_name for queue in client.list_queues().items] == ["q"]
         with httpx.Client(verify=Files(tmp_path / "other").context()) as stranger, pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
             stranger.get(f"https://localhost:{port}/livez")
+
+
+def test_a_client_that_does_not_trust_the_certificate_says_so_at_once(files: Files, tmp_path: Path) -> None:
+    other = Files(tmp_path / "other").ca_file
+    with serving(files.tls()) as port:
+        url = f"https://localhost:{port}"
+
+        async def list_queues() -> None:
+            async with AsyncClient(url, ca_file=other, retry_for="5s") as client:
+                await client.list_queues()
+
+        with Client(url, ca_file=other, retry_for="5s") as client:
+            for use in (client.list_queues, lambda: asyncio.run(list_queues()), lambda: client.consumer("q").run(print)):
+                with pytest.raises(CallError, match=f"the certificate of {url} is not trusted: .* named by ca_file") as raised:
+                    use()
+                assert (raised.value.code, raised.value.retryable) == ("unavailable", False)
 
 
 def test_versions_before_1_2_are_not_spoken(files: Files) -> None:

@@ -61,8 +61,10 @@ def transport(url: str, certificate: datetime | None, now: datetime) -> Check:
 
 
 def unreachable(error: SluicewayError, url: str) -> Check:
-    if "CERTIFICATE_VERIFY_FAILED" in error.detail or "certificate verify failed" in error.detail:
+    if "is not trusted" in error.detail:
         return Check("server", "failed", error.detail, "name the authority that made the server's certificate: --ca-file FILE")
+    if error.code == "outcome_unknown" and not url.startswith("https:"):
+        return Check("server", "failed", error.detail, "it is reached but does not answer; if it has TLS, use an https URL")
     if local(url):
         return Check(
             "server", "failed", error.detail, "start one with: sluiceway dev; or say where it is: --url, SLUICEWAY_URL or a context"

@@ -116,8 +116,10 @@ def list_(session: Session) -> None:
             break
     columns = ("queue", "partitions", "lease timeout", "max attempts", "dead queue")
     rows = [(i.queue_name, len(i.partitions), i.lease_timeout, i.max_attempts or "-", i.dead_queue or "-") for i in infos]
+    # A key that may read none sees an empty list, too.
+    none = "no queues that this key may read" if session.target.api_key else "no queues"
     session.print_all(
-        infos, table(columns, rows, right=("partitions", "max attempts")), "no queues; make one with: sluiceway queue create NAME"
+        infos, table(columns, rows, right=("partitions", "max attempts")), f"{none}; make one with: sluiceway queue create NAME"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import ssl
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +17,7 @@ from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Key
 from sluiceway.client.protocol import DEFAULT_REQUEST_TIMEOUT, Call, Duration, millis, read_problem, unreadable
 from sluiceway.kernel.clock import Millis, format_duration
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import KINDS, invalid
 from sluiceway.kernel.limits import KEY_WINDOW
 
 T = TypeVar("T")
@@ -94,9 +95,20 @@ class Endpoint:
     def broken(self, error: httpx.RequestError) -> CallError:
         """What an attempt without an answer means: nothing was sent, or nobody knows."""
         reason = str(error) or type(error).__name__
+        if (untrusted := _untrusted(error)) is not None:
+            who = "an authority of your own is named by ca_file (command line: --ca-file, SLUICEWAY_CA_FILE)"
+            detail = f"the certificate of {self._base} is not trusted: {untrusted.verify_message}; {who}"
+            return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
         if isinstance(error, _NOT_SENT):
             return CallError("unavailable", f"cannot reach {self._base}: {reason}")
         return CallError("outcome_unknown", f"no answer from {self._base}: {reason}")
+
+
+def _untrusted(error: BaseException | None) -> ssl.SSLCertVerificationError | None:
+    # Not every layer between says what it was caused by.
+    while error is not None and not isinstance(error, ssl.SSLCertVerificationError):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 def read_answer(call: Call[T], response: httpx.Response, body: bytes) -> T:

@@ -355,4 +355,4 @@ class Keeper:
 
 def _is_final(error: CallError) -> bool:
     """Repeating will not help, and neither will anything else that this consumer can do."""
-    return not error.retryable and error.kind.status < 500
+    return not error.retryable and (error.kind.status < 500 or error.code == "unavailable")

@@ -16,7 +16,7 @@ import msgspec
 from sluiceway.adapters import system
 from sluiceway.adapters.disk import make_directory
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_API_KEYS
 from sluiceway.model.access import Actor, ApiKey, Caller, KeySpec, decode_key, encode_key
@@ -183,7 +183,12 @@ class ApiKeys:
                 spec.bytes_per_second,
             )
             where = API_KEY + key.key_id
-            detail = {"key_id": key.key_id, "name": key.name, "scopes": key.scopes, "expires_at": key.expires_at}
+            detail = {
+                "key_id": key.key_id,
+                "name": key.name,
+                "scopes": key.scopes,
+                "expires_at": key.expires_at and format_time(key.expires_at),
+            }
             entry, note = self._audit.entry("keys.create", by, detail=detail)
             # Two creations at one time could otherwise pass the limit together.
             if await self._commit({where: None}, {API_KEY: view.stamp}, {where: encode_key(key), entry: note}, ()):

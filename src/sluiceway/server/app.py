@@ -248,7 +248,7 @@ class _MethodError(SluicewayError):
 
 
 def _no_endpoint(path: str) -> SluicewayError:
-    return SluicewayError("not_found", f"there is no endpoint {path[:80]!r}")
+    return SluicewayError("not_found", f"there is no endpoint {path[:80]!r}; /docs has those that there are")
 
 
 def _cut_off(request: Request) -> SluicewayError:
