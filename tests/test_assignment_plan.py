@@ -92,7 +92,9 @@ print(hashlib.sha256(json.dumps(sticky(items, members, current)).encode()).hexdi
 def test_every_process_makes_the_same_plan() -> None:
     """A set of names comes in another order under each hash seed."""
     running = [
-        subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)})
+        subprocess.Popen(
+            [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}
+        )
         for seed in range(20)
     ]
     assert len({process.communicate()[0] for process in running}) == 1
