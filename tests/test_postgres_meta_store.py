@@ -76,9 +76,10 @@ async def test_a_commit_whose_line_is_cut_is_unknown(server: PostgresServer, sch
 @driven
 async def test_a_server_that_is_gone_and_comes_back(server: PostgresServer, open_store: OpenStore[MetaStore]) -> None:
     async with Opened(open_store) as store:
-        await store.commit(puts={"a": b"1"})
+        # A watch shows what comes after it, so it is there first.
         watching = store.watch("a")
-        await next_hint(watching, 1)
+        first = await store.commit(puts={"a": b"1"})
+        await next_hint(watching, first)
         await asyncio.to_thread(server.kill)
         with pytest.raises(StoreUnavailableError):
             await store.read(["a"])
@@ -86,7 +87,7 @@ async def test_a_server_that_is_gone_and_comes_back(server: PostgresServer, open
             await store.commit(puts={"a": b"2"})
         await asyncio.to_thread(server.start)
         assert (await store.read(["a"])).entries["a"].value == b"1"
-        waiting = asyncio.create_task(next_hint(watching, 2))
+        waiting = asyncio.create_task(next_hint(watching, first + 1))
         stamp = await store.commit(puts={"a": b"3"})
         assert await waiting >= stamp
 
