@@ -8,14 +8,18 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
+from postgres_server import server_or_skip
 from server_process import PATIENCE
+from sluiceway.core.assignment.group import Keys, read_group
 from sluiceway.group import Gained, GroupMember, Lost, MetaStore, Parameters, Token, define, open_meta_store
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.ports.meta_store import View
 
 QUICK = Parameters(settle_timeout=20, round_interval=50, beat_interval=50, lease_timeout=2_000, member_timeout=2_500)
 ITEMS = [f"part-{n}" for n in range(12)]
@@ -49,15 +53,19 @@ class Group:
         self.members: list[GroupMember] = []
         self.notes: list[Notes] = []
 
-    async def join(self, count: int = 1) -> None:
+    async def join(self, count: int = 1, *, store: MetaStore | None = None, notes: Notes | None = None) -> None:
         for _ in range(count):
-            self.notes.append(Notes())
-            self.members.append(GroupMember(self.store, "exporters", self.notes[-1]))
+            self.notes.append(notes or Notes())
+            self.members.append(GroupMember(store or self.store, "exporters", self.notes[-1]))
             await self.members[-1].join()
 
+    def told(self) -> dict[str, Token]:
+        """What its members were told that they own."""
+        return {item: token for notes in self.notes for item, token in notes.items.items()}
+
     def divided(self, *among: int) -> bool:
-        """Whether those members, and no others, own all, evenly, each item once."""
-        held = [list(self.members[at].items) for at in among]
+        """Whether those members have been told that they own all, evenly, each item once. (What they were told does not lapse unheard.)"""
+        held = [list(self.notes[at].items) for at in among]
         even = max(map(len, held)) - min(map(len, held)) <= 1
         return even and sorted(item for items in held for item in items) == sorted(ITEMS)
 
@@ -74,7 +82,8 @@ async def group_of(url: str, count: int) -> AsyncIterator[Group]:
     await define(store, "exporters", ITEMS, parameters=QUICK)
     await group.join(count)
     try:
-        await until(lambda: group.divided(*range(count)))
+        if count:
+            await until(lambda: group.divided(*range(count)))
         yield group
     finally:
         for member in group.members:
@@ -97,11 +106,11 @@ def test_members_divide_the_items_and_leave_in_good_order(url: str) -> None:
 def test_what_a_member_that_stops_dead_had_goes_to_others_under_greater_tokens(url: str) -> None:
     async def story() -> None:
         async with group_of(url, 2) as group:
-            before = group.members[0].items
+            before = dict(group.notes[0].items)
             await group.members[0].stop()
             assert group.notes[0].items == {}
             await until(lambda: group.divided(1))
-            assert all(group.members[1].items[item] > token for item, token in before.items())
+            assert all(group.notes[1].items[item] > token for item, token in before.items())
 
     asyncio.run(story())
 
@@ -110,17 +119,13 @@ def test_what_a_member_that_stops_dead_had_goes_to_others_under_greater_tokens(u
 def test_a_change_of_strategy_begins_an_era_whose_tokens_are_greater(strategy: str) -> None:
     async def story() -> None:
         async with group_of("memory:", 3) as group:
-            before = {item: token for member in group.members for item, token in member.items.items()}
+            before = group.told()
             await define(group.store, "exporters", ITEMS, strategy="claims")
-            await until(
-                lambda: group.divided(0, 1, 2) and all(token.era == 2 for member in group.members for token in member.items.values())
-            )
+            await until(lambda: group.divided(0, 1, 2) and {token.era for token in group.told().values()} == {2})
             if strategy == "rounds":
                 await define(group.store, "exporters", ITEMS, strategy="rounds")
-                await until(
-                    lambda: group.divided(0, 1, 2) and all(token.era == 3 for member in group.members for token in member.items.values())
-                )
-            after = {item: token for member in group.members for item, token in member.items.items()}
+                await until(lambda: group.divided(0, 1, 2) and {token.era for token in group.told().values()} == {3})
+            after = group.told()
             assert all(after[item] > before[item] for item in ITEMS)
 
     asyncio.run(story())
@@ -130,7 +135,7 @@ def test_items_come_and_go() -> None:
     async def story() -> None:
         async with group_of("memory:", 2) as group:
             await define(group.store, "exporters", ["part-1", "new"])
-            await until(lambda: sorted(item for member in group.members for item in member.items) == ["new", "part-1"])
+            await until(lambda: sorted(item for notes in group.notes for item in notes.items) == ["new", "part-1"])
 
     asyncio.run(story())
 
@@ -145,13 +150,164 @@ def test_what_the_handler_raises_is_no_reason_to_stop() -> None:
 
         member = GroupMember(store, "g", handler)
         await member.join()
-        await until(lambda: sorted(member.items) == ["a", "b"])
-        assert member.token("a") is not None
+        await until(lambda: member.token("a") is not None and sorted(member.items) == ["a", "b"])
         await member.leave()
         assert member.token("a") is None
         await store.close()
 
     asyncio.run(story())
+
+
+class Hanging:
+    """A store whose reads, while it hangs, have no answer until it does not."""
+
+    def __init__(self, store: MetaStore) -> None:
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.commit, self.watch, self.close = store.commit, store.watch, store.close
+        self._store = store
+
+    async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+        await self.answers.wait()
+        return await self._store.read(keys, prefixes)
+
+
+def test_a_member_whose_store_hangs_is_told_that_it_has_lost_everything() -> None:
+    async def story() -> None:
+        async with group_of("memory:", 1) as group:
+            store = Hanging(group.store)
+            await group.join(store=store)
+            await until(lambda: group.divided(0, 1))
+            store.answers.clear()
+            await until(lambda: group.notes[1].items == {} and group.divided(0))
+            assert group.members[1].items == {}
+            assert group.members[1].token(ITEMS[0]) is None
+            store.answers.set()
+            await until(lambda: group.divided(0, 1))
+
+    asyncio.run(story())
+
+
+def test_nobody_gets_an_item_before_the_old_owner_s_handler_has_returned() -> None:
+    patient = Parameters(settle_timeout=20, round_interval=50, beat_interval=50, lease_timeout=600_000, member_timeout=750_000)
+    stopped = asyncio.Event()
+
+    class Slow(Notes):
+        async def __call__(self, change: Gained | Lost) -> None:
+            await super().__call__(change)
+            if isinstance(change, Lost):
+                await stopped.wait()
+
+    async def story() -> None:
+        async with group_of("memory:", 0) as group:
+            await define(group.store, "exporters", ITEMS, parameters=patient)
+            await group.join(notes=Slow())
+            await until(lambda: group.divided(0))
+            await group.join()
+            keys, other = Keys("exporters"), group.members[1].name
+
+            async def has_seen_its_plan() -> bool:
+                look = read_group(await group.store.read(prefixes=[keys.prefix]), keys, 0)
+                return look.plan is not None and other in look.plan.owners and look.members[other].applied == look.plan.round
+
+            async with asyncio.timeout(PATIENCE):
+                while not await has_seen_its_plan():  # noqa: ASYNC110 - it asks the store
+                    await asyncio.sleep(0)
+            assert group.notes[1].items == {}
+            stopped.set()
+            await until(lambda: group.divided(0, 1))
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_a_member_can_be_stopped_at_any_moment_of_its_waking_up(steps: int) -> None:
+    async def story() -> None:
+        async with group_of("memory:", 1) as group:
+            await group.store.commit(puts={Keys("exporters").prefix + "hint": b""})
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(PATIENCE):
+                await group.members[0].stop()
+
+    asyncio.run(story())
+
+
+def test_a_record_that_cannot_be_read_is_no_reason_to_stop(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async with group_of("memory:", 1) as group:
+            key = Keys("exporters").resource
+            good = (await group.store.read([key])).entries[key].value
+            await group.store.commit(puts={key: b"not for me"})
+            await until(lambda: group.notes[0].items == {})
+            assert "does not understand" in caplog.text
+            await group.store.commit(puts={key: good})
+            await until(lambda: group.divided(0))
+
+    asyncio.run(story())
+
+
+def test_two_groups_on_one_store_do_not_know_each_other() -> None:
+    async def story() -> None:
+        async with group_of("memory:", 2) as group:
+            notes = Notes()
+            await define(group.store, "exporters2", ["a", "b"], parameters=QUICK)
+            member = GroupMember(group.store, "exporters2", notes)
+            await member.join()
+            await until(lambda: sorted(notes.items) == ["a", "b"])
+            await until(lambda: group.divided(0, 1))
+            await member.leave()
+            assert notes.items == {}
+            await until(lambda: group.divided(0, 1))
+
+    asyncio.run(story())
+
+
+def test_members_over_postgresql() -> None:
+    async def story(dsn: str) -> None:
+        login = conninfo_to_dict(dsn)
+        url = "postgresql://{user}:{password}@{host}:{port}/{dbname}".format(**login)
+        other = open_meta_store(url)
+        async with group_of(url, 2) as group:
+            await group.join(store=other)
+            await until(lambda: group.divided(0, 1, 2))
+            before = dict(group.notes[0].items)
+            await group.members[0].stop()
+            await until(lambda: group.divided(1, 2))
+            assert all(group.told()[item] > token for item, token in before.items())
+            await group.members[1].leave()
+            await until(lambda: group.divided(2))
+            await group.members[2].stop()
+            await other.close()
+
+    with server_or_skip() as server:
+        asyncio.run(story(server.dsn()))
+
+
+def test_more_items_than_a_plan_can_hold_are_refused_before_anything_is_written() -> None:
+    async def story() -> None:
+        store = open_meta_store("memory:")
+        await define(store, "g", [f"{n:016}" for n in range(12_000)])
+        with pytest.raises(SluicewayError, match=r"items.*a commit holds 1048576.*divide"):
+            await define(store, "h", [f"{n:016}" for n in range(14_000)])
+        # Those that were there may still be waited for.
+        with pytest.raises(SluicewayError, match=r"12000 before.*change fewer"):
+            await define(store, "g", [f"x{n:015}" for n in range(12_000)])
+        assert (await store.read(prefixes=[Keys("h").prefix])).entries == {}
+
+    asyncio.run(story())
+
+
+def test_the_example_of_the_docs(tmp_path: Path) -> None:
+    text = (Path(__file__).parent.parent / "docs" / "groups.md").read_text()
+    program = text.partition("```python\n")[2].partition("```")[0]
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=tmp_path, text=True) as process:
+        try:
+            assert process.stdout is not None
+            owned = sorted(process.stdout.readline().split(" Token")[0] for _ in range(12))
+        finally:
+            process.kill()
+    assert owned == sorted(f"mine: region-{n}" for n in range(12))
 
 
 @pytest.mark.parametrize("bad", ["", "é", "a" * 201, "new\nline", 7])

@@ -6,36 +6,35 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.core.assignment.group import Decision, Keys, Parameters, Resource, Strategy, Writes, read_group
+from sluiceway.core.assignment.group import (
+    MOST_MEMBERS,
+    Decision,
+    Keys,
+    Parameters,
+    Resource,
+    Strategy,
+    Token,
+    Writes,
+    largest_commit,
+    read_group,
+)
 from sluiceway.core.assignment.member import Member
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.names import check_queue_name
-from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
+from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
 AGAIN: Millis = 200
 """How long to wait after the meta store failed."""
-
-
-def _now() -> Millis:
-    """By a clock that nobody sets: leases are measured with it, never compared between machines."""
-    return int(system.stopwatch() * 1000)
-
-
-class Token(NamedTuple):
-    """Proof of ownership. Tokens of an item compare: a later owner's is greater, so whoever stores the greatest can refuse the rest."""
-
-    era: int
-    grant: int
 
 
 class Gained(NamedTuple):
@@ -61,7 +60,7 @@ async def define(
     """Say what the group divides, and how; its members follow within a round. What is the same already is not written.
 
     `parameters` None: as they are. A change of the strategy begins a new era, whose tokens are all greater.
-    Raises `invalid_request`, `unavailable`, `outcome_unknown`.
+    Raises `invalid_request` (also for more items than a plan can hold), `unavailable`, `outcome_unknown`.
     """
     keys = Keys(check_queue_name(group, "group"))
     for item in items:
@@ -72,6 +71,7 @@ async def define(
             entry = (await store.read([keys.resource])).entries.get(keys.resource)
             before = None if entry is None else msgspec.json.decode(entry.value, type=Resource)
             after = _changed(before, wanted, strategy, parameters)
+            _check_size(keys, after.items, before.items if before else ())
             if after == before:
                 return after
             await store.commit({keys.resource: entry.stamp if entry else None}, puts={keys.resource: msgspec.json.encode(after)})
@@ -89,6 +89,16 @@ def check_item(item: object) -> str:
     if not isinstance(item, str) or not 1 <= len(item) <= 200 or not (item.isascii() and item.isprintable()):
         raise invalid("items", f"{str(item)[:80]!r} is not an item's name: 1 to 200 printable ASCII characters")
     return item
+
+
+def _check_size(keys: Keys, items: Sequence[str], before: Sequence[str]) -> None:
+    largest = largest_commit(keys, items, before)
+    if largest > MAX_COMMIT_BYTES:
+        raise invalid(
+            "items",
+            f"the plan of {len(items)} items, {len(before)} before, may take {largest} bytes, and a commit holds {MAX_COMMIT_BYTES}; "
+            "shorten the names, change fewer at a time, or divide the items among several groups",
+        )
 
 
 def _changed(before: Resource | None, items: tuple[str, ...], strategy: Strategy, parameters: Parameters | None) -> Resource:
@@ -115,12 +125,13 @@ class GroupMember:
         self._handler = handler
         # A name is never used again, so every start has a part of its own.
         self.name = f"{check_queue_name(name or 'member', 'name')}-{system.new_incarnation()}"
-        self._member = Member(self._keys, self.name, address)
+        self._member = Member(self._keys, self.name, check_text(address, "address"))
         self._held: dict[str, Token] = {}
         self._lease_deadline: Millis = 0
         self._telling = asyncio.Lock()
         self._lapse: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
+        self._outside = False
         self._task: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
@@ -138,19 +149,20 @@ class GroupMember:
 
     async def stop(self) -> None:
         """Go at once: what it holds is lost here, and others get it when its lease has run out."""
+        # First, since a store that hangs may hold up the rest.
+        await self._serve({}, 0)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-        await self._serve({}, 0)
 
     @property
     def items(self) -> dict[str, Token]:
         """What this member owns now, each with its token."""
-        return dict(self._held) if _now() < self._lease_deadline else {}
+        return dict(self._held) if system.steady() < self._lease_deadline else {}
 
     def token(self, item: str) -> Token | None:
         """Proof that the item is this member's now; None: it is not. To be asked for before each use, and checked where it is used."""
-        return self._held.get(item) if _now() < self._lease_deadline else None
+        return self._held.get(item) if system.steady() < self._lease_deadline else None
 
     # ---- the loop ---------------------------------------------------------------------------------------------
 
@@ -160,19 +172,25 @@ class GroupMember:
             while True:
                 self._changed.clear()
                 try:
-                    decision, era = await self._look()
-                    await self._serve({item: Token(era, grant) for item, grant in decision.owned.items()}, decision.lease_deadline)
+                    decision = await self._look()
+                    await self._serve(decision.owned, decision.lease_deadline)
                     if decision.left:
                         return
                     if decision.writes is not None:
                         await self._commit(decision.writes)
                         continue
-                    wait = decision.wake_at - _now()
+                    wait = decision.wake_at - system.steady()
                 except StoreUnavailableError as error:
                     log.warning("group %s: %s", self._keys.group, error)
                     wait = AGAIN
+                except Exception:
+                    # The lease runs out meanwhile, so nothing is served by records that cannot be read.
+                    log.exception("group %s: %s does not understand what it has read", self._keys.group, self.name)
+                    wait = AGAIN
+                # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._changed.wait(), max(0, wait) / 1000)
+                    async with asyncio.timeout(max(0, wait) / 1000):
+                        await self._changed.wait()
         finally:
             hints.cancel()
 
@@ -180,10 +198,14 @@ class GroupMember:
         async for _ in self._store.watch(self._keys.prefix):
             self._changed.set()
 
-    async def _look(self) -> tuple[Decision, int]:
+    async def _look(self) -> Decision:
         view = await self._store.read(prefixes=[self._keys.prefix])
-        look = read_group(view, self._keys, _now())
-        return self._member.look(look), look.resource.era if look.resource else 0
+        look = read_group(view, self._keys, system.steady())
+        outside = self.name not in look.members and len(look.members) >= MOST_MEMBERS
+        if outside and not self._outside:
+            log.warning("group %s is full: %s waits until one of its %d members has gone", self._keys.group, self.name, MOST_MEMBERS)
+        self._outside = outside
+        return self._member.look(look)
 
     async def _commit(self, writes: Writes) -> None:
         """Whatever becomes of it, the next look shows it."""
@@ -196,7 +218,7 @@ class GroupMember:
 
     # ---- telling ----------------------------------------------------------------------------------------------
 
-    async def _serve(self, owned: dict[str, Token], lease_deadline: Millis) -> None:
+    async def _serve(self, owned: Mapping[str, Token], lease_deadline: Millis) -> None:
         """Own exactly these until the deadline: first tell what is lost, then what is gained."""
         if self._lapse is not None:
             self._lapse.cancel()
@@ -211,7 +233,7 @@ class GroupMember:
                     await self._tell(Gained(item, token))
         if self._held:
             loop = asyncio.get_running_loop()
-            self._lapse = loop.call_later(max(0, lease_deadline - _now()) / 1000, self._lapsed)
+            self._lapse = loop.call_later(max(0, lease_deadline - system.steady()) / 1000, self._lapsed)
 
     def _lapsed(self) -> None:
         """The store did not confirm the lease in time: serve nothing until it does."""

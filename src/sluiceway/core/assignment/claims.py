@@ -45,6 +45,8 @@ class Claims:
     def __init__(self, beating: Beating) -> None:
         self._beating = beating
         self._keys, self._name = beating.keys, beating.name
+        self._renounced: dict[str, int] = {}
+        """Grants that it has tried to give back. The commit may land late, so it never serves under them again."""
 
     def owned(self, look: Look, resource: Resource) -> dict[str, int]:
         """What this member has and goes on serving."""
@@ -58,6 +60,7 @@ class Claims:
         """What the claims need of this member now. Nothing that it could foresee comes with time alone, but silence."""
         division = self._divide(look, resource)
         give_back = sorted(division.mine.keys() - self._kept(division, resource).keys())
+        self._renounce({item: division.mine[item] for item in give_back})
         if give_back:
             return self._write(look, division, give_back[:MOST_CLAIMS], None), look.seen_at
         for name in sorted(look.members):
@@ -103,11 +106,15 @@ class Claims:
         """What it has and goes on serving."""
         if self._beating.leaving:
             return {}
-        items = set(resource.items)
-        kept = {item: grant for item, grant in division.mine.items() if item in items}
-        for item in sorted(kept, key=self._liking)[len(kept) - max(0, division.surplus) :]:
+        mine = {item: division.mine[item] for item in resource.items if item in division.mine}
+        kept = {item: grant for item, grant in mine.items() if self._renounced.get(item) != grant}
+        stay = min(len(kept), len(mine) - max(0, division.surplus))
+        for item in sorted(kept, key=self._liking)[stay:]:
             del kept[item]
         return kept
+
+    def _renounce(self, grants: dict[str, int]) -> None:
+        self._renounced = grants
 
     def _liking(self, item: str) -> bytes:
         """An order of this member's own, so that two seldom want the same item."""

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
-from sluiceway.ports.meta_store import Stamp, View
+from sluiceway.model.meta import Stamp, View
 
 Strategy = Literal["rounds", "claims"]
 PATIENCE = 1.25
 """How much longer than a lease a member must be silent before it is given up: room for clocks that run at different speeds."""
+
+MOST_MEMBERS = 200
+"""Who comes later waits outside until somebody has gone: the commit that seals a round names each member up to five times."""
+MAX_MEMBER_NAME = 140
+
+
+_OTHER_RECORDS = 4_096
+"""Bytes, at most, of the round's record without its participants and of the sealing member's own."""
+
+
+class Token(NamedTuple):
+    """Proof of ownership. Tokens of an item compare: a later owner's is greater, so whoever stores the greatest can refuse the rest."""
+
+    era: int
+    grant: int
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -53,12 +68,13 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One member. `beat` rises each time it shows that it lives.
+    """One member. `beat` rises each time it shows that it lives; from when it sent that, it serves for `lease_timeout` at most.
 
     `applied` is the last plan, and `era` the last era, at which it has stopped what they took from it.
     """
 
     beat: int
+    lease_timeout: Millis
     applied: int = 0
     era: int = 0
     leaving: bool = False
@@ -77,15 +93,16 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns what since a round. A grant is the number of the round that gave the item to its owner.
+    """Who owns what since a round: each owner's items with their grants. A grant is the number of the round that gave the item.
 
-    `waits` names, for some items, members that may still serve them: each has stopped once it has applied this plan, or is gone.
+    `waits` has, for some members, items that are not theirs any more and that they may still serve: a member has stopped once it has
+    applied this plan, or is gone. Also items that the group has not now: they may come back.
     """
 
     round: int
     era: int
     resource_version: int
-    owners: dict[str, tuple[str, int]]
+    owners: dict[str, dict[str, int]]
     waits: dict[str, tuple[str, ...]] = {}
 
 
@@ -172,6 +189,16 @@ def read_group(view: View, keys: Keys, seen_at: Millis) -> Look:
     )
 
 
+def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> int:
+    """The bytes at most of a commit that seals a round over those items; `before` are those of the plan that it replaces."""
+    owned = sum(len(msgspec.json.encode(item)) + len(":1000000000,") for item in items)
+    # Everything may be waited for at its last owner, and at one who left before that and was not heard of since.
+    waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})
+    # In the plan's two parts and the round's participants, with quotes and brackets; a mark and a record that go.
+    named = 3 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + 2 * MAX_MEMBER_NAME
+    return owned + waited + MOST_MEMBERS * named + _OTHER_RECORDS
+
+
 @dataclass
 class Writes:
     """A commit that a member wants to make."""
@@ -189,12 +216,12 @@ class Writes:
 class Decision:
     """What follows from a look.
 
-        `owned` are the items to be served, each with its grant, until `lease_deadline` unless a later look says more. First stop what was
-    served and is not among them, or has another grant; then commit `writes`, which may say that it was stopped, and look again whatever
+    `owned` are the items to be served, each with its token, until `lease_deadline` unless a later look says more. First stop what was
+    served and is not among them, or has another token; then commit `writes`, which may say that it was stopped, and look again whatever
     becomes of it. Look again also when something may have changed, and at `wake_at` at the latest. `left`: it is out, for good.
     """
 
-    owned: Mapping[str, int]
+    owned: Mapping[str, Token]
     lease_deadline: Millis
     writes: Writes | None
     wake_at: Millis

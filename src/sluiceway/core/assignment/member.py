@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sluiceway.core.assignment.beating import Beating
 from sluiceway.core.assignment.claims import Claims
-from sluiceway.core.assignment.group import Decision, Keys, Look, Resource, Strategy, Writes
+from sluiceway.core.assignment.group import MOST_MEMBERS, Decision, Keys, Look, Resource, Strategy, Token, Writes
 from sluiceway.core.assignment.rounds import Rounds
 from sluiceway.kernel.clock import Millis
 
@@ -18,6 +18,7 @@ class Member:
     def __init__(self, keys: Keys, name: str, address: str = "") -> None:
         self.name = name
         self._beating = Beating(keys, name, address)
+        self._going = False
         self._strategies: dict[Strategy, Rounds | Claims] = {"rounds": Rounds(self._beating), "claims": Claims(self._beating)}
 
     def leave(self) -> None:
@@ -30,25 +31,28 @@ class Member:
         beating.note(look)
         if resource is None:
             return Decision({}, 0, None, look.seen_at + IDLE, left=beating.leaving)
-        deadline = beating.lease_deadline(resource.parameters)
-        serving = look.seen_at < deadline and beating.one_era(look, resource)
+        serving = look.seen_at < beating.lease_deadline() and beating.one_era(look, resource)
         strategy = self._strategies[resource.strategy]
-        owned = strategy.owned(look, resource) if serving else {}
-        if beating.leaving and (self.name not in look.members or strategy.may_go(look)):
-            return Decision({}, deadline, self._go(look), look.seen_at + IDLE, left=self.name not in look.members)
+        owned = {item: Token(resource.era, grant) for item, grant in strategy.owned(look, resource).items()} if serving else {}
+        if beating.leaving and (self._going or self.name not in look.members or strategy.may_go(look)):
+            # That its record goes may be recorded late, so whatever comes it serves nothing any more.
+            self._going = True
+            return Decision({}, 0, self._go(look), look.seen_at + IDLE, left=self.name not in look.members)
         writes, wake_at = self._next(look, resource, strategy)
+        # A beat that is to be sent now may end the lease earlier.
+        deadline = beating.lease_deadline()
         wake_at = min(wake_at, look.seen_at + IDLE, deadline if serving else wake_at)
         return Decision(owned, deadline, writes, max(wake_at, look.seen_at + 1))
 
     def _next(self, look: Look, resource: Resource, strategy: Rounds | Claims) -> tuple[Writes | None, Millis]:
         """What to commit, with a beat in it; or None and when to look again."""
-        writes: Writes | None = Writes()
-        wake_at = look.seen_at
-        if self.name in look.members:
-            writes, wake_at = strategy.next(look, resource)
-        beat_due_at = self._beating.beat_due_at(look, resource.parameters)
+        if self.name not in look.members:
+            full = len(look.members) >= MOST_MEMBERS
+            return None if full else self._beating.beat(look, resource, Writes()), look.seen_at + IDLE
+        writes, wake_at = strategy.next(look, resource)
+        beat_due_at = self._beating.beat_due_at(look, resource)
         if writes is not None or look.seen_at >= beat_due_at:
-            return self._beating.beat(look, writes or Writes()), look.seen_at
+            return self._beating.beat(look, resource, writes or Writes()), look.seen_at
         return None, min(wake_at, beat_due_at)
 
     def _go(self, look: Look) -> Writes | None:

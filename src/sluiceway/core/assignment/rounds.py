@@ -15,7 +15,7 @@ rises with each change of owner, fences the old owner's writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import msgspec
 
@@ -41,12 +41,12 @@ class Rounds:
         plan = look.plan
         if plan is None or plan.era != resource.era:
             return {}
-        mine = {item: grant for item, (owner, grant) in plan.owners.items() if owner == self._name}
-        return {item: grant for item, grant in mine.items() if not self._awaited(look, plan, item)}
+        awaited = {item for name, items in plan.waits.items() if self._awaited(look, plan, name) for item in items}
+        return {item: grant for item, grant in plan.owners.get(self._name, {}).items() if item not in awaited}
 
-    def _awaited(self, look: Look, plan: Plan, item: str) -> bool:
-        """Whether somebody else may still be serving the item."""
-        return any(other in look.members and look.members[other].applied < plan.round for other in plan.waits.get(item, ()))
+    def _awaited(self, look: Look, plan: Plan, other: str) -> bool:
+        """Whether the other may still serve what the plan has taken from it."""
+        return other in look.members and look.members[other].applied < plan.round
 
     def may_go(self, look: Look) -> bool:
         """Whether the plan has nothing of this member's any more."""
@@ -54,14 +54,15 @@ class Rounds:
         if plan is None:
             return True
         in_plan = look.round is not None and self._name in look.round.participants
-        return not in_plan and all(owner != self._name for owner, _ in plan.owners.values())
+        return not in_plan and self._name not in plan.owners
 
     def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
         """What the round needs of this member now, or when it may."""
         now, parameters = look.seen_at, resource.parameters
         if look.round is not None and not look.round.sealed:
-            if self._name not in look.marks and not self._beating.leaving:
-                return self._mark(look, look.round), now
+            if self._name in self._missing(look):
+                # Or say first that it is leaving.
+                return (Writes() if self._beating.leaving else self._mark(look, look.round)), now
             seal_at = self._seal_at(look, parameters)
             return (self._seal(look, resource, look.round), now) if now >= seal_at else (None, seal_at)
         trigger = self._trigger(look, resource)
@@ -103,9 +104,7 @@ class Rounds:
     def _quiet_until(self, look: Look, parameters: Parameters) -> Millis:
         """When, if nothing changes, a member will be silent or the heartbeat due."""
         times = [self._seen.since("round", look.stamp(self._keys.round), look.seen_at) + parameters.heartbeat_interval]
-        for name, record in look.members.items():
-            if name != self._name:
-                times.append(self._seen.since(f"beat/{name}", record.beat, look.seen_at) + parameters.member_timeout)
+        times += [self._beating.silent_at(look, name, parameters) for name in look.members if name != self._name]
         return min(times)
 
     def _open(self, look: Look, trigger: str) -> Writes:
@@ -128,16 +127,14 @@ class Rounds:
         """When this member may seal the round, if nothing changes: nobody new for a while, and whoever is missing surely serves nothing."""
         marked_since = self._seen.since("marks", (look.stamp(self._keys.round), look.marks), look.seen_at)
         times = [marked_since + parameters.settle_timeout + self._turn(look, parameters)]
-        for name in self._missing(look):
-            if not self._beating.silent(look, name, parameters):
-                since = self._seen.since(f"beat/{name}", look.members[name].beat, look.seen_at)
-                times.append(max(since + parameters.member_timeout, look.seen_at + 1))
+        times += [self._beating.silent_at(look, name, parameters) for name in self._missing(look)]
         return max(times)
 
     def _left_and_silent(self, look: Look, name: str, parameters: Parameters) -> bool:
         return look.members[name].leaving and self._beating.silent(look, name, parameters)
 
     def _missing(self, look: Look) -> list[str]:
+        """Those that have not marked themselves, though they should."""
         return [name for name, record in look.members.items() if name not in look.marks and not record.leaving]
 
     def _seal(self, look: Look, resource: Resource, current: Round) -> Writes:
@@ -150,7 +147,8 @@ class Rounds:
             current, sealed=True, participants=tuple(members), moved=moved, kept=len(resource.items) - moved if members else 0
         )
         writes = Writes(
-            checks={key: look.stamp(key) for key in (keys.round, keys.resource, keys.plan)},
+            # The plan changes with the round only.
+            checks={key: look.stamp(key) for key in (keys.round, keys.resource)},
             # One that marks itself just now must be in the plan or else not have marked itself.
             unchanged={keys.marks: look.view.stamp},
             deletes=[keys.mark(current.number, name) for name in sorted(look.marks)],
@@ -167,22 +165,20 @@ class Rounds:
 def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str], given_up: Iterable[str]) -> tuple[Plan, int]:
     """The plan of that round, and how many items it moves. Members of `given_up` are not waited for: they surely serve nothing."""
     before = look.plan or Plan(round=0, era=0, resource_version=0, owners={})
-    current = {item: owner for item, (owner, _) in before.owners.items()}
+    current = {item: owner for owner, grants in before.owners.items() for item in grants}
     chosen = sticky(resource.items, members, current)
-    owners: dict[str, tuple[str, int]] = {}
-    waits: dict[str, tuple[str, ...]] = {}
-    gone = set(given_up)
+    owners: dict[str, dict[str, int]] = {}
     for item, owner in chosen.items():
-        known = before.owners.get(item)
-        owners[item] = known if known is not None and known[0] == owner else (owner, number)
-        holders = _may_hold(look, before, item) - gone - {owner}
-        if holders:
-            waits[item] = tuple(sorted(holders))
+        owners.setdefault(owner, {})[item] = before.owners.get(owner, {}).get(item, number)
+    waits: dict[str, tuple[str, ...]] = {}
+    for name in look.members.keys() - set(given_up):
+        taken = _may_serve(look, before, name) - owners.get(name, {}).keys()
+        if taken:
+            waits[name] = tuple(sorted(taken))
     return Plan(round=number, era=resource.era, resource_version=resource.version, owners=owners, waits=waits), moves(chosen, current)
 
 
-def _may_hold(look: Look, before: Plan, item: str) -> set[str]:
-    """Members that may serve the item: its owner, and those that had it earlier and have not recorded that they stopped."""
-    earlier = {name for name in before.waits.get(item, ()) if name in look.members and look.members[name].applied < before.round}
-    owner: Mapping[str, tuple[str, int]] = before.owners
-    return earlier | ({owner[item][0]} & look.members.keys() if item in owner else set())
+def _may_serve(look: Look, before: Plan, name: str) -> set[str]:
+    """What that member may serve: what it owns, and what it had earlier if it has not recorded that it stopped."""
+    earlier = before.waits.get(name, ()) if look.members[name].applied < before.round else ()
+    return {*earlier, *before.owners.get(name, {})}
