@@ -14,7 +14,7 @@ from psycopg import sql
 
 from node_rig import eventually, lease, payloads, produce, service_on, settle, spec, total
 from postgres_server import PostgresServer, packaged, server_or_skip
-from sluiceway.adapters.storage import postgres_schema
+from sluiceway.adapters.storage import postgres
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.postgres_schema import MIGRATIONS
 from sluiceway.model.outcomes import Outcome
@@ -156,7 +156,7 @@ async def test_an_older_layout_is_brought_up_to_date(
     store = await open_store()
     await write(store)
     await store.close()
-    monkeypatch.setattr(postgres_schema, "MIGRATIONS", (*MIGRATIONS, "ALTER TABLE blob ADD COLUMN added bigint NOT NULL DEFAULT 5"))
+    monkeypatch.setattr(postgres, "MIGRATIONS", (*MIGRATIONS, "ALTER TABLE blob ADD COLUMN added bigint NOT NULL DEFAULT 5"))
     stores = [await open_store() for _ in range(4)]
     assert {(await store.browse(REF)).txn for store in stores} == {1}
     assert execute(server, schema, "SELECT DISTINCT version, added FROM layout, blob") == [(len(MIGRATIONS) + 1, 5)]

@@ -165,8 +165,10 @@ class SqliteMetaStore:
                 if changed:
                     yield since
                     continue
+                # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(watcher.wait(), self._poll_interval / 1_000)
+                    async with asyncio.timeout(self._poll_interval / 1_000):
+                        await watcher.wait()
         finally:
             self._watchers.discard(watcher)
 

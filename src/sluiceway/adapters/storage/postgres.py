@@ -15,7 +15,7 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
-from sluiceway.adapters.storage.postgres_schema import migrate
+from sluiceway.adapters.storage.postgres_schema import MIGRATIONS, migrate
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import (
@@ -138,7 +138,7 @@ class PostgresPartitionStore:
         async with self._connections.one() as link:
             if not self._migrated:
                 async with self._migrating:
-                    await migrate(link, self._schema)
+                    await migrate(link, self._schema, MIGRATIONS)
                     self._migrated = True
             yield link
 

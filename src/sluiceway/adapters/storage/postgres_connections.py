@@ -91,6 +91,12 @@ class Link:
             raise
         await self.run("COMMIT")
 
+    async def notified(self) -> AsyncIterator[None]:
+        """Once for each notification on the channels that this link listens to, as long as the line holds."""
+        with contextlib.suppress(psycopg.Error):
+            async for _ in self._connection.notifies():
+                yield
+
     def still_there(self) -> bool:
         """Look, without asking the server, whether it has closed the connection while nobody used it."""
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import LiteralString
 
 from psycopg import sql
@@ -34,27 +35,27 @@ MIGRATIONS: tuple[LiteralString, ...] = (
 """Number n takes the layout from version n to n + 1. One that was released is never changed."""
 
 
-async def migrate(link: Link, schema: str) -> None:
-    """Bring the schema to the newest layout; any number of processes may do so at once.
+async def migrate(link: Link, schema: str, migrations: Sequence[LiteralString]) -> None:
+    """Bring the schema to the newest of these layouts; any number of processes may do so at once.
 
     Raises StoreUnavailableError if a newer Sluiceway has been here, psycopg.Error.
     """
-    if await _version(link, schema) == len(MIGRATIONS):
+    if await _version(link, schema) == len(migrations):
         return
     async with link.transaction():
         await link.execute("SELECT pg_advisory_xact_lock(hashtextextended('sluiceway layout ' || %s, 0))", [schema])
         version = await _version(link, schema)
-        if version > len(MIGRATIONS):
-            known = f"layout {version}; this one knows up to {len(MIGRATIONS)}"
+        if version > len(migrations):
+            known = f"layout {version}; this one knows up to {len(migrations)}"
             raise StoreUnavailableError(f"schema {schema!r} was written by a newer version of Sluiceway ({known})")
         if version == 0:
             if not await link.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", [schema]):
                 await link.run(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
             await link.run("CREATE TABLE layout (version bigint NOT NULL)")
-        for script in MIGRATIONS[version:]:
+        for script in migrations[version:]:
             await link.run(script)
         await link.run("DELETE FROM layout")
-        await link.execute("INSERT INTO layout VALUES (%s)", [len(MIGRATIONS)])
+        await link.execute("INSERT INTO layout VALUES (%s)", [len(migrations)])
 
 
 async def _version(link: Link, schema: str) -> int:

@@ -1,0 +1,37 @@
+"""From a URL to a MetaStore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.kernel.errors import invalid
+from sluiceway.ports.meta_store import MetaStore
+
+
+def open_meta_store(url: str) -> MetaStore:
+    """`sqlite:PATH` (the processes of one machine share the file), `postgresql://…` (those of many), or `memory:` (this process alone).
+
+    Raises `invalid_request` for another URL, StoreUnavailableError if it cannot be opened.
+    """
+    kind, _, rest = url.partition(":")
+    if kind == "sqlite" and rest:
+        return SqliteMetaStore(Path(rest))
+    if kind in ("postgresql", "postgres") and rest.startswith("//"):
+        return _open_postgres(url)
+    if url == "memory:":
+        return MemoryMetaStore()
+    raise invalid("meta", "expected sqlite:PATH, postgresql://… or memory:")
+
+
+def _open_postgres(url: str) -> MetaStore:
+    try:
+        from sluiceway.adapters.meta.postgres import PostgresMetaStore
+    except ImportError:
+        raise invalid("meta", "PostgreSQL needs psycopg; install it with: pip install 'sluiceway[postgres]'") from None
+    try:
+        return PostgresMetaStore(url)
+    except Exception:
+        # What the driver says may quote the URL, and so a password.
+        raise invalid("meta", "neither a PostgreSQL URL nor a connection string") from None

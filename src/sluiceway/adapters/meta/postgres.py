@@ -1,0 +1,210 @@
+"""A MetaStore in a PostgreSQL database, for processes on any number of machines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import LiteralString
+
+import psycopg
+from psycopg import sql
+
+from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
+from sluiceway.adapters.storage.postgres_connections import Connections, Link
+from sluiceway.adapters.storage.postgres_schema import migrate
+from sluiceway.kernel.clock import Millis
+from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+# A key is its UTF-8 bytes, so that a prefix is one range of the index whatever the database's collation is.
+MIGRATIONS: tuple[LiteralString, ...] = (
+    """
+    CREATE TABLE store (one int PRIMARY KEY CHECK (one = 1), stamp bigint NOT NULL) WITH (fillfactor = 10);
+    CREATE TABLE entry (key bytea PRIMARY KEY, stamp bigint NOT NULL, value bytea) WITH (fillfactor = 70);
+    CREATE INDEX trace ON entry (stamp) WHERE value IS NULL;
+    INSERT INTO store VALUES (1, 0);
+    """,
+)
+"""Number n takes the layout from version n to n + 1. One that was released is never changed."""
+
+# One statement is one snapshot. The row without a key is the store's.
+_READ = """
+SELECT NULL::bytea, stamp, NULL::bytea FROM store
+UNION ALL SELECT key, stamp, value FROM entry WHERE key = ANY (%s::bytea[]) AND value IS NOT NULL
+UNION ALL SELECT entry.* FROM unnest(%s::bytea[], %s::bytea[]) AS span (first, past), LATERAL (
+    SELECT key, stamp, value FROM entry WHERE key >= first AND key < past AND value IS NOT NULL) AS entry"""
+# Taking this row's lock puts the commits of all processes into one order; each statement after it sees all the commits before.
+_NEXT = "UPDATE store SET stamp = stamp + 1 RETURNING stamp"
+_CHECK = """
+SELECT convert_from(wanted.key, 'UTF8') FROM unnest(%s::bytea[], %s::bigint[]) AS wanted (key, stamp)
+LEFT JOIN entry ON entry.key = wanted.key AND entry.value IS NOT NULL WHERE entry.stamp IS DISTINCT FROM wanted.stamp LIMIT 1"""
+_CHANGED = "SELECT 1 FROM entry WHERE key >= %s AND key < %s AND stamp > %s LIMIT 1"
+_PUT = """
+INSERT INTO entry (key, stamp, value) SELECT fresh.key, %s, fresh.value FROM unnest(%s::bytea[], %s::bytea[]) AS fresh (key, value)
+ON CONFLICT (key) DO UPDATE SET stamp = EXCLUDED.stamp, value = EXCLUDED.value"""
+_DELETE = "UPDATE entry SET value = NULL, stamp = %s WHERE key = ANY (%s::bytea[]) AND value IS NOT NULL"
+_FORGET = "DELETE FROM entry WHERE value IS NULL AND stamp <= %s"
+
+
+def _range(prefix: str) -> tuple[bytes, bytes]:
+    """From the first key under the prefix to just past the last: no UTF-8 text has the byte 0xff."""
+    start = prefix.encode()
+    return start, start + b"\xff"
+
+
+class PostgresMetaStore:
+    """A durable MetaStore that processes on several machines share: a schema of its own, made at the first use.
+
+    As with the SQLite store, the stamp is a counter row that each commit raises inside its transaction, and a deleted key leaves a trace
+    for HISTORY commits. `watch` listens for notifications, and also looks every `poll_interval`: a notification may be lost with its line.
+
+    A statement takes at most `statement_timeout`, and a second more if the server is hung. Whatever keeps a commit from its end is a
+    MetaUnknownError, and a read a StoreUnavailableError. Use from one event loop.
+    """
+
+    def __init__(
+        self, dsn: str, *, schema: str = "sluiceway_meta", statement_timeout: Millis = 5_000, poll_interval: Millis = 1_000
+    ) -> None:
+        self._schema = schema
+        self._poll_interval = poll_interval
+        self._connections = Connections(dsn, schema, 8, statement_timeout)
+        self._migrating = asyncio.Lock()
+        self._migrated = False
+        self._seen: Stamp = 0
+        self._watchers: set[asyncio.Event] = set()
+        self._listening: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+        ranges = [_range(prefix) for prefix in prefixes]
+        wanted = [[key.encode() for key in keys], [first for first, _ in ranges], [past for _, past in ranges]]
+        try:
+            async with self._link() as link:
+                rows = await link.execute(_READ, wanted)
+        except psycopg.Error as error:
+            raise StoreUnavailableError(f"meta store: {error}") from error
+        stamp = next(stamp for key, stamp, _ in rows if key is None)
+        self._seen = max(self._seen, stamp)
+        return View(stamp, {key.decode(): Entry(value, at) for key, at, value in rows if key is not None})
+
+    async def commit(
+        self,
+        checks: Mapping[str, Stamp | None] | None = None,
+        unchanged: Mapping[str, Stamp] | None = None,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> Stamp:
+        puts = puts or {}
+        check_commit(puts, deletes)
+        try:
+            async with self._link() as link, link.transaction():
+                stamp = await self._commit(link, checks or {}, unchanged or {}, puts, deletes)
+        except (psycopg.Error, StoreUnavailableError) as error:
+            raise MetaUnknownError(f"meta store: {error}") from error
+        self._seen = max(self._seen, stamp)
+        self._wake()
+        return stamp
+
+    async def _commit(
+        self,
+        link: Link,
+        checks: Mapping[str, Stamp | None],
+        unchanged: Mapping[str, Stamp],
+        puts: Mapping[str, bytes],
+        deletes: Sequence[str],
+    ) -> Stamp:
+        stamp: Stamp = (await link.execute(_NEXT))[0][0]
+        if checks:
+            wrong = await link.execute(_CHECK, [[key.encode() for key in checks], list(checks.values())])
+            if wrong:
+                raise ConflictError(f"{wrong[0][0]} has changed")
+        for prefix, since in unchanged.items():
+            if await self._changed(link, prefix, since, stamp - 1):
+                raise ConflictError(f"something under {prefix} has changed")
+        if puts:
+            await link.execute(_PUT, [stamp, [key.encode() for key in puts], list(puts.values())])
+        if deletes:
+            await link.execute(_DELETE, [stamp, [key.encode() for key in deletes]])
+            await link.execute(_FORGET, [stamp - HISTORY])
+        await link.execute("SELECT pg_notify(%s, '')", [self._channel])
+        return stamp
+
+    async def _changed(self, link: Link, prefix: str, since: Stamp, now: Stamp) -> bool:
+        if since >= now or forgotten(since, now):
+            return since < now
+        return bool(await link.execute(_CHANGED, [*_range(prefix), since]))
+
+    @property
+    def _channel(self) -> str:
+        # A channel's name has at most 63 bytes.
+        return f"sluiceway {self._schema}".encode()[:63].decode(errors="ignore")
+
+    @contextlib.asynccontextmanager
+    async def _link(self) -> AsyncIterator[Link]:
+        """A connection to the newest layout. Raises StoreUnavailableError."""
+        async with self._connections.one() as link:
+            if not self._migrated:
+                async with self._migrating:
+                    await migrate(link, self._schema, MIGRATIONS)
+                    self._migrated = True
+            yield link
+
+    # ---- watching ---------------------------------------------------------------------------------------------
+
+    def watch(self, prefix: str) -> AsyncIterator[Stamp]:
+        """Shows every change after this call. The first hint may be about an earlier one."""
+        return self._watch(prefix, self._seen)
+
+    async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
+        if self._listening is None:
+            self._listening = asyncio.create_task(self._listen())
+        watcher = asyncio.Event()
+        self._watchers.add(watcher)
+        try:
+            while not self._closed:
+                watcher.clear()
+                changed = False
+                # A fault is for `read` to report; a hint may come late.
+                with contextlib.suppress(psycopg.Error, StoreUnavailableError):
+                    changed, since = await self._changed_since(prefix, since)
+                if changed:
+                    yield since
+                    continue
+                # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll_interval / 1_000):
+                        await watcher.wait()
+        finally:
+            self._watchers.discard(watcher)
+
+    async def _changed_since(self, prefix: str, since: Stamp) -> tuple[bool, Stamp]:
+        async with self._link() as link:
+            now: Stamp = (await link.execute("SELECT stamp FROM store"))[0][0]
+            return await self._changed(link, prefix, since, now), now
+
+    async def _listen(self) -> None:
+        """Wake the watchers at each notification; without a line, they look by themselves."""
+        while not self._closed:
+            with contextlib.suppress(StoreUnavailableError, psycopg.Error):
+                link = await self._connections.connect()
+                try:
+                    await link.run(sql.SQL("LISTEN {}").format(sql.Identifier(self._channel)))
+                    self._wake()
+                    async for _ in link.notified():
+                        self._wake()
+                finally:
+                    await link.close()
+            await asyncio.sleep(self._poll_interval / 1_000)
+
+    def _wake(self) -> None:
+        for watcher in self._watchers:
+            watcher.set()
+
+    async def close(self) -> None:
+        self._closed = True
+        self._wake()
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.wait([self._listening])
+        await self._connections.close()

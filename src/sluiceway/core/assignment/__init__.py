@@ -1,0 +1,1 @@
+"""Who owns what: protocols by which the members of a group divide the items of a resource, as pure machines."""

@@ -1,0 +1,228 @@
+"""What a group records in the meta store, what a member sees of it at one look, and what it decides to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import invalid
+from sluiceway.model.meta import Stamp, View
+
+Strategy = Literal["rounds", "claims"]
+PATIENCE = 1.25
+"""How much longer than a lease a member must be silent before it is given up: room for clocks that run at different speeds."""
+
+MOST_MEMBERS = 200
+"""Who comes later waits outside until somebody has gone: the commit that seals a round names each member up to five times."""
+MAX_MEMBER_NAME = 140
+
+
+_OTHER_RECORDS = 4_096
+"""Bytes, at most, of the round's record without its participants and of the sealing member's own."""
+
+
+class Token(NamedTuple):
+    """Proof of ownership. Tokens of an item compare: a later owner's is greater, so whoever stores the greatest can refuse the rest."""
+
+    era: int
+    grant: int
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The times of a group, in milliseconds. They are part of its resource: all members follow the same ones.
+
+    `settle_timeout`: a round is sealed once nobody has joined it for so long. `round_interval`: the least between two rounds.
+    `heartbeat_interval`: there is a round at least so often, whatever happens. `beat_interval`: how often a member shows that it lives.
+    `lease_timeout`: a member that could not show it for so long serves nothing. `member_timeout`: one that has not been seen alive
+    for so long is given up.
+    """
+
+    settle_timeout: Millis = 200
+    round_interval: Millis = 1_000
+    heartbeat_interval: Millis = 600_000
+    beat_interval: Millis = 500
+    lease_timeout: Millis = 2_000
+    member_timeout: Millis = 3_000
+
+    def __post_init__(self) -> None:
+        if min(self.beat_interval, self.lease_timeout, self.member_timeout) < 1 or min(self.settle_timeout, self.round_interval) < 0:
+            raise invalid("parameters", "a time is below its least")
+        if self.lease_timeout < 2 * self.beat_interval:
+            raise invalid("lease_timeout", f"must be at least twice the beat_interval, which is {self.beat_interval}ms")
+        if self.member_timeout < PATIENCE * self.lease_timeout:
+            raise invalid("member_timeout", f"must be at least {PATIENCE} times the lease_timeout, which is {self.lease_timeout}ms")
+
+
+class Resource(msgspec.Struct, frozen=True, kw_only=True):
+    """What a group divides, and how. `version` rises with each change; `era` with each change of the strategy, and on a restore."""
+
+    items: tuple[str, ...]
+    parameters: Parameters = Parameters()
+    strategy: Strategy = "rounds"
+    era: int = 1
+    version: int = 1
+
+
+class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One member. `beat` rises each time it shows that it lives; from when it sent that, it serves for `lease_timeout` at most.
+
+    `applied` is the last plan, and `era` the last era, at which it has stopped what they took from it.
+    """
+
+    beat: int
+    lease_timeout: Millis
+    applied: int = 0
+    era: int = 0
+    leaving: bool = False
+    address: str = ""
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """The last round. Open: members are marking themselves in it. Sealed: the plan is made, from those that had."""
+
+    number: int
+    sealed: bool
+    trigger: str
+    participants: tuple[str, ...] = ()
+    moved: int = 0
+    kept: int = 0
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """Who owns what since a round: each owner's items with their grants. A grant is the number of the round that gave the item.
+
+    `waits` has, for some members, items that are not theirs any more and that they may still serve: a member has stopped once it has
+    applied this plan, or is gone. Also items that the group has not now: they may come back.
+    """
+
+    round: int
+    era: int
+    resource_version: int
+    owners: dict[str, dict[str, int]]
+    waits: dict[str, tuple[str, ...]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Where a group keeps its records."""
+
+    group: str
+
+    @property
+    def prefix(self) -> str:
+        return f"group/{self.group}/"
+
+    @property
+    def resource(self) -> str:
+        return f"{self.prefix}resource"
+
+    @property
+    def round(self) -> str:
+        return f"{self.prefix}round"
+
+    @property
+    def plan(self) -> str:
+        return f"{self.prefix}plan"
+
+    @property
+    def members(self) -> str:
+        return f"{self.prefix}member/"
+
+    @property
+    def marks(self) -> str:
+        return f"{self.prefix}mark/"
+
+    @property
+    def claims(self) -> str:
+        return f"{self.prefix}claim/"
+
+    def member(self, name: str) -> str:
+        return self.members + name
+
+    def mark(self, number: int, name: str) -> str:
+        return f"{self.marks}{number:012}/{name}"
+
+
+@dataclass(frozen=True)
+class Look:
+    """A group as one view of the meta store showed it. `seen_at` is when it had come, by the member's own clock."""
+
+    view: View
+    seen_at: Millis
+    resource: Resource | None
+    round: Round | None
+    plan: Plan | None
+    members: Mapping[str, MemberRecord]
+    marks: frozenset[str]
+    """Those who have marked themselves in the round, if it is open."""
+
+    def stamp(self, key: str) -> Stamp | None:
+        entry = self.view.entries.get(key)
+        return entry.stamp if entry else None
+
+
+def read_group(view: View, keys: Keys, seen_at: Millis) -> Look:
+    """The records of the group in a view of its whole prefix."""
+
+    def one(key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
+        entry = view.entries.get(key)
+        return None if entry is None else msgspec.json.decode(entry.value, type=kind)
+
+    def names(prefix: str) -> Iterable[str]:
+        return (key.removeprefix(prefix) for key in view.prefix(prefix))
+
+    current = one(keys.round, Round)
+    assert current is None or isinstance(current, Round)
+    marks = frozenset(names(keys.mark(current.number, ""))) if current is not None else frozenset()
+    return Look(
+        view,
+        seen_at,
+        one(keys.resource, Resource),  # type: ignore[arg-type]
+        current,
+        one(keys.plan, Plan),  # type: ignore[arg-type]
+        {name: msgspec.json.decode(view.entries[keys.member(name)].value, type=MemberRecord) for name in names(keys.members)},
+        marks,
+    )
+
+
+def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> int:
+    """The bytes at most of a commit that seals a round over those items; `before` are those of the plan that it replaces."""
+    owned = sum(len(msgspec.json.encode(item)) + len(":1000000000,") for item in items)
+    # Everything may be waited for at its last owner, and at one who left before that and was not heard of since.
+    waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})
+    # In the plan's two parts and the round's participants, with quotes and brackets; a mark and a record that go.
+    named = 3 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + 2 * MAX_MEMBER_NAME
+    return owned + waited + MOST_MEMBERS * named + _OTHER_RECORDS
+
+
+@dataclass
+class Writes:
+    """A commit that a member wants to make."""
+
+    checks: dict[str, Stamp | None] = field(default_factory=dict)
+    unchanged: dict[str, Stamp] = field(default_factory=dict)
+    puts: dict[str, bytes] = field(default_factory=dict)
+    deletes: list[str] = field(default_factory=list)
+
+    def put(self, key: str, record: msgspec.Struct) -> None:
+        self.puts[key] = msgspec.json.encode(record)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows from a look.
+
+    `owned` are the items to be served, each with its token, until `lease_deadline` unless a later look says more. First stop what was
+    served and is not among them, or has another token; then commit `writes`, which may say that it was stopped, and look again whatever
+    becomes of it. Look again also when something may have changed, and at `wake_at` at the latest. `left`: it is out, for good.
+    """
+
+    owned: Mapping[str, Token]
+    lease_deadline: Millis
+    writes: Writes | None
+    wake_at: Millis
+    left: bool = False

@@ -1,0 +1,249 @@
+"""A member of a group in this process: reads the group's records, does what the machine decides, tells its user."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from sluiceway.adapters import system
+from sluiceway.core.assignment.group import (
+    MOST_MEMBERS,
+    Decision,
+    Keys,
+    Parameters,
+    Resource,
+    Strategy,
+    Token,
+    Writes,
+    largest_commit,
+    read_group,
+)
+from sluiceway.core.assignment.member import Member
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, ConflictError, MetaStore, MetaUnknownError
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+AGAIN: Millis = 200
+"""How long to wait after the meta store failed."""
+
+
+class Gained(NamedTuple):
+    """The item is this member's from now on, until it is lost."""
+
+    item: str
+    token: Token
+
+
+class Lost(NamedTuple):
+    """The item is not this member's any more. It goes to another once the handler has returned, or when the lease has run out."""
+
+    item: str
+
+
+Change = Gained | Lost
+Handler = Callable[[Change], Awaitable[None] | None]
+
+
+async def define(
+    store: MetaStore, group: str, items: Sequence[str], *, strategy: Strategy = "rounds", parameters: Parameters | None = None
+) -> Resource:
+    """Say what the group divides, and how; its members follow within a round. What is the same already is not written.
+
+    `parameters` None: as they are. A change of the strategy begins a new era, whose tokens are all greater.
+    Raises `invalid_request` (also for more items than a plan can hold), `unavailable`, `outcome_unknown`.
+    """
+    keys = Keys(check_queue_name(group, "group"))
+    for item in items:
+        check_item(item)
+    wanted = tuple(sorted(set(items)))
+    while True:
+        try:
+            entry = (await store.read([keys.resource])).entries.get(keys.resource)
+            before = None if entry is None else msgspec.json.decode(entry.value, type=Resource)
+            after = _changed(before, wanted, strategy, parameters)
+            _check_size(keys, after.items, before.items if before else ())
+            if after == before:
+                return after
+            await store.commit({keys.resource: entry.stamp if entry else None}, puts={keys.resource: msgspec.json.encode(after)})
+            return after
+        except ConflictError:
+            continue
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", str(error)) from error
+        except MetaUnknownError as error:
+            raise SluicewayError("outcome_unknown", str(error)) from error
+
+
+def check_item(item: object) -> str:
+    """An item of a resource: 1 to 200 printable ASCII characters. Raises `invalid_request`."""
+    if not isinstance(item, str) or not 1 <= len(item) <= 200 or not (item.isascii() and item.isprintable()):
+        raise invalid("items", f"{str(item)[:80]!r} is not an item's name: 1 to 200 printable ASCII characters")
+    return item
+
+
+def _check_size(keys: Keys, items: Sequence[str], before: Sequence[str]) -> None:
+    largest = largest_commit(keys, items, before)
+    if largest > MAX_COMMIT_BYTES:
+        raise invalid(
+            "items",
+            f"the plan of {len(items)} items, {len(before)} before, may take {largest} bytes, and a commit holds {MAX_COMMIT_BYTES}; "
+            "shorten the names, change fewer at a time, or divide the items among several groups",
+        )
+
+
+def _changed(before: Resource | None, items: tuple[str, ...], strategy: Strategy, parameters: Parameters | None) -> Resource:
+    if before is None:
+        return Resource(items=items, strategy=strategy, parameters=parameters or Parameters())
+    after = msgspec.structs.replace(before, items=items, strategy=strategy, parameters=parameters or before.parameters)
+    if after == before:
+        return before
+    era = before.era + (strategy != before.strategy)
+    return msgspec.structs.replace(after, version=before.version + 1, era=era)
+
+
+class GroupMember:
+    """One member. `join` it, and its `handler` is told what it gains and loses; `leave` hands everything over.
+
+    The handler may be a function or a coroutine function. It is called with one change at a time; when it has returned from `Lost`, the
+    item may be served by another, so it must have stopped by then. It has about a second for that: a member that is busy for longer than
+    its lease loses everything. What it raises is logged and counts as returned. Use on one event loop.
+    """
+
+    def __init__(self, store: MetaStore, group: str, handler: Handler, *, name: str | None = None, address: str = "") -> None:
+        self._keys = Keys(check_queue_name(group, "group"))
+        self._store = store
+        self._handler = handler
+        # A name is never used again, so every start has a part of its own.
+        self.name = f"{check_queue_name(name or 'member', 'name')}-{system.new_incarnation()}"
+        self._member = Member(self._keys, self.name, check_text(address, "address"))
+        self._held: dict[str, Token] = {}
+        self._lease_deadline: Millis = 0
+        self._telling = asyncio.Lock()
+        self._lapse: asyncio.TimerHandle | None = None
+        self._changed = asyncio.Event()
+        self._outside = False
+        self._task: asyncio.Task[None] | None = None
+
+    async def join(self) -> None:
+        """Take part from now on. Returns at once; ownership comes with the next round."""
+        assert self._task is None, "a member joins once"
+        self._task = asyncio.create_task(self._run())
+
+    async def leave(self) -> None:
+        """Lose everything in good order, and be no member any more. Waits until that is recorded; cancel it to go without."""
+        if self._task is None:
+            return
+        self._member.leave()
+        self._changed.set()
+        await self._task
+
+    async def stop(self) -> None:
+        """Go at once: what it holds is lost here, and others get it when its lease has run out."""
+        # First, since a store that hangs may hold up the rest.
+        await self._serve({}, 0)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    @property
+    def items(self) -> dict[str, Token]:
+        """What this member owns now, each with its token."""
+        return dict(self._held) if system.steady() < self._lease_deadline else {}
+
+    def token(self, item: str) -> Token | None:
+        """Proof that the item is this member's now; None: it is not. To be asked for before each use, and checked where it is used."""
+        return self._held.get(item) if system.steady() < self._lease_deadline else None
+
+    # ---- the loop ---------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        hints = asyncio.create_task(self._hear())
+        try:
+            while True:
+                self._changed.clear()
+                try:
+                    decision = await self._look()
+                    await self._serve(decision.owned, decision.lease_deadline)
+                    if decision.left:
+                        return
+                    if decision.writes is not None:
+                        await self._commit(decision.writes)
+                        continue
+                    wait = decision.wake_at - system.steady()
+                except StoreUnavailableError as error:
+                    log.warning("group %s: %s", self._keys.group, error)
+                    wait = AGAIN
+                except Exception:
+                    # The lease runs out meanwhile, so nothing is served by records that cannot be read.
+                    log.exception("group %s: %s does not understand what it has read", self._keys.group, self.name)
+                    wait = AGAIN
+                # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0, wait) / 1000):
+                        await self._changed.wait()
+        finally:
+            hints.cancel()
+
+    async def _hear(self) -> None:
+        async for _ in self._store.watch(self._keys.prefix):
+            self._changed.set()
+
+    async def _look(self) -> Decision:
+        view = await self._store.read(prefixes=[self._keys.prefix])
+        look = read_group(view, self._keys, system.steady())
+        outside = self.name not in look.members and len(look.members) >= MOST_MEMBERS
+        if outside and not self._outside:
+            log.warning("group %s is full: %s waits until one of its %d members has gone", self._keys.group, self.name, MOST_MEMBERS)
+        self._outside = outside
+        return self._member.look(look)
+
+    async def _commit(self, writes: Writes) -> None:
+        """Whatever becomes of it, the next look shows it."""
+        try:
+            await self._store.commit(writes.checks, writes.unchanged, writes.puts, writes.deletes)
+        except ConflictError:
+            pass
+        except MetaUnknownError as error:
+            raise StoreUnavailableError(str(error)) from error
+
+    # ---- telling ----------------------------------------------------------------------------------------------
+
+    async def _serve(self, owned: Mapping[str, Token], lease_deadline: Millis) -> None:
+        """Own exactly these until the deadline: first tell what is lost, then what is gained."""
+        if self._lapse is not None:
+            self._lapse.cancel()
+        async with self._telling:
+            self._lease_deadline = lease_deadline
+            for item in [item for item, token in self._held.items() if owned.get(item) != token]:
+                del self._held[item]
+                await self._tell(Lost(item))
+            for item, token in owned.items():
+                if item not in self._held:
+                    self._held[item] = token
+                    await self._tell(Gained(item, token))
+        if self._held:
+            loop = asyncio.get_running_loop()
+            self._lapse = loop.call_later(max(0, lease_deadline - system.steady()) / 1000, self._lapsed)
+
+    def _lapsed(self) -> None:
+        """The store did not confirm the lease in time: serve nothing until it does."""
+        log.warning("group %s: the lease of %s ran out", self._keys.group, self.name)
+        self._lapsing = asyncio.ensure_future(self._serve({}, 0))
+
+    async def _tell(self, change: Change) -> None:
+        try:
+            done = self._handler(change)
+            if inspect.isawaitable(done):
+                await done
+        except Exception:
+            log.exception("group %s: the handler failed at %r", self._keys.group, change)

@@ -1,0 +1,115 @@
+"""Groups in the simulated world: many histories without a broken promise, and each planted bug found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from sluiceway.sim.__main__ import main
+from sluiceway.sim.bank import GROUP_BANK, SEEDS_PER_BUG, hunt
+from sluiceway.sim.bugs_group import RARE
+from sluiceway.sim.group import GroupWorld, Weather, run_group
+from sluiceway.sim.planting import Bug, planted
+from sluiceway.sim.world import EventLog
+
+SEEDS = 40
+KNOWN = {
+    "serves_beyond_its_lease": 9,
+    "takes_its_lease_from_when_the_answer_came": 36,
+    "judges_others_by_its_own_parameters": 33,
+    "gives_members_up_too_soon": 2,
+    "has_no_patience_with_clocks": 6,
+    "takes_the_first_beat_for_the_last": 0,
+    "says_too_soon_that_it_has_stopped": 4,
+    "serves_before_all_have_left_the_era": 9,
+    "leaves_the_era_before_it_knows": 12,
+    "leaves_the_era_out_of_the_token": 7,
+    "does_not_wait_for_the_old_owner_to_stop": 4,
+    "does_not_wait_for_those_who_leave": 6,
+    "seals_over_a_mark": 14,
+    "seals_a_resource_that_has_changed": 12,
+    "marks_itself_in_a_round_that_is_over": 8,
+    "seals_without_waiting_for_anyone": 1,
+    "never_strikes_off_a_silent_leaver": 94,
+    "no_round_for_a_silent_member": 29,
+    "opens_round_after_round": 1,
+    "keeps_the_grant_when_the_owner_changes": 4,
+    "counts_grants_anew": 6,
+    "moves_more_than_it_must": 4,
+    "moves_one_more_than_it_must": 4,
+    "claims_without_looking_whose_it_is": 3,
+    "claims_without_a_new_grant": 2,
+    "never_gives_back_what_is_too_much": 0,
+    "serves_what_it_gives_back": 72,
+}
+"""A seed that has shown the bug: tried first, to be quick. When the world changes, others do."""
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_no_promise_is_broken(seed: int) -> None:
+    run_group(seed)
+
+
+@pytest.mark.parametrize("bug", GROUP_BANK, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    assert hunt(bug, [KNOWN.get(bug.name, 0), *range(SEEDS_PER_BUG)]) is not None, bug.what
+
+
+def test_there_are_enough_of_them_and_each_has_a_name_and_a_reason() -> None:
+    every = [*GROUP_BANK, *RARE]
+    assert len(every) >= 35
+    assert len({bug.name for bug in every}) == len(every)
+    assert all(bug.what.endswith(".") for bug in every)
+
+
+@pytest.mark.parametrize(
+    "has",
+    [
+        lambda weather: weather.slow >= 50,
+        lambda weather: weather.unknown > 0.1,
+        lambda weather: weather.hang > 0.1,
+        lambda weather: weather.kills > 0,
+        lambda weather: weather.pauses > 4,
+        lambda weather: weather.cuts > 2,
+        lambda weather: weather.leaves > 1,
+        lambda weather: weather.joins > 2,
+        lambda weather: weather.changes > 4,
+        lambda weather: weather.kinds == ("times",),
+    ],
+)
+def test_every_kind_of_weather_comes(has: Callable[[Weather], bool]) -> None:
+    assert sum(has(GroupWorld(seed).weather) for seed in range(400)) > 20
+
+
+def test_a_seed_is_the_same_history_in_every_process() -> None:
+    def replay(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "sluiceway.sim", "--group", "--seed", "7"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    log = EventLog()
+    run_group(7, log)
+    assert log.digest() in replay("1")
+    assert log.digest() in replay("2")
+
+
+def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--group", "--seeds", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "groups: 2 of 2 seeds, 0 failed" in said
+    assert "queues" not in said
+
+
+def test_a_failing_seed_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    bug = next(bug for bug in GROUP_BANK if bug.name == "opens_round_after_round")
+    with planted(bug):
+        assert main(["--group", "--first", "1", "--seeds", "1"]) == 1
+        assert "python -m sluiceway.sim --group --seed 1 --trace" in capsys.readouterr().out
+        assert main(["--group", "--seed", "1", "--trace"]) == 1
+    trace = capsys.readouterr().out.splitlines()
+    assert any("commits" in line for line in trace)
+    assert "BrokenPromiseError" in trace[-1]
