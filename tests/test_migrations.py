@@ -23,7 +23,7 @@ from postgres_server import PostgresServer, server_or_skip
 from sluiceway.adapters import system
 from sluiceway.adapters.meta import sqlite as meta_sqlite
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.adapters.storage import partition_file, postgres_schema
+from sluiceway.adapters.storage import partition_file, postgres, postgres_schema
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
@@ -316,7 +316,7 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(
         tables = "SELECT tablename FROM pg_tables WHERE schemaname = %s ORDER BY 1"
         before = connection.execute(tables, [schema]).fetchall()
         with monkeypatch.context() as patch:
-            patch.setattr(postgres_schema, "MIGRATIONS", (*postgres_schema.MIGRATIONS, *FAILS))
+            patch.setattr(postgres, "MIGRATIONS", (*postgres_schema.MIGRATIONS, *FAILS))
             with pytest.raises(StoreUnavailableError, match="missing"):
                 asyncio.run(opened())
         assert connection.execute(tables, [schema]).fetchall() == before
