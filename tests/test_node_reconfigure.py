@@ -258,6 +258,22 @@ async def test_if_the_change_cannot_be_recorded_it_is_not_made(tmp_path: Path, m
 
 
 @driven
+async def test_a_change_that_was_recorded_without_an_answer_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(tmp_path) as service:
+        commit = service.meta.commit
+
+        async def unheard(*args: Any, **writes: Any) -> int:
+            await commit(*args, **writes)
+            raise MetaUnknownError("cut off")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service.meta, "commit", unheard)
+            assert await service.reconfigure(A, BOTH, by=BY) == ["backends.b"]
+        assert set(await placed(service, "r")) == {"a", "b"}
+        assert [entry.actor for entry in await service.audit.list(10, action="config.reload")] == [BY.name]
+
+
+@driven
 async def test_changes_of_queues_and_of_backends_do_not_cross(tmp_path: Path) -> None:
     async with serving(tmp_path, BOTH.backends) as service:
         created = asyncio.create_task(service.create_queue(spec("q", 2)))

@@ -176,10 +176,13 @@ class Service:
             try:
                 checks = dict.fromkeys(replacement.puts)
                 await self.meta.commit(checks, puts={**replacement.puts, key: entry}, deletes=replacement.deletes)
-            except BaseException as error:
-                await replacement.discard()
-                if isinstance(error, MetaUnknownError):
+            except MetaUnknownError as error:
+                # What the entry says has happened must have.
+                if not await self._is_recorded(key):
+                    await replacement.discard()
                     raise SluicewayError("outcome_unknown", f"nothing was applied: the meta store did not answer: {error}") from error
+            except BaseException:
+                await replacement.discard()
                 raise
             self._backends.switch(replacement)
         log.info("configuration changed: %s", ", ".join(changed))
