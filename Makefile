@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore lint audit bench bench-scale crash fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test explore lint audit bench bench-scale crash test-cluster fuzz hostile sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
@@ -13,7 +13,7 @@ LINTED := src tests tools conformance
 LOCKED = $(UV) export --locked --all-extras --no-dev --no-emit-project --quiet
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make demo INPUT=path      the same path on your own CSV, JSON lines, Parquet or text"
 	@echo "  make test ARGS='-k name'  more arguments for pytest (also: make crash)"
@@ -75,7 +75,10 @@ bench-scale: setup ## Long lines, mass expiry, idle partitions (ARGS='idle --jso
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
 	@PYTHONPATH=tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
 
-fuzz: setup ## 300,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
+test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load, 25 min (ARGS='kills --seconds 30': some of it)
+	@PYTHONPATH=tests:tests/crash $(BIN)/python -m cluster.campaign $(ARGS)
+
+fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
 	@PYTHONPATH=tests $(BIN)/python -m fuzz.decoders 100000 $(ARGS)
 	@PYTHONPATH=tests $(BIN)/python -m fuzz.openapi_requests 30000 $(ARGS)
 

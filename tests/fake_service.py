@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 import pyarrow as pa
+import uvloop
 
 from server_process import PATIENCE
 from sluiceway.kernel.clock import Millis
@@ -37,9 +38,10 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
-from sluiceway.server.app import create_app
+from sluiceway.server.app import Fittings, create_app
 from sluiceway.server.listeners import bind, url_of
 from sluiceway.server.run import Server
+from sluiceway.server.tls import TlsFiles
 
 NOW = 1_700_000_000_000
 RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
@@ -68,6 +70,9 @@ class FakeService:
         if queue_name != self.record.queue_name:
             raise SluicewayError("queue_not_found", f"there is no queue {queue_name!r}", "queue_name")
         return self.record
+
+    async def look_up(self, queue_name: str) -> QueueRecord:
+        return self.queue(queue_name)
 
     def queues(self) -> list[QueueRecord]:
         return [self.record]
@@ -135,6 +140,9 @@ class FakeService:
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
         return cast(Explanation, self._answer((partition, offset)))
 
+    async def count(self, queue_name: str) -> QueueStats:
+        return self.stats(queue_name)
+
     def stats(self, queue_name: str) -> QueueStats:
         return cast(QueueStats, self._answer(queue_name))
 
@@ -150,16 +158,21 @@ class FakeService:
 
 
 @contextmanager
-def serving(service: FakeService) -> Iterator[str]:
+def serving(service: FakeService, fittings: Fittings | None = None, tls: TlsFiles | None = None) -> Iterator[str]:
     """The URL of a server over that service, until the block ends."""
     ready = threading.Event()
     sock = bind("127.0.0.1", 0)
-    server = Server(create_app(service), ready.set)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve([sock])), name="server")
+    server = Server(create_app(service, fittings), ready.set, tls=tls)
+
+    def life() -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(server.serve([sock]))
+
+    thread = threading.Thread(target=life, name="server")
     thread.start()
     try:
         assert ready.wait(PATIENCE)
-        yield url_of(sock)
+        yield url_of(sock, tls is not None)
     finally:
         server.should_exit = True
         thread.join(PATIENCE)

@@ -82,7 +82,7 @@ async def fine(_: PartitionRef) -> None:
     return None
 
 
-async def down(_: PartitionRef) -> None:
+async def down(*_: object, **fields: object) -> None:
     raise StoreUnavailableError("the disk is gone")
 
 

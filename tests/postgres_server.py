@@ -36,7 +36,8 @@ SETTINGS = {
     "wal_writer_delay": "10s",
     "shared_buffers": "64MB",
     "max_wal_size": "256MB",
-    "max_connections": "60",
+    # Four instances of a cluster have 17 each when they are busy.
+    "max_connections": "100",
     # Of the two ways to sync the data directory before recovery, the quick one.
     "recovery_init_sync_method": "syncfs",
     "log_min_messages": "log",

@@ -98,7 +98,13 @@ def test_wrong_usage_is_2_and_says_what_is_wrong(run: Run, arguments: list[str],
 
 def test_exit_codes_follow_the_kind_of_error() -> None:
     codes = {code: exit_code(CallError(code, "")) for code in KINDS}
-    assert {code for code, exit in codes.items() if exit == 4} == {"unavailable", "queue_paused", "too_many_requests", "rate_limited"}
+    assert {code for code, exit in codes.items() if exit == 4} == {
+        "unavailable",
+        "queue_paused",
+        "too_many_requests",
+        "rate_limited",
+        "not_here",
+    }
     assert {code for code, exit in codes.items() if exit == 5} == {"outcome_unknown"}
     assert {code for code, exit in codes.items() if exit == 1} == {"internal"}
     assert set(codes.values()) == {1, 3, 4, 5}

@@ -1,4 +1,4 @@
-"""Some thousands of damaged bodies for the decoders; `make fuzz` tries 300,000. And that the fuzzer finds what there is to find."""
+"""Some thousands of damaged bodies for the decoders; `make fuzz` tries 400,000. And that the fuzzer finds what there is to find."""
 
 from __future__ import annotations
 

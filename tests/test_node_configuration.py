@@ -14,6 +14,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend
 from sluiceway.model.configuration import (
     SECTIONS,
+    ClusterSettings,
     Configuration,
     LimitSettings,
     LogSettings,
@@ -38,6 +39,12 @@ admin_key = "file:admin.key"
 tls_certificate = "tls/cert.pem"
 tls_key = "/etc/key.pem"
 shutdown_timeout = "5s"
+workers = 4
+
+[cluster]
+meta = "env:META_URL"
+advertise = "https://queue-1.example"
+strategy = "claims"
 
 [log]
 format = "json"
@@ -85,7 +92,7 @@ def backends(folder: Path, text: str, **environment: str) -> dict[str, BackendSe
 def everything(folder: Path) -> Loaded:
     (folder / "admin.key").write_text("the-admin-key\n")
     (folder / "third.url").write_text(f"{URL}\n")
-    return read(folder, EVERYTHING, OTHER_URL=URL)
+    return read(folder, EVERYTHING, OTHER_URL=URL, META_URL=URL)
 
 
 # ---- what may be said ---------------------------------------------------------------------------------------------
@@ -101,7 +108,9 @@ def test_everything_that_can_be_said(tmp_path: Path) -> None:
             tls_certificate=str(tmp_path / "tls" / "cert.pem"),
             tls_key="/etc/key.pem",
             shutdown_timeout=5_000,
+            workers=4,
         ),
+        cluster=ClusterSettings(meta=URL, advertise="https://queue-1.example", strategy="claims"),
         log=LogSettings(format="json", level="debug"),
         limits=LimitSettings(requests_per_second=100, bytes_per_second=1_000_000),
         trace=TraceSettings(endpoint="http://collector:4318"),
@@ -128,7 +137,7 @@ def test_a_file_that_says_nothing_means_the_defaults(tmp_path: Path, text: str) 
     ("text", "named"),
     [
         ("[backends", "not TOML"),
-        ("[backend.default]", "backend: unknown key; known: server, log, limits, trace, backends"),
+        ("[backend.default]", "backend: unknown key; known: server, cluster, log, limits, trace, backends"),
         ("server = 3", "server: expected a table, such as [server]"),
         ("backends = 3", "backends: expected tables"),
         ("[backends]\ndefault = 3", "backends: expected tables"),
@@ -142,6 +151,25 @@ def test_a_file_that_says_nothing_means_the_defaults(tmp_path: Path, text: str) 
         ("[server]\nshutdown_timeout = 10", "server.shutdown_timeout: expected a duration"),
         ("[server]\ntls_key = 'x'", "server.tls_certificate: TLS needs both"),
         ("[server]\ntls_certificate = 'x'", "server.tls_key: TLS needs both"),
+        ("[server]\nworkers = 0", "server.workers: Expected `int` >= 1"),
+        ("[server]\nworkers = 65", "server.workers: Expected `int` <= 64"),
+        ("[server]\nworkers = 2\n[backends.m]\nkind = 'memory'", "server.workers: memory backends are of one process alone"),
+        ("[cluster]\nmeta = 'sqlite:/m'\n[backends.m]\nkind = 'memory'", "cluster.meta: memory backends are of one process alone"),
+        ("[cluster]\nmeta = 'sqlite:'", "cluster.meta: expected sqlite:PATH"),
+        ("[cluster]\nmeta = 'etcd://'", "cluster.meta: expected sqlite:PATH"),
+        (f"[cluster]\nmeta = 'mysql://u:{SECRET}@db/q'", "cluster.meta: expected sqlite:PATH"),
+        ("[cluster]\nmeta = 'env:NOT_SET'", "cluster.meta: the environment variable 'NOT_SET' is not set (sluiceway.toml:2)"),
+        ("[cluster]\nstrategy = 'luck'", "cluster.strategy: Invalid enum value 'luck'"),
+        ("[cluster]\nadvertise = 'queue-1:2319'", "cluster.advertise: 'queue-1:2319' is not a URL"),
+        ("[cluster]\nadvertise = 'http://:2319'", "cluster.advertise: 'http://:2319' is not a URL"),
+        ("[cluster]\nadvertise = 'http://a:99999'", "cluster.advertise: 'http://a:99999' is not a URL"),
+        ("[cluster]\nadvertise = 'http://a/b'", "cluster.advertise: 'http://a/b' is not a URL such as http://HOST:PORT, with nothing"),
+        ("[cluster]\nadvertise = 'http://u@a'", "cluster.advertise: 'http://u@a' is not a URL"),
+        ("[cluster]\nadvertise = 'http://0.0.0.0:80'", "cluster.advertise: 0.0.0.0 is no address that others can call"),
+        ("[cluster]\nadvertise = 'http://[::]:80'", "cluster.advertise: :: is no address that others can call"),
+        ("[server]\nworkers = 2\n[cluster]\nadvertise = 'http://a:80'", "cluster.advertise: each of 2 workers has a port of its own"),
+        (f"[server]\nlisten = '0.0.0.0:1'\n[cluster]\nmeta = '{URL}'", "cluster.advertise: required: other machines cannot tell"),
+        (f"[server]\nlisten = '[::]:1'\n[cluster]\nmeta = '{URL}'", "cluster.advertise: required: other machines cannot tell"),
         ("[log]\nlevel = 'loud'", "log.level"),
         ("[limits]\nrequests_per_second = -1", "limits.requests_per_second: Expected `int` >= 0"),
         ("[limits]\nrequests_per_second = '3'", "limits.requests_per_second: Expected `int`, got `str`"),
@@ -180,6 +208,32 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, named: str) -> None:
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SluicewayError, match=r"sluiceway\.toml cannot be read: No such file"):
         load(tmp_path / "sluiceway.toml", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "clustered", "spans"),
+    [
+        ("", False, False),
+        ("[server]\nlisten = '0.0.0.0:1'\nworkers = 2", True, False),
+        ("[server]\nlisten = '0.0.0.0:1'\n[cluster]\nmeta = 'sqlite:/m'", True, False),
+        (f"[cluster]\nmeta = '{URL}'", True, True),
+        ("[server]\nlisten = '0.0.0.0:1'\n[cluster]\nmeta = 'etcd://e:2379'\nadvertise = 'http://[fd00::1]:1'", True, True),
+        (f"[server]\nworkers = 2\n[cluster]\nmeta = '{URL}'\nadvertise = 'http://a'", True, True),
+    ],
+)
+def test_what_makes_a_cluster(tmp_path: Path, text: str, clustered: bool, spans: bool) -> None:
+    configuration = read(tmp_path, text).configuration
+    assert (configuration.is_clustered, configuration.cluster.spans_machines) == (clustered, spans)
+
+
+def test_the_path_of_a_meta_store_is_relative_like_any_other(tmp_path: Path) -> None:
+    (tmp_path / "meta.url").write_text("sqlite:shared/meta.sqlite\n")
+    for text in ("[cluster]\nmeta = 'sqlite:shared/meta.sqlite'", "[cluster]\nmeta = 'file:meta.url'"):
+        assert read(tmp_path, text).configuration.cluster.meta == f"sqlite:{tmp_path}/shared/meta.sqlite"
+    flags = {"cluster.meta": "sqlite:meta.sqlite", "cluster.advertise": "http://a:1"}
+    loaded = load(None, {}, flags)
+    assert loaded.configuration.cluster.meta == f"sqlite:{Path.cwd()}/meta.sqlite"
+    assert loaded.origins == {"cluster.meta": "--cluster-meta", "cluster.advertise": "--advertise"}
 
 
 @pytest.mark.parametrize(
@@ -224,6 +278,7 @@ def test_secrets_are_not_shown(tmp_path: Path) -> None:
 def test_which_keys_hold_secrets() -> None:
     assert [(table.__name__, key.name) for table in TABLES for key in keys(table) if key.hidden] == [
         ("ServerSettings", "admin_key"),
+        ("ClusterSettings", "meta"),
         ("PostgresBackend", "url"),
     ]
 

@@ -32,6 +32,8 @@ BY = Actor("somebody", "request-1")
 OTHER: dict[str, object] = {
     "server.auth": "keys",
     "server.shutdown_timeout": 1,
+    "server.workers": 2,
+    "cluster.strategy": "claims",
     "log.format": "json",
     "log.level": "debug",
     "limits.requests_per_second": 1,

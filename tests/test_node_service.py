@@ -17,7 +17,7 @@ from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows, stored_schema
 from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, ProduceKey, Selection, Settle
-from sluiceway.node import driver
+from sluiceway.node import looking
 from sluiceway.node.blobs import ENTRY_BYTES
 from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
@@ -262,7 +262,7 @@ async def test_a_queue_whose_creation_ended_unknown_is_served(tmp_path: Path, mo
 @driven
 async def test_a_peek_is_no_larger_than_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backlog may be larger than the memory."""
-    monkeypatch.setattr(driver, "MAX_LEASE_BYTES", 2_500)
+    monkeypatch.setattr(looking, "MAX_LEASE_BYTES", 2_500)
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q", 2))
         for _ in range(4):

@@ -112,7 +112,7 @@ async def test_a_deletion_that_ended_unknown(tmp_path: Path, monkeypatch: pytest
         if landed:
             with pytest.raises(SluicewayError) as refused:
                 await produce(service, "q", "a")
-            assert refused.value.code == "unavailable"
+            assert refused.value.code == "queue_not_found"
         else:
             assert (await produce(service, "q", "a")).items == 1
     async with serving(tmp_path) as (service, _):

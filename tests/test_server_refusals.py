@@ -288,12 +288,12 @@ def test_request_ids(server: Running) -> None:
 def test_an_unexpected_error_is_logged_and_not_shown(
     server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(_: str) -> None:
+    async def broken(_: str) -> None:
         raise ZeroDivisionError("the secret reason")
 
     name = server.queue()
     with monkeypatch.context() as patch, caplog.at_level(logging.ERROR, "sluiceway.server"):
-        patch.setattr(server.service, "stats", broken)
+        patch.setattr(server.service, "count", broken)
         answer = server.post("queue.stats", queue_name=name)
     found = problem(answer, 500, "internal")
     assert "secret" not in answer.text

@@ -68,13 +68,15 @@ class Ledger:
         self._sent: dict[str, str] = {}
         self._not_before: dict[str, int] = {}
         self._origins: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+        """Whose origin it is."""
         self._seen: set[str] = set()
         self._holders: dict[str, Holder] = {}
         self._deadlines: dict[str, int] = {}
         self._tried: dict[str, set[str]] = {}
         self._completed: dict[str, int] = {}
         self._dying: set[str] = set()
-        self._asked: set[str] = set()
+        self._unsettled: set[str] = set()
         self.acknowledged = 0
         """Items in acknowledged calls; grows for ever."""
         self._before: Counter[str] = Counter()
@@ -85,6 +87,7 @@ class Ledger:
     def sending(self, names: list[str], not_before: int = 0) -> None:
         with self._mutex:
             self._sent.update(dict.fromkeys(names, SENT))
+            self._unsettled.update(names)
             if not_before:
                 self._not_before.update(dict.fromkeys(names, not_before))
 
@@ -99,11 +102,16 @@ class Ledger:
     def refused(self, names: list[str]) -> None:
         with self._mutex:
             self._sent.update(dict.fromkeys(names, REFUSED))
+            self._unsettled.difference_update(names)
 
     def _same_origin(self, name: str, origin: str) -> None:
         known = self._origins.setdefault(name, origin)
         if known != origin:
             self.tally.wrong("doubled", f"{name} is {known} and {origin}")
+        # As two servers do that both believe that a partition is theirs.
+        other = self._names.setdefault(origin, name)
+        if other != name:
+            self.tally.wrong("doubled", f"{origin} was given to {other} and to {name}")
 
     def _count(self, what: str, items: int) -> None:
         self.acknowledged += items
@@ -162,6 +170,8 @@ class Ledger:
                 self._tried.setdefault(name, set()).add(verdict)
                 if verdict == "retry" and name in self._holders:
                     self._holders[name].let_go = True
+            if verdict != "retry":
+                self._unsettled.difference_update(names)
 
     def fated(self, names: list[str], verdict: str) -> None:
         """The server said that it happened."""
@@ -180,7 +190,8 @@ class Ledger:
 
     @property
     def outstanding(self) -> int:
-        return len(self._sent) - len(self._completed) - len(self._dying)
+        """Items that may be there, and that nobody has tried to be rid of."""
+        return len(self._unsettled)
 
     def check_counters(self, now: Counter[str]) -> None:
         """Right after a restart, with no call under way: the server's counters lie between what it said and what was asked of it."""
@@ -252,7 +263,16 @@ class Ledger:
 
     def _begin_anew(self, now: Counter[str]) -> None:
         self._before = Counter(now)
-        for book in (self._sent, self._not_before, self._origins, self._holders, self._deadlines, self._tried, self._completed):
+        for book in (
+            self._sent,
+            self._not_before,
+            self._origins,
+            self._names,
+            self._holders,
+            self._deadlines,
+            self._tried,
+            self._completed,
+        ):
             book.clear()
-        self._seen.clear()
-        self._dying.clear()
+        for names in (self._seen, self._dying, self._unsettled):
+            names.clear()

@@ -44,6 +44,13 @@ class Address:
     def get(self) -> str | None:
         return self._url if self._known.wait(0.1) else None
 
+    def failed(self, url: str) -> None:
+        """A call there was not done."""
+
+    def may_hang(self, _url: str) -> bool:
+        """Whether a call there need not end, nor have ended lately."""
+        return False
+
 
 class Answer(NamedTuple):
     """How a call ended: `done` with a body, `refused`, or `unknown`."""
@@ -51,25 +58,35 @@ class Answer(NamedTuple):
     outcome: str
     body: Any = None
     problem: str = ""
-    """The code that the server gave."""
+    """The code that the server gave, or `not reached`, or `no answer`."""
 
 
 def millis(text: str) -> int:
     return round(datetime.fromisoformat(text).timestamp() * 1_000)
 
 
-def call(http: httpx.Client, url: str | None, name: str, fields: dict[str, Any], patience: int) -> Answer:
-    """One call; an AssertionError for an answer that says neither, and for none within `patience` ms."""
+def call(http: httpx.Client, address: Address, name: str, fields: dict[str, Any], patience: int) -> Answer:
+    """One call; an AssertionError for an answer that says neither, and for none within `patience` ms from a server that must end it."""
+    url = address.get()
     if url is None:
         return Answer("refused")
+    answer = _call(http, address, url, name, fields, patience)
+    if answer.outcome != "done":
+        address.failed(url)
+    return answer
+
+
+def _call(http: httpx.Client, address: Address, url: str, name: str, fields: dict[str, Any], patience: int) -> Answer:
     try:
         answer = http.post(f"{url}/v1/{name}", json=fields, timeout=patience / 1_000)
     except httpx.ConnectError:
-        return Answer("refused")
+        return Answer("refused", problem="not reached")
     except httpx.TimeoutException:
-        raise AssertionError(f"{name}: no answer within {patience} ms") from None
+        if not address.may_hang(url):
+            raise AssertionError(f"{name}: no answer within {patience} ms") from None
+        return Answer("unknown", problem="no answer")
     except httpx.TransportError:
-        return Answer("unknown")
+        return Answer("unknown", problem="no answer")
     if answer.status_code == 200:
         return Answer("done", answer.json())
     problem = answer.json()
@@ -85,23 +102,32 @@ class Load:
     """
 
     def __init__(
-        self, ledger: Ledger, address: Address, seed: str, request_timeout: int = REQUEST_TIMEOUT, ways: Sequence[str] = WAYS
+        self,
+        ledger: Ledger,
+        address: Address,
+        seed: str,
+        request_timeout: int = REQUEST_TIMEOUT,
+        ways: Sequence[str] = WAYS,
+        queue: str = QUEUE,
+        producers: int = PRODUCERS,
+        consumers: int = CONSUMERS,
     ) -> None:
         self._ledger = ledger
         self._address = address
         self._request_timeout = request_timeout
         self._ways = ways
+        self._queue = queue
         self._producing, self._consuming = threading.Event(), threading.Event()
         self._producing.set()
         self._consuming.set()
-        self._producers = [self._thread(Producer, f"{seed}p{n}", self._producing) for n in range(PRODUCERS)]
-        self._consumers = [self._thread(Consumer, f"{seed}c{n}", self._consuming) for n in range(CONSUMERS)]
+        self._producers = [self._thread(Producer, f"{seed}p{n}", self._producing) for n in range(producers)]
+        self._consumers = [self._thread(Consumer, f"{seed}c{n}", self._consuming) for n in range(consumers)]
 
     def _thread(self, kind: type[Worker], name: str, goes_on: threading.Event) -> threading.Thread:
         def work() -> None:
             try:
                 with httpx.Client() as http:
-                    worker = kind(name, http, self._address, self._ledger, self._request_timeout, self._ways)
+                    worker = kind(name, http, self._address, self._ledger, self._request_timeout, self._ways, self._queue)
                     while goes_on.is_set():
                         worker.work()
             except Exception as error:
@@ -138,9 +164,12 @@ class Load:
 
 
 class Worker:
-    def __init__(self, name: str, http: httpx.Client, address: Address, ledger: Ledger, request_timeout: int, ways: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, http: httpx.Client, address: Address, ledger: Ledger, request_timeout: int, ways: Sequence[str], queue: str
+    ) -> None:
         self.name = name
         self.ways = ways
+        self._queue = queue
         self._request_timeout = request_timeout
         self.ledger = ledger
         self.random = random.Random(name)
@@ -153,10 +182,10 @@ class Worker:
 
     def once(self, call_name: str, **fields: Any) -> Answer:
         """One try."""
-        fields = {"queue_name": QUEUE, "request_timeout": f"{self._request_timeout}ms", **fields}
+        fields = {"queue_name": self._queue, "request_timeout": f"{self._request_timeout}ms", **fields}
         # A lease may wait a little longer than it asked to, for what is just being written for it.
         patience = self._request_timeout + LEASE_PATIENCE + MARGIN
-        answer = call(self._http, self._address.get(), call_name, fields, patience)
+        answer = call(self._http, self._address, call_name, fields, patience)
         if answer.problem:
             self.ledger.tally.counts[answer.problem] += 1
         if answer.outcome != "done":

@@ -95,6 +95,22 @@ def test_two_origins_are_a_copy(story: Story) -> None:
     assert story.found() == {"doubled"}
 
 
+def test_one_origin_of_two_items_is_a_copy(story: Story) -> None:
+    story.ledger.sending(["p.2.0"])
+    story.ledger.stored(["p.2.0"], "a.0.1")
+    assert story.found() == {"doubled"}
+
+
+def test_what_nobody_has_tried_to_be_rid_of_is_outstanding(story: Story) -> None:
+    story.ledger.sending(["p.2.0", "p.2.1"])
+    assert story.ledger.outstanding == 4
+    story.ledger.refused(["p.2.0", "p.2.1"])
+    story.ledger.trying(NAMES, "retry")
+    assert story.ledger.outstanding == 2
+    story.ledger.trying(NAMES[:1], "done")
+    assert story.ledger.outstanding == 1
+
+
 def test_arriving_twice_in_the_dead_queue_is_a_copy(story: Story) -> None:
     story.ledger.trying(NAMES, "dead")
     story.close(NAMES[0], NAMES[0], NAMES[1], produced=2, dead=2)
@@ -120,7 +136,7 @@ def test_what_was_refused_or_never_sent_is_a_phantom(story: Story) -> None:
 
 def test_half_a_request_is_torn(story: Story) -> None:
     story.ledger.sending(["p.2.0", "p.2.1"])
-    story.serve("p.2.0")
+    story.serve("p.2.0", origin="a.0.2")
     story.complete("p.2.0")
     for name in NAMES:
         story.serve(name)
@@ -156,5 +172,5 @@ def test_a_completed_item_does_not_come_back(story: Story) -> None:
 
 def test_a_scheduled_item_is_not_served_early(story: Story) -> None:
     story.ledger.sending(["p.2.0"], not_before=1_001)
-    story.serve("p.2.0")
+    story.serve("p.2.0", origin="a.0.2")
     assert story.found() == {"early"}

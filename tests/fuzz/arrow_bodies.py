@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from random import Random
 from typing import Final
@@ -87,7 +87,7 @@ def sound() -> list[bytes]:
 
 def attempt(chance: Random) -> Callable[[], None]:
     """One body, and the two decoders that it may be for."""
-    body = _damaged(chance)
+    body = damaged(chance, sound())
     settles = chance.random() < 0.3
     rows = chance.randrange(1 << 30)
     return (lambda: _settle(body)) if settles else (lambda: _produce(body, rows))
@@ -117,8 +117,9 @@ def _produce(body: bytes, chosen: int) -> None:
         answers.leased(RECORD, leased, arrow=False)
 
 
-def _damaged(chance: Random) -> bytes:
-    body = bytearray(chance.choice(sound()))
+def damaged(chance: Random, bodies: Sequence[bytes]) -> bytes:
+    """One of the bodies, in which something is wrong."""
+    body = bytearray(chance.choice(bodies))
     for _ in range(chance.choice((1, 1, 1, 2, 3, 5))):
         chance.choice(_DAMAGES)(chance, body)
     return bytes(body)

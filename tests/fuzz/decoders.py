@@ -1,4 +1,5 @@
-"""Damaged JSON, Arrow and protobuf bodies for every decoder: each is refused by an error of ours, or accepted and good for what follows.
+"""Damaged JSON, Arrow and protobuf bodies, and peers' messages, for every decoder: each is refused by an error of ours, or accepted and
+good for what follows.
 
 The inputs go through a child process, so that a crash is seen as a signal and not as the end of the tests. An input is made from the
 format, the seed and its number alone: `python -m fuzz.decoders 100000 --seed 1` does 100,000 of each format, and `--one arrow 1 77`
@@ -20,7 +21,7 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
-from fuzz import arrow_bodies, json_bodies, protobuf_bodies
+from fuzz import arrow_bodies, json_bodies, peer_bodies, protobuf_bodies
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.wire import answers
 
@@ -28,6 +29,7 @@ FORMATS: Final[dict[str, Callable[[Random], Callable[[], None]]]] = {
     "json": json_bodies.attempt,
     "arrow": arrow_bodies.attempt,
     "protobuf": protobuf_bodies.attempt,
+    "peer": peer_bodies.attempt,
 }
 """By format: makes an input, and returns what puts it through its decoder."""
 _LONGEST_ERROR: Final = 4_000

@@ -1,33 +1,68 @@
-"""One process per data directory."""
+"""Who may use a data directory: one process alone, or those of one cluster together."""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
 class DirectoryInUseError(Exception):
-    """Another store, in this or another process, owns the data directory. Names the directory and the process id."""
+    """Others use the directory in a way that does not go with this one. Names the directory, who they are, and what to do."""
 
 
 class DirectoryLock:
     """Owns a directory from construction until `release`, or until the process dies, however it dies.
 
-    Raises DirectoryInUseError at once if it is owned already; OSError if the lock file cannot be written.
+    A `shared` one goes together with all other shared ones, and with none that is not. Raises DirectoryInUseError at once if it is
+    owned already; OSError if the lock file cannot be written.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False) -> None:
         # The file stays behind: unlinking it would let two owners lock two files of the same name.
         self._file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self._file, 32, 0).decode("ascii", "replace").strip() or "unknown"
+            if not self._take(shared):
+                raise DirectoryInUseError(self._refusal(directory, shared))
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+        except BaseException:
             os.close(self._file)
-            raise DirectoryInUseError(f"{directory} is in use by the process with id {owner}") from None
-        os.ftruncate(self._file, 0)
-        os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+            raise
+
+    def _take(self, shared: bool) -> bool:
+        try:
+            fcntl.flock(self._file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _refusal(self, directory: Path, shared: bool) -> str:
+        # Those who share it all write there: what stands first is one of them.
+        owner = next(iter(os.pread(self._file, 32, 0).decode("ascii", "replace").split()), "unknown")
+        if shared:
+            way = "a server that is not in a cluster, so no instance of one can use it; stop that first"
+        elif self._take(shared=True):
+            return (
+                f"{directory} is in use by instances of a cluster (the last to come had the process id {owner}), "
+                "so no server can have it for itself; stop all of them first, or join them with the same [cluster] meta"
+            )
+        else:
+            way = "another server; stop that first, or use another directory"
+        return f"{directory} is in use by the process with id {owner}, {way}"
 
     def release(self) -> None:
         os.close(self._file)
+
+
+@contextlib.contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Of all blocks for this directory, in whatever process, one runs at a time; the others wait. For short ones. Raises OSError."""
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

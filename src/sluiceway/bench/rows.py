@@ -163,6 +163,9 @@ class RowService:
             raise SluicewayError("queue_not_found", f"there is no queue {queue_name!r}", "queue_name")
         return self._record
 
+    async def look_up(self, queue_name: str) -> QueueRecord:
+        return self.queue(queue_name)
+
     def queues(self) -> list[QueueRecord]:
         return [self._record] if self._record else []
 
@@ -202,6 +205,9 @@ class RowService:
 
     async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
         raise _unsupported()
+
+    async def count(self, queue_name: str) -> QueueStats:
+        return self.stats(queue_name)
 
     def stats(self, queue_name: str) -> QueueStats:
         raise _unsupported()

@@ -48,6 +48,9 @@ def _address(ctx: click.Context, param: click.Parameter, value: str | None) -> s
 )
 @click.option("--tls-certificate", type=FILE, help="PEM file with the server's certificate.")
 @click.option("--tls-key", type=FILE, help="PEM file with the certificate's private key.")
+@click.option("--workers", type=int, metavar="N", help="Serve with so many processes, to use as many cores. [default: 1]")
+@click.option("--cluster-meta", metavar="URL", help="The meta store of the cluster to join: sqlite:PATH, postgresql://…, etcd://…")
+@click.option("--advertise", metavar="URL", help="How other instances of the cluster reach this one. [default: by --listen]")
 @click.option("--log-format", type=click.Choice(["text", "json"]), help="For people, or one JSON object a line. [default: text]")
 @click.option("--insecure", is_flag=True, help="Ask for no keys although other machines can call: everybody may do everything.")
 @click.option("--url-file", type=_WRITTEN, help="Write the server's URL there once it listens.")
@@ -62,7 +65,7 @@ def serve(output: Output, data: Path, config: Path | None, insecure: bool, url_f
     def tell(url: str) -> None:
         output.print({"url": url}, "") if output.as_json else announce(url)
 
-    section = {"log_format": "log.format"}
+    section = {"log_format": "log.format", "cluster_meta": "cluster.meta", "advertise": "cluster.advertise"}
     flags = {section.get(name, f"server.{name}"): str(value) for name, value in typed.items() if value is not None}
     try:
         _run(data, config, flags, tell, insecure=insecure, url_file=url_file)

@@ -13,7 +13,7 @@ from sluiceway.core.looking import open_slices, stats_of
 from sluiceway.core.partition import Partition
 from sluiceway.core.parts import DeletePart, ExtendPart, SettlePart, Work
 from sluiceway.core.records import LeaseState
-from sluiceway.core.tickets import Answer, Grant, TakeOut, Ticket, TransferBegun
+from sluiceway.core.tickets import Answer, Grant, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
@@ -33,6 +33,12 @@ from sluiceway.model.requests import (
 
 LONGEST_SAMPLE = 2_000
 """Milliseconds. A commit that took longer counts as this in the average, so that a partition that hung for a minute recovers in seconds."""
+
+
+def not_here(partition: int | None) -> SluicewayError:
+    """What is told of a partition that another instance owns; None: of any that could take the request."""
+    which = "the partition that takes it" if partition is None else f"partition {partition}"
+    return SluicewayError("not_here", f"{which} is owned by another instance")
 
 
 class LaneState(Enum):
@@ -77,11 +83,13 @@ class Lane:
     last_leased: int = 0
     accepted: int = 0
     """Items of produces that wait in the lane."""
+    leaving: bool = False
+    """It goes to another owner as soon as its commit has ended."""
 
     @property
     def takes_work(self) -> bool:
         """Open: a request may wait here for the next transaction."""
-        return self.state in (LaneState.READY, LaneState.COMMITTING)
+        return self.state in (LaneState.READY, LaneState.COMMITTING) and not self.leaving
 
     def takes(self, work: Work) -> bool:
         """This may wait here for the next transaction."""
@@ -98,6 +106,9 @@ class Lane:
 
     def unavailable(self) -> SluicewayError:
         """Why the lane takes no work."""
+        if self.leaving:
+            # Not `not_here`: what the request asks of other partitions may have been done.
+            return SluicewayError("unavailable", f"partition {self.number} goes to another instance")
         if self.state is LaneState.STOPPED:
             return SluicewayError("partition_damaged", f"partition {self.number} is stopped: {self.problem}")
         return SluicewayError("unavailable", f"partition {self.number} is not available: {self.problem or 'it is being opened'}")
@@ -135,6 +146,17 @@ class Lane:
             ticket.awaiting -= 1
             self.accepted -= work.batch.num_rows
         return given
+
+    def start_transfer(self, now: Millis) -> Transfer | None:
+        """One transfer at a time, in the order of their numbers: the dead queue remembers only the last."""
+        transfers = self.partition.transfers
+        if self.transferring is not None and self.transferring not in transfers:
+            self.transferring = None
+        if self.state is not LaneState.READY or not transfers or self.transferring is not None or self.transfer_at > now:
+            return None
+        number, lease = next(iter(transfers.items()))
+        self.transferring = number
+        return Transfer(self.number, number, lease.transfer or "", open_slices(lease), lease.target)
 
     def is_due(self, now: Millis) -> bool:
         """A timer of the partition has something to do."""

@@ -12,12 +12,11 @@ from collections.abc import Callable, Iterable
 
 from sluiceway.core.distribution import deal, home
 from sluiceway.core.health import PROBE_EVERY, choose, judge
-from sluiceway.core.lane import Lane, LaneState
-from sluiceway.core.looking import open_slices
+from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.partition import Partition
 from sluiceway.core.parts import Work, parts_of
 from sluiceway.core.rules import Rules
-from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Result, Ticket, Transfer
+from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Result, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_WAITING, TIMER_BATCH
@@ -39,11 +38,11 @@ TRANSFER_RETRY = 1_000
 
 
 class LogicalQueue:
-    """Serves the given partitions of one queue, which may be some of its partitions. `lease_timeout` is the queue's."""
+    """Serves the given partitions of one queue. `homes` are all that the queue has, if these are not. `lease_timeout` is the queue's."""
 
-    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
+    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis, homes: Iterable[int] = ()) -> None:
         self.lanes = {number: Lane(number, incarnation) for number in partitions}
-        self._homes = sorted(self.lanes)
+        self._homes = sorted(homes or self.lanes)
         self.lease_timeout = lease_timeout
         self.paused: frozenset[Verb] = frozenset()
         self._rules: Rules | None = None
@@ -91,11 +90,11 @@ class LogicalQueue:
 
     def _put_now(self, ticket: Ticket, number: int, work: Work) -> None:
         """Settling does not wait for a partition that is down: the client may be about to lose its lease."""
-        lane = self.lanes[number]
-        if lane.takes(work):
+        lane = self.lanes.get(number)
+        if lane is not None and lane.takes(work):
             lane.put(ticket, work)
         else:
-            ticket.error = lane.unavailable()
+            ticket.error = not_here(number) if lane is None else lane.unavailable()
 
     def cancel(self, ticket: Ticket) -> None:
         """The client is gone: do not begin what has not begun, and give back its leases without a key. What is in flight goes on."""
@@ -200,7 +199,9 @@ class LogicalQueue:
         for lane in idle:
             if lane.state is LaneState.READY and (lane.answers or lane.partition.is_changed):
                 self._attempt(self._commit, lane, now)
-            self._start_transfer(lane, now)
+            transfer = lane.start_transfer(now)
+            if transfer is not None:
+                self._effects.append(transfer)
         self._answer_empty(now)
         effects, self._effects = self._effects, []
         return effects
@@ -298,8 +299,11 @@ class LogicalQueue:
             request = ticket.request
             assert isinstance(request, Produce)
             number = request.partition if request.key is None else self._homes[home(request.key, len(self._homes))]
-            lane = choose(self.lanes.values(), now) if number is None else self.lanes[number]
-            if lane is not None and lane.takes_work:
+            lane = choose(self.lanes.values(), now) if number is None else self.lanes.get(number)
+            if lane is None and len(self.lanes) < len(self._homes):
+                # Another owner has a partition that may take it.
+                self._reply(ticket, not_here(number))
+            elif lane is not None and lane.takes_work:
                 del self.produces[ticket.number]
                 self._choices += 1
                 lane.last_produced = self._choices
@@ -454,6 +458,10 @@ class LogicalQueue:
         lane.state = LaneState.STOPPED if final else LaneState.FAILED
         lane.retry_at = now + min(most, first << min(lane.failed_in_a_row, 10)) if lane.failed_in_a_row else now
         lane.failed_in_a_row += 1
+        self._turn_away(lane)
+
+    def _turn_away(self, lane: Lane) -> None:
+        """What waits in the lane, and is not in flight, looks elsewhere."""
         for ticket, work in lane.take_back():
             if ticket.done:
                 continue
@@ -463,17 +471,6 @@ class LogicalQueue:
                 ticket.error = lane.unavailable()
                 if not ticket.awaiting:
                     self._reply(ticket, ticket.error)
-
-    def _start_transfer(self, lane: Lane, now: Millis) -> None:
-        """One transfer at a time per partition, in the order of their numbers: the dead queue remembers only the last."""
-        if lane.transferring is not None and lane.transferring not in lane.partition.transfers:
-            lane.transferring = None
-        transfers = lane.partition.transfers
-        if lane.state is LaneState.READY and transfers and lane.transferring is None and lane.transfer_at <= now:
-            number = next(iter(transfers))
-            lane.transferring = number
-            lease = transfers[number]
-            self._effects.append(Transfer(lane.number, number, lease.transfer or "", open_slices(lease), lease.target))
 
     def _reply(self, ticket: Ticket, result: Result | SluicewayError) -> None:
         if not ticket.done:

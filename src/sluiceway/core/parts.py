@@ -55,4 +55,4 @@ def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Ite
     elif isinstance(request, TakeOut):
         yield request.partition, request
     elif isinstance(request, Clear):
-        yield from ((number, request) for number in lanes)
+        yield from ((number, request) for number in (lanes if request.partitions is None else request.partitions))

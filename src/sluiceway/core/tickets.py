@@ -106,11 +106,9 @@ class Ticket:
         elif isinstance(answer, Grant):
             self.grants.append(answer)
         elif isinstance(answer, Cleared):
-            self.cleared.ready += answer.ready
-            self.cleared.scheduled += answer.scheduled
+            self.cleared.add(answer)
         else:
-            self.extended.leases += answer.leases
-            self.extended.ignored += answer.ignored
+            self.extended.add(answer)
 
     def result(self, now: Millis) -> Result:
         """What the lanes answered. A lease that ran out while another lane was awaited is no use to anybody, and is not told of."""

@@ -170,6 +170,14 @@ KINDS: dict[str, ErrorKind] = {
         "The content type is missing or not one that the call takes, or the body is compressed.",
         "Send `Content-Type: application/json`, or one of those that `detail` names, and no `Content-Encoding`.",
     ),
+    "not_here": ErrorKind(
+        421,
+        True,
+        "Another instance has that partition; nothing was done",
+        "Instances of a cluster tell it each other while partitions move between them. The one that was asked does not have a partition "
+        "that the request names, and did nothing; the one that asked looks for its owner anew. Clients are not told it.",
+        "Repeat it. If a client is told it again and again, ask `/readyz` of each instance what it serves, and report it.",
+    ),
     "too_many_requests": ErrorKind(
         429,
         True,

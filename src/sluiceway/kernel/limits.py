@@ -11,6 +11,9 @@ MAX_ITEMS_ARROW = 10_000
 MAX_BODY_BYTES = 32 << 20
 """A request body is held in memory whole."""
 
+MAX_PEER_BYTES = 33 << 20
+"""What one instance asks of another: a request's body, written anew, which adds to it the padding of its columns and what it is about."""
+
 MAX_CALL_BYTES = 8 << 20
 """The body of a call that takes no Arrow. 1,000 ids with reasons fit, however escaped; a list of tiny values grows when decoded."""
 
@@ -94,6 +97,9 @@ MAX_AUDIT_DETAIL_BYTES = 4_096
 
 MAX_API_KEYS = 1_000
 """API keys of one meta store: each process holds all of them in memory, and reads them again and again."""
+
+MAX_WORKERS = 64
+"""Processes of one `serve`: each holds its own connections, caches and event loop, and asks every other."""
 
 MAX_KEY_SCOPES = 100
 """Scopes of one API key: every request of the key looks through them."""

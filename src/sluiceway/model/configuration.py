@@ -10,11 +10,12 @@ from msgspec import Meta
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import MAX_KEY_RATE
+from sluiceway.kernel.limits import MAX_KEY_RATE, MAX_WORKERS
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.settings import Settings, key
 
 DEFAULT_LISTEN = "127.0.0.1:2319"
+SQLITE_META = "sqlite:"
 SHUTDOWN_TIMEOUT: Millis = 10_000
 """Below what service managers commonly wait before they kill."""
 
@@ -42,6 +43,31 @@ class ServerSettings(Settings, frozen=True):
     shutdown_timeout: Annotated[Millis, key("what requests in flight have to end once the server stops", "duration", restart=True)] = (
         SHUTDOWN_TIMEOUT
     )
+    workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS), key("processes that serve the data directory together", restart=True)] = 1
+
+
+class ClusterSettings(Settings, frozen=True):
+    """With whom the server divides the partitions."""
+
+    meta: Annotated[
+        str,
+        key(
+            "the store that all instances of the cluster share: sqlite:PATH, postgresql://… or etcd://HOST:PORT; empty: no cluster",
+            "credential",
+            restart=True,
+        ),
+    ] = ""
+    advertise: Annotated[
+        str, key("URL by which other instances reach this one; with several workers without a port; empty: by listen", restart=True)
+    ] = ""
+    strategy: Annotated[
+        Literal["rounds", "claims"], key("how the instances divide the partitions; the same for all of them", restart=True)
+    ] = "rounds"
+
+    @property
+    def spans_machines(self) -> bool:
+        """Whether instances on other machines can be members: a SQLite file is of one machine."""
+        return bool(self.meta) and not self.meta.startswith(SQLITE_META)
 
 
 class LogSettings(Settings, frozen=True):
@@ -68,14 +94,21 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """All of it, checked. Durations are milliseconds, paths absolute, secrets the values themselves; the text form shows no secret."""
 
     server: ServerSettings = ServerSettings()
+    cluster: ClusterSettings = ClusterSettings()
     log: LogSettings = LogSettings()
     limits: LimitSettings = LimitSettings()
     trace: TraceSettings = TraceSettings()
     backends: Mapping[str, BackendSettings] = msgspec.field(default_factory=lambda: dict(DEFAULT_BACKENDS))
 
+    @property
+    def is_clustered(self) -> bool:
+        """Whether other processes may serve the same queues at the same time."""
+        return bool(self.cluster.meta) or self.server.workers > 1
+
 
 SECTIONS: dict[str, type[Settings]] = {
     "server": ServerSettings,
+    "cluster": ClusterSettings,
     "log": LogSettings,
     "limits": LimitSettings,
     "trace": TraceSettings,

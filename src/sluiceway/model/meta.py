@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+MAX_COMMIT_KEYS = 1_000
+MAX_COMMIT_BYTES = 1 << 20
+
 Stamp = int
 """The store's version. It grows with every commit and becomes visible in commit order."""
 

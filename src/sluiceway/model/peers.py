@@ -33,26 +33,38 @@ class Reload:
 
 @dataclass(slots=True)
 class Close:
-    """Take no request any more for so long, and say what is left once nothing is in flight; 0: take them again."""
+    """Take no request any more for so long, and say what is left; 0: take them again."""
 
     close_timeout: Millis
 
 
 class Left(NamedTuple):
-    """What a closed share still has: items, and items that are on their way to another queue. `unopened`: a partition that nobody can say
-    anything about, as it is not open."""
+    """What an instance still has of a queue: items in those of the `partitions` that it serves. `unopened`: one of them that nobody can
+    say anything about, as it is not open. `sender`: another queue of which it has items that are, or may be, on their way to this one."""
 
+    partitions: tuple[int, ...] = ()
     items: int = 0
-    transferring: int = 0
     unopened: int | None = None
+    sender: str | None = None
 
 
 @dataclass(slots=True)
 class FindLeases:
-    """The live leases under that key."""
+    """How many live leases there are under that key. Answered by a number."""
 
     client_id: str
     lease_key: str
+
+
+@dataclass(slots=True)
+class LeaseAnywhere:
+    """Take that lease, which has a key, as the one instance that does so for its key, from whoever has items."""
+
+    lease: Lease
+
+    @property
+    def request_timeout(self) -> Millis:
+        return self.lease.request_timeout
 
 
 ShareRequest = (
@@ -68,7 +80,7 @@ class Ask(NamedTuple):
     """
 
     incarnation: str
-    request: ShareRequest
+    request: ShareRequest | LeaseAnywhere
     payload: bool = True
 
 

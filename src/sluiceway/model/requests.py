@@ -183,6 +183,11 @@ class Extended:
     leases: list[LeaseInfo] = field(default_factory=list)
     ignored: list[tuple[str, IgnoredReason]] = field(default_factory=list)
 
+    def add(self, other: Extended) -> None:
+        """Put the other's leases and ids to these."""
+        self.leases += other.leases
+        self.ignored += other.ignored
+
 
 @dataclass(slots=True)
 class Peek:
@@ -196,11 +201,15 @@ class Peek:
 
 @dataclass(slots=True)
 class Clear:
-    """Drop what waits: ready items, and with `scheduled` also those that are not due yet. Leased items stay."""
+    """Drop what waits: ready items, and with `scheduled` also those that are not due yet. Leased items stay.
+
+    In those `partitions`; None: in all.
+    """
 
     request_timeout: Millis
     ready: bool = True
     scheduled: bool = False
+    partitions: tuple[int, ...] | None = None
 
 
 @dataclass(slots=True)
@@ -209,6 +218,11 @@ class Cleared:
 
     ready: int = 0
     scheduled: int = 0
+
+    def add(self, other: Cleared) -> None:
+        """Put the other's counts to these."""
+        self.ready += other.ready
+        self.scheduled += other.scheduled
 
 
 @dataclass(slots=True)
@@ -296,6 +310,14 @@ class QueueStats:
     complete_waiting: int
     in_flight: int
     partitions: list[PartitionStats]
+
+    def add(self, other: QueueStats) -> None:
+        """Put another share of the queue to this."""
+        self.produce_waiting += other.produce_waiting
+        self.lease_waiting += other.lease_waiting
+        self.complete_waiting += other.complete_waiting
+        self.in_flight += other.in_flight
+        self.partitions += other.partitions
 
 
 @dataclass(slots=True)

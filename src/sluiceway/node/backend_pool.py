@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from sluiceway.node.backends import OPEN_TIMEOUT, Backend
 from sluiceway.node.configuration import check_backends
 from sluiceway.node.identity import identify, record_of
 from sluiceway.node.stores import directory_of
-from sluiceway.ports.meta_store import MetaStore
+from sluiceway.ports.meta_store import ConflictError, MetaStore
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore
 
 log = logging.getLogger(__name__)
@@ -82,13 +83,21 @@ class BackendPool:
 
     async def _open(self, name: str, settings: BackendSettings, meta: MetaStore) -> Backend:
         if isinstance(settings, SqliteBackend):
-            problem, record = await identify(name, directory_of(name, settings, self._data), meta)
+            problem = await self._recognise(name, settings, meta)
             if problem is not None:
                 log.error("backend %s is not served: %s", name, problem)
                 return Backend(name, None, 0, problem)
-            if record:
-                await meta.commit(dict.fromkeys(record), puts=record)
         return Backend(name, self._open_store(name, settings, self._data), settings.write_timeout)
+
+    async def _recognise(self, name: str, settings: SqliteBackend, meta: MetaStore) -> str | None:
+        """Why its directory must not be served, in words."""
+        while True:
+            problem, record = await identify(name, directory_of(name, settings, self._data), meta)
+            if not record:
+                return problem
+            # Of instances that begin at the same moment one records it, and the others look again.
+            with contextlib.suppress(ConflictError):
+                await meta.commit(dict.fromkeys(record), puts=record)
 
     def get(self, name: str) -> Backend:
         """That of the name; if none is configured, one that does not serve."""

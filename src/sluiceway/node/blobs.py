@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 
 import pyarrow as pa
 
-from sluiceway.ports.partition_store import PartitionRef
-
-Key = tuple[PartitionRef, int]
+Key = tuple[Hashable, int]
+"""Under which ownership of which partition, and the blob's number there."""
 
 ENTRY_BYTES = 2_048
 """What a blob takes beside its rows: a million blobs of one small item would otherwise count as nothing."""

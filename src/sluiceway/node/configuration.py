@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 import tomllib
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -22,13 +24,14 @@ from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.access import check_admin_key
 from sluiceway.model.backends import KINDS, BackendSettings, MemoryBackend, PostgresBackend, kind_of
-from sluiceway.model.configuration import SECTIONS, Configuration, parse_address
+from sluiceway.model.configuration import SECTIONS, SQLITE_META, ClusterSettings, Configuration, parse_address
 from sluiceway.model.settings import MASK, Key, Settings, keys
 
 PREFIX = "SLUICEWAY_"
 _BACKENDS = "backends"
 _TABLE = re.compile(r"\s*\[([A-Za-z0-9_.\-\"' ]+)\]\s*(?:#.*)?")
 _LINE = re.compile(r"\s*([A-Za-z0-9_\-]+)\s*=")
+_META = re.compile(r"sqlite:.+|postgres(ql)?://.+|etcd://.+", re.DOTALL)
 _SHOWN = 80
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
@@ -79,8 +82,10 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, 
     )
     _check_server(configuration)
     check_backends(configuration.backends)
+    _check_cluster(configuration)
     origins = {".".join(name): each.origin for name, each in given.items() if each.origin != "default"}
-    return Loaded(configuration, origins, file, flags, environment)
+    # What the process changes of its environment later is none of this.
+    return Loaded(configuration, origins, file, dict(flags), dict(environment))
 
 
 def check(loaded: Loaded) -> list[str]:
@@ -97,6 +102,8 @@ def check(loaded: Loaded) -> list[str]:
     for name, backend in loaded.configuration.backends.items():
         if isinstance(backend, PostgresBackend) and find_spec("psycopg") is None:
             problems.append(f"backends.{name}: PostgreSQL needs psycopg; install it with: pip install 'sluiceway[postgres]'")
+    if loaded.configuration.cluster.meta.startswith("postgres") and find_spec("psycopg") is None:
+        problems.append("cluster.meta: PostgreSQL needs psycopg; install it with: pip install 'sluiceway[postgres]'")
     if loaded.configuration.trace.endpoint and find_spec("opentelemetry") is None:
         problems.append("trace.endpoint: traces need OpenTelemetry; install it with: pip install 'sluiceway[otel]'")
     return problems
@@ -224,7 +231,8 @@ def _from_environment(environment: Mapping[str, str], backends: set[str]) -> dic
 
 def _flag(name: str) -> str:
     section, _, key_name = name.rpartition(".")
-    return "--" + (key_name if section == "server" else f"{section}-{key_name}").replace("_", "-")
+    plain = section == "server" or name == "cluster.advertise"
+    return "--" + (key_name if plain else f"{section}-{key_name}").replace("_", "-")
 
 
 # ---- values -----------------------------------------------------------------------------------------------------
@@ -276,7 +284,7 @@ def _value(key: Key, name: str, given: _Given, environment: Mapping[str, str]) -
     if key.form == "path" and checked:
         return str(given.folder / checked)
     if key.hidden and checked:
-        return _secret(key, name, checked, given, environment)
+        return _placed(name, _secret(key, name, checked, given, environment), given.folder)
     return checked
 
 
@@ -297,6 +305,12 @@ def _secret(key: Key, name: str, text: str, given: _Given, environment: Mapping[
     return text
 
 
+def _placed(name: str, text: str, folder: Path) -> str:
+    """The path in a URL of a SQLite file is relative to the same folder as any other path."""
+    path = text.removeprefix(SQLITE_META)
+    return f"{SQLITE_META}{folder / path}" if name == "cluster.meta" and path not in ("", text) else text
+
+
 def _check_server(configuration: Configuration) -> None:
     server, trace = configuration.server, configuration.trace
     listen = parse_address(server.listen, "server.listen")
@@ -309,6 +323,44 @@ def _check_server(configuration: Configuration) -> None:
         raise invalid(missing, "TLS needs both tls_certificate and tls_key")
     if trace.endpoint and not trace.endpoint.startswith(("http://", "https://")):
         raise invalid("trace.endpoint", "expected a URL that begins with http:// or https://")
+
+
+def _check_cluster(configuration: Configuration) -> None:
+    server, cluster = configuration.server, configuration.cluster
+    if cluster.meta and not _META.fullmatch(cluster.meta):
+        # It may hold a password.
+        raise invalid("cluster.meta", "expected sqlite:PATH, postgresql://USER@HOST/DATABASE or etcd://HOST:PORT, or env:NAME or file:PATH")
+    if cluster.advertise:
+        _check_advertise(cluster, server.workers)
+    elif cluster.spans_machines and is_any(parse_address(server.listen, "server.listen").host):
+        why = f"other machines cannot tell from {server.listen} where this instance is; say it, such as http://HOST:PORT"
+        raise invalid("cluster.advertise", f"required: {why}")
+    if configuration.is_clustered and any(isinstance(each, MemoryBackend) for each in configuration.backends.values()):
+        field = "cluster.meta" if cluster.meta else "server.workers"
+        raise invalid(field, "memory backends are of one process alone; use sqlite or postgres, or one server without a cluster")
+
+
+def _check_advertise(cluster: ClusterSettings, workers: int) -> None:
+    field, shown = "cluster.advertise", repr(cluster.advertise[:_SHOWN])
+    try:
+        parts = urlsplit(cluster.advertise)
+        host, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise invalid(field, f"{shown} is not a URL such as http://HOST:PORT") from None
+    if parts.scheme not in ("http", "https") or not host or parts.path.strip("/") or parts.query or parts.fragment or "@" in parts.netloc:
+        raise invalid(field, f"{shown} is not a URL such as http://HOST:PORT, with nothing after it")
+    if is_any(host):
+        raise invalid(field, f"{host} is no address that others can call; say the name or the address of this machine")
+    if workers > 1 and port is not None:
+        raise invalid(field, f"each of {workers} workers has a port of its own; say the URL without one, such as {parts.scheme}://{host}")
+
+
+def is_any(host: str) -> bool:
+    """It means all addresses of this machine, and none that could be called from another."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
 
 
 # ---- what is shown ----------------------------------------------------------------------------------------------

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core import inspecting
-from sluiceway.core.lane import LaneState
-from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.looking import explain, load, open_slices, ready_slices, waiting_slices
+from sluiceway.core.assignment.group import Token
+from sluiceway.core.lane import Lane, LaneState, not_here
+from sluiceway.core.looking import load
+from sluiceway.core.share import Share
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.ids import LeaseId
-from sluiceway.kernel.limits import MAX_LEASE_BYTES
-from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.outcomes import Outcome
+from sluiceway.model.peers import Load
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Explanation, Lease, Leased, LeaseInfo, Peek, QueueStats
+from sluiceway.model.requests import Lease, Leased, LeaseInfo, QueueStats
 from sluiceway.node.backends import Backend, BackendDownError
 from sluiceway.node.blobs import BlobCache
-from sluiceway.node.inspection import first_rows, fitting
+from sluiceway.node.closing import Closing
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -36,47 +35,96 @@ Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[No
 """Produces a transfer's rows (of that partition of that queue) into the dead queue; returns when they are durable there."""
 
 
-class _Waiter(NamedTuple):
+Held = tuple[PartitionRef, Token]
+
+
+class Waiter(NamedTuple):
+    """Who waits for a ticket's answer: for a lease with its items, or without."""
+
     future: asyncio.Future[Any]
     payload: bool
 
 
-class QueueDriver:
-    """One queue's logical queue at work. `grant` is part of the fence; `backends` has all that hold any of its partitions."""
+class Around(NamedTuple):
+    """What all drivers of an instance share. `backend` finds one by its name; `holds` says whether what was gained is still its own;
+    `may_reopen` whether a queue that was about to be deleted is still there, and stays."""
 
-    def __init__(self, record: QueueRecord, backends: Mapping[str, Backend], cache: BlobCache, grant: int, bury: Bury) -> None:
+    backend: Callable[[str], Backend]
+    cache: BlobCache
+    bury: Bury
+    holds: Callable[[], bool]
+    may_reopen: Callable[[QueueRecord], Awaitable[bool]]
+
+
+class QueueDriver:
+    """An instance's share of one queue at work: of the partitions that it has gained and not lost."""
+
+    def __init__(self, record: QueueRecord, around: Around) -> None:
         self.record = record
-        self._backends = {each.partition: backends[each.backend] for each in record.partitions}
-        self._cache = cache
-        self._grant = grant
-        self._bury = bury
-        self._queue = LogicalQueue(record.incarnation, [p.partition for p in record.partitions], record.lease_timeout)
+        self._around = around
+        self._cache = around.cache
+        self._backends = {each.partition: around.backend(each.backend) for each in record.partitions}
+        self._tokens: dict[int, Token] = {}
+        self._queue = Share(record.incarnation, self._backends, record.lease_timeout)
         self._queue.configure(record)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._turn_due = False
         self._stopped = False
         self._ended = False
-        self.closing = False
-        """The queue is being deleted: no request is taken any more."""
-        self._unopened = set(self._queue.lanes)
+        self._closing = Closing(lambda: around.may_reopen(self.record))
+        self._unopened: set[int] = set()
         self._moved = asyncio.Event()
+        self.watchers: set[asyncio.Event] = set()
+        """Set after each turn."""
         self._arrivals: dict[tuple[int, int], asyncio.Future[bool]] = {}
         """Who waits for a transfer (partition, number): whether its items have arrived, or stay here."""
 
     # ---- from the service -------------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Open every partition; returns when each is open, or has failed once (it is then tried again in the background)."""
-        for number, backend in self._backends.items():
-            backend.attach(self._ref(number), self._retry)
+    def gain(self, tokens: Mapping[int, Token]) -> None:
+        """Serve these partitions, too, which it has not: they are opened in the background. Those that it has stay as they are."""
+        for number, token in tokens.items():
+            if number not in self._queue.lanes:
+                self._tokens[number] = token
+                self._queue.gain(number)
+                self._unopened.add(number)
+                self._backends[number].attach(self._ref(number), self._retry)
         self._turn()
-        await self._all_opened()
 
-    async def _all_opened(self) -> None:
+    async def opened(self) -> None:
+        """Returns when each partition is open, or has failed once (it is then tried again in the background)."""
         while self._unopened:
             self._moved.clear()
             await self._moved.wait()
+
+    async def lose(self, number: int, patience: Millis) -> None:
+        """Serve this partition no more. A commit in flight has so long to end; after that nobody here will hear of it."""
+        gone = self._queue.lose(number)
+        self._turn()
+        if not gone:
+            turned = asyncio.Event()
+            self.watchers.add(turned)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience / 1000):
+                    while number in self._queue.lanes:
+                        await turned.wait()
+                        turned.clear()
+            self.watchers.discard(turned)
+            self._queue.drop(number)
+            self._turn()
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._backends[number].detach(self._ref(number))
+        self._unopened.discard(number)
+        self._moved.set()
+        for place in [place for place in self._arrivals if place[0] == number]:
+            self._arrivals.pop(place).cancel()
+
+    def owns(self, number: int) -> bool:
+        """Whether that partition is served here."""
+        return number in self._queue.lanes
 
     async def reload(self, timeout: Millis) -> None:
         """Open every partition anew, with a higher fence: what is served from then on is what is stored. Those that were stopped, too.
@@ -89,7 +137,7 @@ class QueueDriver:
         self._turn()
         try:
             async with asyncio.timeout(timeout / 1000):
-                await self._all_opened()
+                await self.opened()
         except TimeoutError:
             raise SluicewayError("unavailable", "not every partition was open again within request_timeout") from None
         for lane in self._queue.lanes.values():
@@ -102,15 +150,16 @@ class QueueDriver:
         # Who waits for partitions to open need not: they will not.
         self._unopened.clear()
         self._moved.set()
-        if self._timer:
+        self._closing.stop()
+        if self._timer is not None:
             self._timer.cancel()
         self._queue.close(final=False)
         self._turn()
         while self._tasks:
             await asyncio.wait(self._tasks)
             self._turn()
-        for number, backend in self._backends.items():
-            backend.detach(self._ref(number))
+        for number in self._queue.lanes:
+            self._backends[number].detach(self._ref(number))
         # What is left was in flight to a partition that did not open again.
         self._queue.close(final=True)
         self._ended = True
@@ -136,117 +185,78 @@ class QueueDriver:
 
     async def ask(self, request: Request, payload: bool = True) -> Any:
         """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, what has not begun is not begun."""
+        return await self.answer(self.submit(request, payload))
+
+    def submit(self, request: Request, payload: bool = True) -> Ticket:
+        """Begin what `ask` does; its `answer` must be waited for, or it be withdrawn."""
         self._check_serving()
-        now = system.now()
-        ticket = Ticket(request, now + request.request_timeout)
-        ticket.waiter = _Waiter(asyncio.get_running_loop().create_future(), payload)
+        ticket = Ticket(request, system.now() + request.request_timeout)
+        ticket.waiter = Waiter(asyncio.get_running_loop().create_future(), payload)
         self._queue.submit(ticket)
         self._turn_soon()
+        return ticket
+
+    async def answer(self, ticket: Ticket) -> Any:
+        """The end of what was submitted."""
         try:
             return await ticket.waiter.future
         except asyncio.CancelledError:
             self._queue.cancel(ticket)
-            if isinstance(request, Lease) and request.lease_key is None:
+            if isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
                 self._give_back(ticket.waiter.future)
             raise
 
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take back a lease that waits. False: its answer is on its way."""
+        return self._queue.withdraw(ticket)
+
+    def close_for(self, timeout: Millis) -> None:
+        """Take no request for so long, as the queue may be about to be deleted; 0: take them again."""
+        self._closing.close_for(timeout)
+
     def _check_serving(self) -> None:
-        if self._stopped or self.closing:
-            raise SluicewayError("unavailable", "the queue is being deleted" if self.closing else "the server is stopping")
+        if self._stopped or self._closing.closed:
+            raise SluicewayError("unavailable", "the queue is being deleted" if self._closing.closed else "the server is stopping")
 
-    async def peek(self, request: Peek) -> list[pa.RecordBatch]:
-        """Items of a lease, or those that come next. Raises lease_not_found, unavailable, partition_damaged."""
-        if request.lease is not None:
-            lane = self._queue.lanes.get(-1 if request.partition is None else request.partition)
-            lease = lane.partition.leases.get(request.lease) if lane is not None and lane.takes_work else None
-            if lane is not None and not lane.takes_work:
-                raise lane.unavailable()
-            if lane is None or lease is None:
-                name = LeaseId(self.record.incarnation, request.partition or 0, request.lease)
-                raise SluicewayError("lease_not_found", f"lease {name} is closed, has expired, or never existed", "lease_id")
-            return await self._rows(lane.number, lease.number, open_slices(lease, request.start, request.limit))
-        batches: list[pa.RecordBatch] = []
-        wanted, room = request.limit, float(MAX_LEASE_BYTES)
-        for lane in self._queue.lanes.values():
-            if request.partition == lane.number and not lane.takes_work:
-                raise lane.unavailable()
-            if wanted > 0 and request.partition in (None, lane.number) and lane.takes_work:
-                pieces, nbytes = fitting(lane.partition, ready_slices(lane.partition, wanted), room)
-                wanted, room = wanted - sum(len(piece.rows) for piece in pieces), room - nbytes
-                batches += await self._rows(lane.number, 0, pieces)
-        return batches
-
-    async def list_items(self, request: ListItems) -> ItemsPage:
-        """Items by their place, fewer than asked for if they are more than an answer holds. Raises `unavailable`, `partition_damaged`."""
-        lane = self._queue.lanes[request.partition]
+    def lane(self, number: int) -> Lane:
+        """The partition, if it is open here. Raises `not_here`, `unavailable`, `partition_damaged`."""
+        self._drop_lapsed()
+        lane = self._queue.lanes.get(number)
+        if lane is None:
+            raise not_here(number)
         if not lane.takes_work:
             raise lane.unavailable()
-        find = inspecting.scheduled if request.scheduled else inspecting.in_line
-        found = find(lane.partition, request.start, request.limit + 1)
-        wanted, _ = fitting(lane.partition, first_rows([listed.piece for listed in found], request.limit), MAX_LEASE_BYTES)
-        shown = sum(len(piece.rows) for piece in wanted)
-        more = shown < sum(len(listed.piece.rows) for listed in found)
-        blobs = await self._blobs(lane.number, {piece.blob for piece in wanted})
-        rows = [
-            (served(lane.number, listed.lease, piece, blobs[piece.blob]), listed.standing)
-            for piece, listed in zip(wanted, found, strict=False)
-            if piece.blob in blobs
-        ]
-        return ItemsPage(rows, int(wanted[-1].offsets[-1]) if more else None)
+        return lane
 
-    async def ready_rows(self) -> AsyncIterator[tuple[int, pa.RecordBatch]]:
-        """All that waits in the line, extent by extent, as it is when its turn comes; each with its partition's opening."""
-        for lane in self._queue.lanes.values():
-            extents, opening = list(lane.partition.ready) if lane.takes_work else [], lane.opening
-            for extent in extents:
-                # One by one, and as it is by then: the line may be long, and is served meanwhile.
-                for batch in await self._rows(lane.number, 0, waiting_slices(lane.partition, extent)):
-                    yield opening, batch
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those that are served here, by number; only to be looked at."""
+        self._drop_lapsed()
+        return [self._queue.lanes[number] for number in sorted(self._queue.lanes)]
 
-    def may_send_to(self, queue_name: str) -> bool:
-        """Items are on their way there, or nobody knows: a partition that is not open does not tell what it has."""
-        for lane in self._queue.lanes.values():
-            targets = {transfer.target or self.record.dead_queue for transfer in lane.partition.transfers.values()}
-            if queue_name in targets or not lane.takes_work:
-                return True
-        return False
+    def backend(self, number: int) -> Backend:
+        """Where that partition lies."""
+        return self._backends[number]
+
+    def counts(self) -> QueueStats:
+        """The counts of what is served here."""
+        return self._queue.stats()
+
+    def load(self) -> Load:
+        """What other instances need to know of it."""
+        return self._queue.load()
 
     async def send_away(self, request: TakeOut) -> tuple[int, asyncio.Future[bool]]:
         """Begin a transfer of those ready items. Returns how many they are, and what tells whether they have arrived."""
         partition = request.partition
         begun: TransferBegun = await self.ask(request)
         arrival: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if begun.number in self._queue.lanes[partition].partition.transfers:
+        lane = self._queue.lanes.get(partition)
+        if lane is not None and begun.number in lane.partition.transfers:
             self._arrivals[partition, begun.number] = arrival
         else:
             arrival.set_result(True)
         return begun.items, arrival
-
-    def explain(self, partition: int, offset: int) -> Explanation:
-        """Where that item is, and why it is not being served."""
-        lane = self._queue.lanes[partition]
-        if not lane.takes_work:
-            return Explanation("unavailable", str(lane.unavailable()))
-        found = explain(lane.partition, offset)
-        if found.state == "ready" and "lease" in self.record.paused:
-            found.reason += "; the queue is paused for leases"
-        if lane.degraded:
-            found.reason += f"; its partition is slow: a commit takes {lane.slowness(system.now()):.0f} ms"
-        return found
-
-    def stats(self) -> QueueStats:
-        stats = self._queue.stats()
-        for each in stats.partitions:
-            each.backend = self._backends[each.partition].name
-        return stats
-
-    def problems(self) -> list[str]:
-        """What keeps partitions from serving, in words; not that their backend is down, which is the backend's to say."""
-        return [
-            f"queue {self.record.queue_name}, partition {lane.number}: {lane.state.value}: {lane.problem or 'not open yet'}"
-            for lane in self._queue.lanes.values()
-            if not lane.takes_work and self._backends[lane.number].problem is None
-        ]
 
     # ---- turns ------------------------------------------------------------------------------------------------
 
@@ -260,9 +270,19 @@ class QueueDriver:
         self._turn_due = False
         if self._ended:
             return
+        self._drop_lapsed()
         for effect in self._queue.turn(system.now()):
             self._carry_out(effect)
         self._set_timer()
+        for watcher in self.watchers:
+            watcher.set()
+
+    def _drop_lapsed(self) -> None:
+        """What is no longer surely this instance's, though it was not told yet, must not be answered from: it may have been frozen."""
+        if self._queue.lanes and not self._around.holds():
+            for number in list(self._queue.lanes):
+                self._queue.drop(number)
+                self._forget(number)
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -298,8 +318,12 @@ class QueueDriver:
     def _ref(self, partition: int) -> PartitionRef:
         return PartitionRef(self.record.incarnation, partition)
 
-    def _fence(self, opening: int) -> Fence:
-        return Fence(1, self._grant, opening)
+    def _held(self, partition: int) -> Held:
+        """Under this the blobs of the partition are remembered: another owner may give the number of one that did not land to another."""
+        return self._ref(partition), self._tokens[partition]
+
+    def _fence(self, partition: int, opening: int) -> Fence:
+        return Fence(*self._tokens[partition], opening)
 
     def _write_timeout(self, backend: Backend) -> Millis:
         own = self.record.write_timeout
@@ -307,25 +331,26 @@ class QueueDriver:
 
     def _retry(self, partition: int) -> bool:
         """Open the partition again at once if it waits to be. Whether it does."""
-        if self._queue.lanes[partition].state is not LaneState.FAILED:
+        lane = self._queue.lanes.get(partition)
+        if lane is None or lane.state is not LaneState.FAILED:
             return False
         self._queue.retry_now([partition], system.now())
         self._turn_soon()
         return True
 
     async def _commit(self, effect: Commit) -> None:
-        ref = self._ref(effect.partition)
+        ref, held = self._ref(effect.partition), self._held(effect.partition)
         for number, data in effect.changes.blobs.items():
             # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
-            self._cache.put((ref, number), pa.ipc.read_record_batch(pa.py_buffer(data), effect.fresh[number].schema))
+            self._cache.put((held, number), pa.ipc.read_record_batch(pa.py_buffer(data), effect.fresh[number].schema))
         try:
             backend = self._backends[effect.partition]
-            outcome = await backend.apply(ref, effect.changes, self._fence(effect.opening), self._write_timeout(backend))
+            outcome = await backend.apply(ref, effect.changes, self._fence(effect.partition, effect.opening), self._write_timeout(backend))
         except Exception:
             log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
             outcome = Outcome.UNKNOWN
         for number in effect.changes.dropped_blobs:
-            self._cache.drop((ref, number))
+            self._cache.drop((held, number))
         self._queue.committed(effect.partition, effect.opening, outcome, system.now())
         self._turn()
 
@@ -333,7 +358,7 @@ class QueueDriver:
         ref = self._ref(effect.partition)
         final = False
         try:
-            snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.opening))
+            snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
             loaded: Any = load(snapshot)
         except StoreUnavailableError as error:
             loaded = error
@@ -353,9 +378,9 @@ class QueueDriver:
     async def _transfer(self, effect: Transfer) -> None:
         done, nowhere = False, False
         try:
-            rows = await self._rows(effect.partition, effect.number, effect.slices)
+            rows = await self.rows(effect.partition, effect.number, effect.slices)
             if sum(batch.num_rows for batch in rows) == sum(len(piece.rows) for piece in effect.slices):
-                await self._bury(self.record, effect.partition, effect, rows)
+                await self._around.bury(self.record, effect.partition, effect, rows)
             else:
                 self._check_over(effect)
             done = True
@@ -372,7 +397,8 @@ class QueueDriver:
 
     def _check_over(self, effect: Transfer) -> None:
         """Rows of a transfer are gone. So they should be once it is over; before, they are lost, and to say it is done would hide that."""
-        if effect.number in self._queue.lanes[effect.partition].partition.transfers:
+        lane = self._queue.lanes.get(effect.partition)
+        if lane is not None and effect.number in lane.partition.transfers:
             error = DamagedError(f"blobs of transfer {effect.number} are missing")
             self._stop_partition(effect.partition, error)
             raise SluicewayError("partition_damaged", str(error))
@@ -380,7 +406,7 @@ class QueueDriver:
     # ---- replies ----------------------------------------------------------------------------------------------
 
     def _reply(self, effect: Reply) -> None:
-        waiter: _Waiter = effect.ticket.waiter
+        waiter: Waiter = effect.ticket.waiter
         if waiter.future.done():
             return
         if isinstance(effect.result, SluicewayError):
@@ -400,7 +426,7 @@ class QueueDriver:
             self._queue.give_back(lease.partition, lease.number)
         self._turn_soon()
 
-    def _reply_lease(self, waiter: _Waiter, grants: list[Grant], keyed: bool) -> None:
+    def _reply_lease(self, waiter: Waiter, grants: list[Grant], keyed: bool) -> None:
         leased = Leased([grant.info for grant in grants])
         if grants and waiter.payload:
             self._spawn(self._deliver(waiter.future, leased, grants, keyed))
@@ -414,7 +440,7 @@ class QueueDriver:
         problem: SluicewayError | None = None
         for grant in grants:
             try:
-                batches += await self._rows(grant.info.partition, grant.info.number, grant.slices)
+                batches += await self.rows(grant.info.partition, grant.info.number, grant.slices)
                 leases.append(grant.info)
             except SluicewayError as error:
                 problem = error
@@ -431,17 +457,20 @@ class QueueDriver:
         else:
             future.set_result(leased)
 
-    async def _rows(self, partition: int, lease: int, slices: list[Slice]) -> list[pa.RecordBatch]:
+    async def rows(self, partition: int, lease: int, slices: list[Slice]) -> list[pa.RecordBatch]:
         """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
-        blobs = await self._blobs(partition, {piece.blob for piece in slices})
+        blobs = await self.blobs(partition, {piece.blob for piece in slices})
         return [served(partition, lease, piece, blobs[piece.blob]) for piece in slices if piece.blob in blobs]
 
-    async def _blobs(self, partition: int, numbers: Iterable[int]) -> dict[int, pa.RecordBatch]:
-        ref = self._ref(partition)
+    async def blobs(self, partition: int, numbers: Iterable[int]) -> dict[int, pa.RecordBatch]:
+        ref, held = self._ref(partition), self._held(partition)
         blobs, missing = {}, []
-        known = self._queue.lanes[partition].partition.blobs
+        lane = self._queue.lanes.get(partition)
+        if lane is None:
+            raise not_here(partition)
+        known = lane.partition.blobs
         for number in numbers:
-            batch = self._cache.get((ref, number))
+            batch = self._cache.get((held, number))
             if batch is not None:
                 blobs[number] = batch
             elif number in known:
@@ -457,7 +486,7 @@ class QueueDriver:
             for number, columns in missing:
                 if number in read:
                     blobs[number] = decode_blob(read[number], columns)
-                    self._cache.put((ref, number), blobs[number])
+                    self._cache.put((held, number), blobs[number])
         return blobs
 
     def _stop_partition(self, partition: int, error: Exception) -> None:

@@ -9,26 +9,25 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from sluiceway.adapters import system
 from sluiceway.core.assignment.group import (
     MOST_MEMBERS,
     Decision,
+    GroupReader,
     Keys,
+    Look,
     Parameters,
     Resource,
     Strategy,
     Token,
     Writes,
-    largest_commit,
-    read_group,
 )
 from sluiceway.core.assignment.member import Member
+from sluiceway.core.assignment.placing import begin
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.names import check_queue_name, check_text
-from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, ConflictError, MetaStore, MetaUnknownError
+from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 log = logging.getLogger(__name__)
@@ -55,27 +54,28 @@ Handler = Callable[[Change], Awaitable[None] | None]
 
 
 async def define(
-    store: MetaStore, group: str, items: Sequence[str], *, strategy: Strategy = "rounds", parameters: Parameters | None = None
+    store: MetaStore,
+    group: str,
+    items: Sequence[str],
+    *,
+    strategy: Strategy = "rounds",
+    parameters: Parameters | None = None,
+    restored: bool = False,
 ) -> Resource:
     """Say what the group divides, and how; its members follow within a round. What is the same already is not written.
 
-    `parameters` None: as they are. A change of the strategy begins a new era, whose tokens are all greater.
+    `parameters` None: as they are. A change of the strategy begins a new era, whose tokens are all greater. `restored` does so too, each
+    time: call it so once after the store was restored from a backup, before any member joins.
     Raises `invalid_request` (also for more items than a plan can hold), `unavailable`, `outcome_unknown`.
     """
     keys = Keys(check_queue_name(group, "group"))
-    for item in items:
-        check_item(item)
-    wanted = tuple(sorted(set(items)))
     while True:
         try:
             entry = (await store.read([keys.resource])).entries.get(keys.resource)
-            before = None if entry is None else msgspec.json.decode(entry.value, type=Resource)
-            after = _changed(before, wanted, strategy, parameters)
-            _check_size(keys, after.items, before.items if before else ())
-            if after == before:
-                return after
-            await store.commit({keys.resource: entry.stamp if entry else None}, puts={keys.resource: msgspec.json.encode(after)})
-            return after
+            resource, writes = begin(keys, entry, items, strategy, parameters, restored=restored)
+            if writes.puts:
+                await store.commit(writes.checks, puts=writes.puts)
+            return resource
         except ConflictError:
             continue
         except StoreUnavailableError as error:
@@ -84,48 +84,41 @@ async def define(
             raise SluicewayError("outcome_unknown", str(error)) from error
 
 
-def check_item(item: object) -> str:
-    """An item of a resource: 1 to 200 printable ASCII characters. Raises `invalid_request`."""
-    if not isinstance(item, str) or not 1 <= len(item) <= 200 or not (item.isascii() and item.isprintable()):
-        raise invalid("items", f"{str(item)[:80]!r} is not an item's name: 1 to 200 printable ASCII characters")
-    return item
-
-
-def _check_size(keys: Keys, items: Sequence[str], before: Sequence[str]) -> None:
-    largest = largest_commit(keys, items, before)
-    if largest > MAX_COMMIT_BYTES:
-        raise invalid(
-            "items",
-            f"the plan of {len(items)} items, {len(before)} before, may take {largest} bytes, and a commit holds {MAX_COMMIT_BYTES}; "
-            "shorten the names, change fewer at a time, or divide the items among several groups",
-        )
-
-
-def _changed(before: Resource | None, items: tuple[str, ...], strategy: Strategy, parameters: Parameters | None) -> Resource:
-    if before is None:
-        return Resource(items=items, strategy=strategy, parameters=parameters or Parameters())
-    after = msgspec.structs.replace(before, items=items, strategy=strategy, parameters=parameters or before.parameters)
-    if after == before:
-        return before
-    era = before.era + (strategy != before.strategy)
-    return msgspec.structs.replace(after, version=before.version + 1, era=era)
-
-
 class GroupMember:
     """One member. `join` it, and its `handler` is told what it gains and loses; `leave` hands everything over.
 
     The handler may be a function or a coroutine function. It is called with one change at a time; when it has returned from `Lost`, the
     item may be served by another, so it must have stopped by then. It has about a second for that: a member that is busy for longer than
     its lease loses everything. What it raises is logged and counts as returned. Use on one event loop.
+
+    `on_look` is called with each look at the group that shows other owners, members or addresses than the one before, and before the
+    handler is told what follows. What it raises is logged.
     """
 
-    def __init__(self, store: MetaStore, group: str, handler: Handler, *, name: str | None = None, address: str = "") -> None:
+    def __init__(
+        self,
+        store: MetaStore,
+        group: str,
+        handler: Handler,
+        *,
+        name: str | None = None,
+        address: str = "",
+        on_look: Callable[[Look], None] | None = None,
+    ) -> None:
         self._keys = Keys(check_queue_name(group, "group"))
         self._store = store
         self._handler = handler
         # A name is never used again, so every start has a part of its own.
         self.name = f"{check_queue_name(name or 'member', 'name')}-{system.new_incarnation()}"
         self._member = Member(self._keys, self.name, check_text(address, "address"))
+        self.look: Look | None = None
+        """The last look at the group."""
+        self._on_look = on_look
+        self._reader = GroupReader(self._keys)
+        self._followed: Stamp = -1
+        """That of the last look that was carried out."""
+        self._looked = asyncio.Event()
+        """Set, and replaced by a new one, each time that a look has been carried out."""
         self._held: dict[str, Token] = {}
         self._lease_deadline: Millis = 0
         self._telling = asyncio.Lock()
@@ -156,6 +149,11 @@ class GroupMember:
             await asyncio.wait([self._task])
 
     @property
+    def holds(self) -> bool:
+        """Whether what it was given is still its own. A process that was frozen finds out here before it is told."""
+        return system.steady() < self._lease_deadline
+
+    @property
     def items(self) -> dict[str, Token]:
         """What this member owns now, each with its token."""
         return dict(self._held) if system.steady() < self._lease_deadline else {}
@@ -163,6 +161,18 @@ class GroupMember:
     def token(self, item: str) -> Token | None:
         """Proof that the item is this member's now; None: it is not. To be asked for before each use, and checked where it is used."""
         return self._held.get(item) if system.steady() < self._lease_deadline else None
+
+    def late(self) -> frozenset[str]:
+        """Members that have not been seen alive for a while: not given up, and yet nobody to be given anything new (`place`)."""
+        return self._member.late(self.look, system.steady()) if self.look is not None else frozenset()
+
+    async def refresh(self, min_stamp: Stamp) -> None:
+        """Look at once. Returns when a look of that stamp or a later one was carried out and the handler told, or when it has gone."""
+        assert self._task is not None, "it looks once it has joined"
+        while self._followed < min_stamp and not self._task.done():
+            looked = self._looked
+            self._changed.set()
+            await looked.wait()
 
     # ---- the loop ---------------------------------------------------------------------------------------------
 
@@ -174,6 +184,7 @@ class GroupMember:
                 try:
                     decision = await self._look()
                     await self._serve(decision.owned, decision.lease_deadline)
+                    self._carried_out()
                     if decision.left:
                         return
                     if decision.writes is not None:
@@ -193,6 +204,13 @@ class GroupMember:
                         await self._changed.wait()
         finally:
             hints.cancel()
+            self._looked.set()
+
+    def _carried_out(self) -> None:
+        assert self.look is not None
+        self._followed = self.look.view.stamp
+        self._looked.set()
+        self._looked = asyncio.Event()
 
     async def _hear(self) -> None:
         async for _ in self._store.watch(self._keys.prefix):
@@ -200,11 +218,17 @@ class GroupMember:
 
     async def _look(self) -> Decision:
         view = await self._store.read(prefixes=[self._keys.prefix])
-        look = read_group(view, self._keys, system.steady())
+        look = self._reader.read(view, system.steady(), system.now())
         outside = self.name not in look.members and len(look.members) >= MOST_MEMBERS
         if outside and not self._outside:
             log.warning("group %s is full: %s waits until one of its %d members has gone", self._keys.group, self.name, MOST_MEMBERS)
         self._outside = outside
+        before, self.look = self.look, look
+        if self._on_look is not None and (before is None or _shown(before) != _shown(look)):
+            try:
+                self._on_look(look)
+            except Exception:
+                log.exception("group %s: what is called at each look failed", self._keys.group)
         return self._member.look(look)
 
     async def _commit(self, writes: Writes) -> None:
@@ -247,3 +271,9 @@ class GroupMember:
                 await done
         except Exception:
             log.exception("group %s: the handler failed at %r", self._keys.group, change)
+
+
+def _shown(look: Look) -> tuple[object, ...]:
+    """What a look shows of who owns what, and where they are."""
+    addresses = {name: record.address for name, record in look.members.items()}
+    return look.resource, look.plan, look.claims, addresses

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from sluiceway.adapters import system
 from sluiceway.adapters.disk import make_directory, write_durably
+from sluiceway.adapters.lock import one_at_a_time
 from sluiceway.ports.meta_store import MetaStore
 
 _KEY = "backend/"
@@ -35,7 +36,7 @@ async def identify(name: str, directory: Path, meta: MetaStore) -> Identity:
     key = record_of(name)
     entry = (await meta.read([key])).entries.get(key)
     path = directory / _FILE
-    found = path.read_text().strip() if path.exists() else None
+    found = _read(path)
     if entry is None:
         return Identity(None, {key: (found or _new(path)).encode()})
     if found == entry.value.decode():
@@ -49,6 +50,14 @@ async def identify(name: str, directory: Path, meta: MetaStore) -> Identity:
 
 def _new(path: Path) -> str:
     make_directory(path.parent)
-    identity = system.new_incarnation()
-    write_durably(path, identity + "\n")
-    return identity
+    # The instances of a cluster may all begin at the same moment.
+    with one_at_a_time(path.parent):
+        if (found := _read(path)) is not None:
+            return found
+        identity = system.new_incarnation()
+        write_durably(path, identity + "\n")
+        return identity
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text().strip() if path.exists() else None

@@ -16,6 +16,7 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.requests import Redrive, Redriven
 from sluiceway.node.burial import QUEUE_HEADER, REASON_HEADER
+from sluiceway.node.looking import ready_rows
 
 if TYPE_CHECKING:
     from sluiceway.node.driver import QueueDriver
@@ -75,7 +76,7 @@ async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> di
     chosen: dict[_Place, list[int]] = {}
     left, room = request.limit, MAX_LEASE_BYTES
     own = f"{driver.record.incarnation}."
-    async for opening, batch in driver.ready_rows():
+    async for opening, batch in ready_rows(driver):
         each = batch.nbytes / batch.num_rows
         for partition, offset, headers, origin in zip(*_columns(batch), strict=True):
             about = dict(headers or ())

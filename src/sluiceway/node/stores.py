@@ -11,12 +11,13 @@ from sluiceway.model.backends import BackendSettings, PostgresBackend, SqliteBac
 from sluiceway.ports.partition_store import PartitionStore
 
 
-def open_store(name: str, settings: BackendSettings, data: Path) -> PartitionStore:
-    """The store of that backend. Raises `invalid_request` for settings it cannot use, and what the store's constructor does."""
+def open_store(name: str, settings: BackendSettings, data: Path, *, shared: bool = False) -> PartitionStore:
+    """The store of that backend; `shared` with the other processes of a cluster. Raises `invalid_request` for settings it cannot use, and
+    what the store's constructor does."""
     if isinstance(settings, PostgresBackend):
         return _open_postgres(name, settings)
     if isinstance(settings, SqliteBackend):
-        return SqlitePartitionStore(directory_of(name, settings, data))
+        return SqlitePartitionStore(directory_of(name, settings, data), shared=shared)
     return MemoryPartitionStore()
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Protocol
 
-from sluiceway.model.meta import Entry, Stamp, View
+from sluiceway.model.meta import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, Entry, Stamp, View
 
 __all__ = ["MAX_COMMIT_BYTES", "MAX_COMMIT_KEYS", "ConflictError", "Entry", "MetaStore", "MetaUnknownError", "Stamp", "View"]
-
-MAX_COMMIT_KEYS = 1_000
-MAX_COMMIT_BYTES = 1 << 20
 
 
 class ConflictError(Exception):

@@ -34,9 +34,10 @@ from sluiceway.server.http import (
 from sluiceway.server.inspection_calls import InspectionCalls
 from sluiceway.server.item_calls import ItemCalls
 from sluiceway.server.openapi import Documentation
+from sluiceway.server.peer_calls import PeerCalls
 from sluiceway.server.queue_calls import QueueCalls
 from sluiceway.server.service import QueueService
-from sluiceway.wire import answers, protobuf
+from sluiceway.wire import answers, peer, protobuf
 
 log = logging.getLogger("sluiceway.server")
 
@@ -77,6 +78,8 @@ class Fittings:
     """End what would go on as long as its reader stays."""
     admin_port: int | None = None
     """The port on which alone there is what is for administrators, and /metrics. None: it is on every port."""
+    peers: PeerCalls | None = None
+    """What other instances ask; None: there are none."""
 
 
 class App:
@@ -90,6 +93,7 @@ class App:
         self._guard = fittings.guard
         self._meters = fittings.meters
         self._on_stop = fittings.on_stop
+        self._peers = fittings.peers
         self._request_ids = count(1)
         self._process = new_incarnation()
         self._stopping = self._given_up = False
@@ -117,6 +121,8 @@ class App:
         for stop in self._on_stop:
             stop()
         self._items.stop_waiting()
+        if self._peers is not None:
+            self._peers.stop_waiting()
 
     def give_up(self) -> None:
         """Answer what is still in flight without waiting for it: `unavailable` where the body is not there yet, else `outcome_unknown`."""
@@ -156,7 +162,7 @@ class App:
             received = request.received
             request.let_go()
             for meter in self._meters:
-                known = path if path in self._calls or path in self._gets else ""
+                known = path if path in self._calls or path in self._gets or path == peer.PATH else ""
                 meter.answered(request, known, sent.status, stopwatch() - began, received, sent.size)
 
     async def _answer(self, path: str, method: str, request: Request, send: Send) -> None:
@@ -165,6 +171,11 @@ class App:
             if method != "POST":
                 raise _wrong_method("POST")
             await self._call(endpoint, request, send)
+            return
+        if self._peers is not None and path == peer.PATH:
+            if method != "POST":
+                raise _wrong_method("POST")
+            await self._peers.serve(request, send, self.answer_memory)
             return
         page = self._gets.get(path)
         if page is None:

@@ -22,6 +22,7 @@ from sluiceway.server.events import EventStreams
 from sluiceway.server.guard import KeyGuard, OpenDoor
 from sluiceway.server.key_calls import KeyCalls
 from sluiceway.server.metrics import Metrics
+from sluiceway.server.peer_calls import PeerCalls
 from sluiceway.server.reload import ON_SIGNAL, Reloader
 from sluiceway.server.tls import TlsFiles
 
@@ -71,6 +72,7 @@ class Assembly:
                 pages=[*self._metrics.pages(), *events.pages()],
                 on_stop=[events.stop],
                 admin_port=door.admin_port,
+                peers=PeerCalls(service, service.secret) if service.secret else None,
             ),
         )
         self._tasks: set[asyncio.Task[None]] = set()

@@ -79,7 +79,7 @@ class KeyGuard:
         self._admin = _digest(check_admin_key(admin_key, "server.admin_key")) if admin_key else b""
         self._requests: dict[str, Bucket] = {}
         self._bytes: dict[str, Bucket] = {}
-        self._refusals = _Refusals()
+        self._refusals = _Refusals("API key")
 
     def configure(self, rates: Rates) -> None:
         """Other rates from now on, for the keys that have none of their own."""
@@ -137,10 +137,26 @@ class KeyGuard:
         return bucket
 
 
-class _Refusals:
-    """Logs requests without a good key: the first at once, then at most one line a second, however many come."""
+class PeerDoor:
+    """Lets in the other instances of the cluster, which know its secret."""
 
-    def __init__(self) -> None:
+    def __init__(self, secret: str) -> None:
+        self._secret = _digest(secret)
+        self._refusals = _Refusals("cluster secret")
+
+    def admit(self, request: Request) -> None:
+        """Raises `unauthenticated`."""
+        text = _token(request.authorization)
+        if not hmac.compare_digest(_digest(text), self._secret):
+            self._refusals.note(request, "unreadable" if text else "none")
+            raise _unauthenticated("only the other instances of this cluster are let in here: those that share its meta store")
+
+
+class _Refusals:
+    """Logs requests without what they need: the first at once, then at most one line a second, however many come."""
+
+    def __init__(self, needed: str) -> None:
+        self._needed = needed
         self._count = 0
         self._next_at: Millis = 0
 
@@ -149,7 +165,8 @@ class _Refusals:
         now = system.now()
         if now >= self._next_at:
             log.warning(
-                "refused without a good API key: %d requests; the last one from %s, key id %s, request_id %s",
+                "refused without a good %s: %d requests; the last one from %s, key id %s, request_id %s",
+                self._needed,
                 self._count,
                 request.peer,
                 key_id,

@@ -69,12 +69,12 @@ class InspectionCalls:
             ),
         ]
 
-    def _queue(self, request: Request, queue_name: str) -> QueueRecord:
-        return self._service.queue(request.permit(queue_name))
+    async def _queue(self, request: Request, queue_name: str) -> QueueRecord:
+        return await self._service.look_up(request.permit(queue_name))
 
     async def _list(self, request: Request, scheduled: bool = False) -> Body:
         call = json_inspection.decode_list_items(request.body)
-        record = self._queue(request, call.queue_name)
+        record = await self._queue(request, call.queue_name)
         page = await self._service.list_items(call.queue_name, call.request(record, scheduled))
         async with self._memory.building(sum(batch.nbytes for batch, _ in page.rows)):
             return json_inspection.listed(record, call.partition, page)
@@ -84,17 +84,17 @@ class InspectionCalls:
 
     async def _import(self, request: Request) -> Body:
         call = json_inspection.decode_import(request.body)
-        record = self._queue(request, call.queue_name)
+        record = await self._queue(request, call.queue_name)
         wanted = call.request(record, now())
         return answers.produced(record, await self._service.import_items(call.queue_name, wanted, request.actor))
 
     async def _delete(self, request: Request) -> Body:
         call = json_inspection.decode_delete_items(request.body)
-        wanted = call.request(self._queue(request, call.queue_name))
+        wanted = call.request(await self._queue(request, call.queue_name))
         return json_inspection.deleted(await self._service.delete_items(call.queue_name, wanted, request.actor))
 
     async def _reload(self, request: Request) -> Body:
         call = json_inspection.decode_reload(request.body)
-        queue_name = self._queue(request, call.queue_name).queue_name
+        queue_name = (await self._queue(request, call.queue_name)).queue_name
         await self._service.reload(queue_name, request_timeout(call.request_timeout), request.actor)
         return b"{}"

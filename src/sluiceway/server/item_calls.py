@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 from sluiceway.adapters.system import now
-from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import DONE, RELEASE, Lease, Leased
+from sluiceway.model.requests import DONE, RELEASE
 from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.endpoints import Endpoint
-from sluiceway.server.http import Body, DisconnectedError, Request
+from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService
+from sluiceway.server.waiting import Waiting
 from sluiceway.wire import answers, arrow_codec, json_items, json_settling, shapes
 from sluiceway.wire.decoding import from_query
 from sluiceway.wire.settling import belongs
@@ -27,8 +26,7 @@ class ItemCalls:
     def __init__(self, service: QueueService, memory: AnswerMemory) -> None:
         self._service = service
         self._memory = memory
-        self._waiting: set[asyncio.Task[Leased]] = set()
-        self._stopping = False
+        self._waiting = Waiting()
 
     def endpoints(self) -> list[Endpoint]:
         return [
@@ -121,21 +119,19 @@ class ItemCalls:
 
     def stop_waiting(self) -> None:
         """End every long poll with `unavailable`, now and from now on. Calls that do not wait go on."""
-        self._stopping = True
-        for task in self._waiting:
-            task.cancel()
+        self._waiting.stop()
 
-    def _queue(self, request: Request, queue_name: str) -> QueueRecord:
-        return self._service.queue(request.permit(queue_name))
+    async def _queue(self, request: Request, queue_name: str) -> QueueRecord:
+        return await self._service.look_up(request.permit(queue_name))
 
     async def _produce(self, request: Request) -> Body:
         if request.arrow:
             query = from_query(request.query(), json_items.ProduceFields)
-            record = self._queue(request, query.queue_name)
+            record = await self._queue(request, query.queue_name)
             wanted = arrow_codec.produce_request(query, request.body, record, now())
         else:
             call = json_items.decode_produce(request.body)
-            record = self._queue(request, call.queue_name)
+            record = await self._queue(request, call.queue_name)
             wanted = call.request(record, now())
             if request.traceparent:
                 # Not with Arrow: there a column for it would cost every item of a bulk load some 80 bytes; who wants it sends headers.
@@ -144,79 +140,54 @@ class ItemCalls:
 
     async def _lease(self, request: Request) -> Body:
         call = json_items.decode_lease(request.body)
-        record = self._queue(request, call.queue_name)
+        record = await self._queue(request, call.queue_name)
         wanted = call.request(record)
-        if wanted.request_timeout:
-            leased = await self._wait(request, call.queue_name, wanted, call.payload)
-        else:
-            leased = await self._service.lease(call.queue_name, wanted, call.payload)
+        work = self._service.lease(call.queue_name, wanted, call.payload)
+        leased = await (self._waiting.run(request, work) if wanted.request_timeout else work)
         async with self._memory.building(_size(leased.batches)):
             return answers.leased(record, leased, arrow=request.wants_arrow)
 
-    async def _wait(self, request: Request, queue_name: str, wanted: Lease, payload: bool) -> Leased:
-        """A lease that may wait: given up when the client goes away or the server stops."""
-        if self._stopping:
-            raise _stopping()
-        work = asyncio.ensure_future(self._service.lease(queue_name, wanted, payload))
-        gone = asyncio.ensure_future(request.disconnected())
-        self._waiting.add(work)
-        try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not work.done():
-                work.cancel()
-                await asyncio.wait((work,))
-        finally:
-            self._waiting.discard(work)
-            work.cancel()
-            gone.cancel()
-        if work.cancelled():
-            raise self._given_up()
-        return work.result()
-
-    def _given_up(self) -> Exception:
-        return _stopping() if self._stopping else DisconnectedError()
-
     async def _complete(self, request: Request) -> Body:
         call = json_settling.decode_select(request.body)
-        wanted = call.request(self._queue(request, call.queue_name), DONE)
+        wanted = call.request(await self._queue(request, call.queue_name), DONE)
         return answers.completed(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _release(self, request: Request) -> Body:
         call = json_settling.decode_select(request.body)
-        wanted = call.request(self._queue(request, call.queue_name), RELEASE)
+        wanted = call.request(await self._queue(request, call.queue_name), RELEASE)
         return answers.released(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _retry(self, request: Request) -> Body:
         call = json_settling.decode_retry(request.body)
-        wanted = call.request(self._queue(request, call.queue_name), now())
+        wanted = call.request(await self._queue(request, call.queue_name), now())
         return answers.retried(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _settle(self, request: Request) -> Body:
         if request.arrow:
             query = from_query(request.query(), json_settling.SettleQuery)
-            record = self._queue(request, query.queue_name)
+            record = await self._queue(request, query.queue_name)
             wanted = arrow_codec.settle_request(query, request.body, record)
         else:
             call = json_settling.decode_settle(request.body)
-            record = self._queue(request, call.queue_name)
+            record = await self._queue(request, call.queue_name)
             wanted = call.request(record)
         return answers.staged(await self._service.settle(record.queue_name, wanted))
 
     async def _extend(self, request: Request) -> Body:
         call = json_settling.decode_extend(request.body)
-        record = self._queue(request, call.queue_name)
+        record = await self._queue(request, call.queue_name)
         return answers.extended(record, await self._service.extend(call.queue_name, call.request(record)), call.strict)
 
     async def _peek(self, request: Request) -> Body:
         call = json_items.decode_peek(request.body)
-        record = self._queue(request, call.queue_name)
+        record = await self._queue(request, call.queue_name)
         batches = await self._service.peek(call.queue_name, call.request(record))
         async with self._memory.building(_size(batches)):
             return answers.peeked(record, batches, arrow=request.wants_arrow)
 
     async def _explain(self, request: Request) -> Body:
         call = json_items.decode_explain(request.body)
-        record, item = self._queue(request, call.queue_name), call.item()
+        record, item = await self._queue(request, call.queue_name), call.item()
         if not belongs(item, record):
             return answers.explained(item, answers.FOREIGN)
         return answers.explained(item, await self._service.explain(call.queue_name, item.partition, item.offset))
@@ -224,7 +195,3 @@ class ItemCalls:
 
 def _size(batches: Sequence[pa.RecordBatch]) -> int:
     return sum(batch.nbytes for batch in batches)
-
-
-def _stopping() -> SluicewayError:
-    return SluicewayError("unavailable", "the server is stopping")

@@ -130,7 +130,11 @@ class Listener:
 
 
 def url_of(sock: socket.socket, tls: bool = False) -> str:
-    host, port = sock.getsockname()[:2]
+    return url_at(address_of(sock), tls)
+
+
+def url_at(address: Address, tls: bool) -> str:
+    host, port = address
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 

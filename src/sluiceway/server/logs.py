@@ -12,6 +12,7 @@ import structlog
 
 from sluiceway.adapters.system import stopwatch
 from sluiceway.server.http import Request
+from sluiceway.wire import peer
 
 log = logging.getLogger("sluiceway.requests")
 
@@ -21,6 +22,7 @@ _Event = MutableMapping[str, Any]
 
 _SECRETS: Final = re.compile(
     r"""slw_[A-Za-z0-9]{1,64}_[A-Za-z0-9_\-]+      # an API key
+    | slwc_[A-Za-z0-9]+                           # the cluster's secret
     | (?<=://)[^\s/@:]*:[^\s/@]*(?=@)             # the user and password of a URL
     | (?<=password=)(?:'[^']*'|[^\s&]+)           # of a connection string
     | (?<=bearer\ )[^\s'"]+""",
@@ -31,7 +33,7 @@ _HANDLER: Final = "sluiceway"
 
 _SLOW: Final = 1.0
 """Seconds after which a request is worth a line."""
-_WAITS: Final = frozenset({"/v1/queue.lease", "/v1/events"})
+_WAITS: Final = frozenset({"/v1/queue.lease", "/v1/events", peer.PATH})
 """Requests that take long because that is what was asked for."""
 _LINES: Final = 20
 """Lines about requests in a second, at the level info: when everything fails, to tell so must not be another load."""

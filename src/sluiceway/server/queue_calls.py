@@ -100,7 +100,7 @@ class QueueCalls:
         call = json_queues.decode_update(request.body)
         patch, queue_name = call.patch(), request.permit(call.queue_name)
         _permit_dead_queue(request, patch.settings.get("dead_queue"))
-        call.check_partitions(len(self._service.queue(queue_name).partitions))
+        call.check_partitions(len((await self._service.look_up(queue_name)).partitions))
         return answers.encode(answers.queue_info(await self._service.update_queue(queue_name, patch, request.actor)))
 
     async def _list(self, request: Request) -> Body:
@@ -113,7 +113,7 @@ class QueueCalls:
 
     async def _info(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
-        return answers.encode(answers.queue_info(self._service.queue(queue_name)))
+        return answers.encode(answers.queue_info(await self._service.look_up(queue_name)))
 
     async def _delete(self, request: Request) -> Body:
         call = json_queues.decode_delete(request.body)
@@ -122,7 +122,8 @@ class QueueCalls:
 
     async def _stats(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
-        return answers.stats(queue_name, self._service.stats(queue_name))
+        await self._service.look_up(queue_name)
+        return answers.stats(queue_name, await self._service.count(queue_name))
 
     async def _pause(self, request: Request) -> Body:
         return await self._set_paused(request, True)

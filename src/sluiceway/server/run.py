@@ -1,4 +1,4 @@
-"""A server process: binds, starts the service, serves until told to stop, and stops in good order."""
+"""A server: binds, starts the service, in this process or in several, serves until told to stop, and stops in good order."""
 
 from __future__ import annotations
 
@@ -7,30 +7,44 @@ import asyncio
 import contextlib
 import logging
 import os
+import pickle
 import resource
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import uvicorn
 import uvloop
 
 from sluiceway.adapters.lock import DirectoryInUseError
+from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.configuration import SHUTDOWN_TIMEOUT, ServerSettings, parse_address
+from sluiceway.model.configuration import (
+    SHUTDOWN_TIMEOUT,
+    SQLITE_META,
+    Address,
+    ClusterSettings,
+    Configuration,
+    ServerSettings,
+    parse_address,
+)
 from sluiceway.node.configuration import Loaded, load
-from sluiceway.node.service import Service
+from sluiceway.node.peer_http import HttpTransport
+from sluiceway.node.service import Membership, Service
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server import logs
 from sluiceway.server.app import App
 from sluiceway.server.assembly import Assembly, Door
 from sluiceway.server.connections import Connection, most_connections
-from sluiceway.server.listeners import Listener, address_of, asks_for_keys, bind_all, is_loopback, url_of
+from sluiceway.server.listeners import Listener, address_of, asks_for_keys, bind, bind_all, is_loopback, url_at, url_of
 from sluiceway.server.tls import TlsFiles
+from sluiceway.server.workers import Supervisor, WorkerOrder
 
 log = logging.getLogger("sluiceway.server")
 
@@ -39,9 +53,12 @@ _KEEP_ALIVE = 75
 
 _PATIENT = 0.8
 """The part of `shutdown_timeout` after which requests are answered as they are, so that the rest is left for the answers to get through."""
+_HANDING_OVER = 0.5
+"""The part of it in which the other instances take over what this one owns, while it goes on taking requests."""
 _LINGER = 250
 """Milliseconds after which an idle connection is closed once the server stops: a client that is busy has sent its next request by then."""
 _LOOK = 10
+_LOOPBACK = "127.0.0.1"
 
 
 def announce(url: str) -> None:
@@ -52,7 +69,9 @@ def announce(url: str) -> None:
 class Server(uvicorn.Server):
     """Ends long polls before it waits for requests in flight, and takes a signal as a wish to stop, not as a crash.
 
-    Requests in flight have `shutdown_timeout` to end once it stops. `on_hangup` is called at each SIGHUP.
+    Requests in flight have `shutdown_timeout` to end once it stops; `before_close` is awaited first, while it still takes requests.
+    `on_hangup` is called at each SIGHUP. Of the sockets that it serves,
+    nobody speaks TLS on the `plain` one.
     """
 
     def __init__(
@@ -63,6 +82,8 @@ class Server(uvicorn.Server):
         tls: TlsFiles | None = None,
         shutdown_timeout: Millis = SHUTDOWN_TIMEOUT,
         on_hangup: Callable[[], None] | None = None,
+        plain: socket.socket | None = None,
+        before_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         config = uvicorn.Config(
             app,
@@ -83,10 +104,14 @@ class Server(uvicorn.Server):
         self._app = app
         self._started = started
         self._on_hangup = on_hangup
+        self._plain = plain
+        self._before_close = before_close
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers = []
-        self._listeners = [Listener(sock, self._connection, self.config.ssl, self._has_room) for sock in sockets or ()]
+        self._listeners = [
+            Listener(sock, self._connection, None if sock is self._plain else self.config.ssl, self._has_room) for sock in sockets or ()
+        ]
         self.started = True
         self._started()
 
@@ -97,12 +122,25 @@ class Server(uvicorn.Server):
         self._app.stop_waiting()
         loop = asyncio.get_running_loop()
         loop.call_later((self.config.timeout_graceful_shutdown or 0) * _PATIENT, self._app.give_up)
+        await self._hand_over((self.config.timeout_graceful_shutdown or 0) * _HANDING_OVER)
         await asyncio.gather(*(listener.close(_LINGER / 1_000) for listener in self._listeners))
         # Who is between two requests learns from the next answer that the connection closes.
         for _ in range(_LINGER // _LOOK):
             if self.server_state.connections:
                 await asyncio.sleep(_LOOK / 1_000)
         await super().shutdown(sockets)
+
+    async def _hand_over(self, seconds: float) -> None:
+        """What takes longer than that, others take over by themselves."""
+        if self._before_close is None:
+            return
+        try:
+            async with asyncio.timeout(seconds):
+                await self._before_close()
+        except TimeoutError:
+            log.warning("the other instances did not take over in time")
+        except Exception:
+            log.exception("handing over failed")
 
     def _connection(self) -> Connection:
         return Connection(self.config, self.server_state, self.lifespan.state)
@@ -142,7 +180,14 @@ def _open_more_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-async def run(service: Service, loaded: Loaded, door: Door, socks: Sequence[socket.socket], ready: Callable[[], None]) -> None:
+async def run(
+    service: Service,
+    loaded: Loaded,
+    door: Door,
+    socks: Sequence[socket.socket],
+    ready: Callable[[], None],
+    plain: socket.socket | None = None,
+) -> None:
     """Start the service, serve it on the bound sockets until a signal, then stop it. `ready` is called once requests are taken."""
     # Where pandas is installed, pyarrow imports it at its first conversion: a second of silence that belongs before the first request.
     pa.array([b""])
@@ -157,6 +202,8 @@ async def run(service: Service, loaded: Loaded, door: Door, socks: Sequence[sock
                 tls=door.tls,
                 shutdown_timeout=loaded.configuration.server.shutdown_timeout,
                 on_hangup=assembly.reload_soon,
+                plain=plain,
+                before_close=service.hand_over,
             )
             await server.serve(list(socks))
         finally:
@@ -178,14 +225,12 @@ def serve(
     """Serve the data directory until SIGTERM or SIGINT, then finish what is in flight (within `shutdown_timeout`) and return.
 
     `ready` is called with the URL once requests are taken; `url_file` gets it too, as one line. `insecure`: without keys also where other
-    machines can call. Raises `invalid_request` for a configuration with which it cannot serve, `unavailable` if another process serves that
-    directory, and OSError for a port that is taken.
+    machines can call. With several `workers` it starts so many processes, which do so together. Raises `invalid_request` for a
+    configuration with which it cannot serve, `unavailable` if another process serves that directory, and OSError for a port that is taken.
     """
     settings = loaded.configuration.server
-    _ignore_hangups()
-    _open_more_files()
-    logs.configure(loaded.configuration.log.format, loaded.configuration.log.level)
-    tls = TlsFiles(Path(settings.tls_certificate), Path(settings.tls_key)) if settings.tls_certificate else None
+    _prepare(loaded.configuration)
+    tls = _tls(settings)
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(sock) for sock in bind_all(settings)]
         door = _door(settings, socks, insecure, tls)
@@ -198,11 +243,73 @@ def serve(
                 write_whole(url_file, urls[0] + "\n")
             ready(urls[0])
 
-        runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+        if settings.workers > 1:
+            order = WorkerOrder(data, loaded, replace(door, tls=None), tuple(sock.fileno() for sock in socks))
+            asyncio.run(Supervisor(settings.workers, pickle.dumps(order), socks, settings.shutdown_timeout).run(tell))
+        else:
+            cluster = cluster_of(data, loaded.configuration, address_of(socks[0]), tls is not None)
+            _run(data, loaded, cluster, door, socks, tell)
+
+
+def serve_worker(order: WorkerOrder, ready: Callable[[str], None]) -> None:
+    """Serve as one of several processes, as `serve` does by itself. `ready` is called with the URL at which the others reach this one."""
+    configuration, loaded = order.loaded.configuration, order.loaded
+    _prepare(configuration)
+    tls = _tls(configuration.server)
+    with contextlib.ExitStack() as stack:
+        socks = [stack.enter_context(socket.socket(fileno=number)) for number in order.listeners]
+        # A connection to the common address may reach any of the processes, so each has one of its own besides.
+        near = not (configuration.cluster.advertise or configuration.cluster.spans_machines)
+        own = stack.enter_context(bind(_LOOPBACK if near else parse_address(configuration.server.listen, "server.listen").host, 0))
+        cluster = cluster_of(order.data, configuration, address_of(own), tls is not None and not near)
+        assert cluster is not None, "one of several processes is in a cluster"
+        door = replace(order.door, tls=tls)
+        _run(order.data, loaded, cluster, door, [*socks, own], lambda: ready(cluster.advertise), own if near else None)
+
+
+def cluster_of(data: Path, configuration: Configuration, at: Address, tls: bool) -> ClusterSettings | None:
+    """The cluster that the instance is in, with nothing left open; None: none. `at`: where it listens for the others."""
+    if not configuration.is_clustered:
+        return None
+    cluster, (host, port) = configuration.cluster, at
+    advertise = cluster.advertise.rstrip("/")
+    if advertise and configuration.server.workers > 1:
+        advertise = f"{advertise}:{port}"
+    # Who listens everywhere is reached by the others, which are on this machine, by way of loopback.
+    here = Address({"0.0.0.0": _LOOPBACK, "::": "::1"}.get(host, host), port)
+    meta = cluster.meta or f"{SQLITE_META}{data.absolute() / 'meta.sqlite'}"
+    return msgspec.structs.replace(cluster, meta=meta, advertise=advertise or url_at(here, tls))
+
+
+def _run(
+    data: Path,
+    loaded: Loaded,
+    cluster: ClusterSettings | None,
+    door: Door,
+    socks: Sequence[socket.socket],
+    ready: Callable[[], None],
+    plain: socket.socket | None = None,
+) -> None:
+    service = Service(data, loaded.configuration.backends, membership=None if cluster is None else _membership(cluster))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(run(Service(data, loaded.configuration.backends), loaded, door, socks, tell))
+            runner.run(run(service, loaded, door, socks, ready, plain))
         except (DirectoryInUseError, StoreUnavailableError) as error:
             raise SluicewayError("unavailable", str(error), "data") from error
+
+
+def _membership(cluster: ClusterSettings) -> Membership:
+    return Membership(lambda: open_meta_store(cluster.meta), HttpTransport, cluster.advertise, strategy=cluster.strategy)
+
+
+def _prepare(configuration: Configuration) -> None:
+    _ignore_hangups()
+    _open_more_files()
+    logs.configure(configuration.log.format, configuration.log.level)
+
+
+def _tls(settings: ServerSettings) -> TlsFiles | None:
+    return TlsFiles(Path(settings.tls_certificate), Path(settings.tls_key)) if settings.tls_certificate else None
 
 
 def _door(settings: ServerSettings, socks: Sequence[socket.socket], insecure: bool, tls: TlsFiles | None) -> Door:

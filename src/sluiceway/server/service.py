@@ -57,7 +57,9 @@ class QueueService(Protocol):
         """Raises `queue_not_empty` unless `force`, and `queue_in_use`."""
         ...
 
-    def queue(self, queue_name: str) -> QueueRecord: ...
+    async def look_up(self, queue_name: str) -> QueueRecord:
+        """The queue's record, also if another process has only just created it."""
+        ...
 
     def queues(self) -> list[QueueRecord]:
         """All queues, sorted by name."""
@@ -109,7 +111,13 @@ class QueueService(Protocol):
         """Where the item is that had that place; `partition` is one of the queue's."""
         ...
 
-    def stats(self, queue_name: str) -> QueueStats: ...
+    async def count(self, queue_name: str) -> QueueStats:
+        """The counts of all partitions, whoever serves them."""
+        ...
+
+    def stats(self, queue_name: str) -> QueueStats:
+        """The counts of those that this process serves."""
+        ...
 
     def problems(self) -> list[str]:
         """Why the service is not ready; empty when it is."""

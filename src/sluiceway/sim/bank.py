@@ -6,14 +6,14 @@ import re
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from sluiceway.sim import bugs_group, bugs_life, bugs_partition, bugs_queue
+from sluiceway.sim import bugs_group, bugs_life, bugs_partition, bugs_placing, bugs_queue
 from sluiceway.sim.checks import BrokenPromiseError
 from sluiceway.sim.group import run_group
 from sluiceway.sim.history import run_history
 from sluiceway.sim.planting import Bug, planted
 
 BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
-GROUP_BANK: tuple[Bug, ...] = tuple(bugs_group.BUGS)
+GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS)
 SEEDS_PER_BUG = 200
 
 

@@ -9,8 +9,8 @@ import msgspec
 
 from sluiceway.core.assignment import rounds
 from sluiceway.core.assignment.beating import Beating, Seen
-from sluiceway.core.assignment.claims import Claim, Claims
-from sluiceway.core.assignment.group import Decision, Look, Parameters, Plan, Resource, Token, Writes
+from sluiceway.core.assignment.claims import Claims
+from sluiceway.core.assignment.group import Claim, Decision, Look, Parameters, Plan, Resource, Token, Writes
 from sluiceway.core.assignment.member import Member
 from sluiceway.core.assignment.plan import moves
 from sluiceway.core.assignment.rounds import Rounds

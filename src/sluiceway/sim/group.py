@@ -7,7 +7,7 @@ once, and half of them when a member has just looked or is about to commit. `gro
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -15,12 +15,13 @@ from typing import Literal
 
 import msgspec
 
-from sluiceway.core.assignment.group import Keys, Parameters, Resource, Strategy, Token, Writes, read_group
+from sluiceway.core.assignment import placing
+from sluiceway.core.assignment.group import Keys, Look, Parameters, Resource, Strategy, Token, Writes, read_group
 from sluiceway.core.assignment.member import Member
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import Entry, Stamp, View
 from sluiceway.sim.checks import check
-from sluiceway.sim.group_checks import Tokens, check_commit, check_overlap, check_rest
+from sluiceway.sim.group_checks import Tokens, check_commit, check_overlap, check_placing, check_rest
 from sluiceway.sim.world import EventLog
 
 KEYS = Keys("g")
@@ -44,6 +45,8 @@ class ModelStore:
         self.stamp: Stamp = 0
         self.entries: dict[str, Entry] = {}
         self.touched: dict[str, Stamp] = {}
+        self.born: dict[str, Stamp] = {}
+        """Since when a key is there."""
 
     def read(self) -> View:
         return View(self.stamp, dict(self.entries))
@@ -58,6 +61,7 @@ class ModelStore:
                 return False
         check(writes.puts.keys().isdisjoint(writes.deletes), "a commit writes a key twice")
         self.stamp += 1
+        self.born.update(dict.fromkeys(writes.puts.keys() - self.entries.keys(), self.stamp))
         for key, value in writes.puts.items():
             self.entries[key] = Entry(value, self.stamp)
         for key in writes.deletes:
@@ -112,6 +116,8 @@ class Weather:
     changes: int = 0
     kinds: tuple[str, ...] = ("items", "there and back", "era", "times")
     """Of the changes."""
+    places: int = 0
+    """How often a process places items, or removes some, without a round."""
     drift: float = 0.1
 
 
@@ -124,7 +130,12 @@ def weather_of(random: Random) -> Weather:
     if theme < 0.2:
         # Whole groups leave, others come; items go and come back.
         kinds = ("there and back", "items")
-        return Weather(slow=pick([50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=6, joins=6, changes=8, kinds=kinds)
+        return Weather(
+            slow=pick([50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=6, joins=6, changes=8, kinds=kinds, places=pick([0, 8])
+        )
+    if theme < 0.3:
+        # Many processes place and remove items at once, while members come and go.
+        return Weather(slow=pick([5, 50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=4, joins=6, changes=pick([0, 6]), places=30)
     return Weather(
         slow=pick([1, 5, 50, 200]),
         unknown=pick([0.0, 0.05, 0.3]),
@@ -135,6 +146,7 @@ def weather_of(random: Random) -> Weather:
         leaves=pick([0, 1, 4]),
         joins=pick([0, 2, 6]),
         changes=pick([0, 4, 10]),
+        places=pick([0, 4, 16]),
     )
 
 
@@ -167,6 +179,8 @@ class GroupWorld:
         self.heap: list[tuple[Millis, int, Callable[[], None]]] = []
         self.order = count()
         self.names = count(1)
+        self.placed = count(1)
+        self.removed: set[str] = set()
         self.actors: list[Actor] = []
         self.tokens = Tokens()
         self.happened = 0
@@ -188,6 +202,8 @@ class GroupWorld:
             (weather.leaves, self._leave),
             (weather.joins, self._join),
             (weather.changes, self._change),
+            (weather.places, self._place),
+            (weather.places // 2, self._remove),
         )
         for times, act in script:
             for _ in range(times):
@@ -294,20 +310,34 @@ class GroupWorld:
         """Items come and go, and some that go come back at once; the strategy, the times."""
         before = self._resource()
         kind = self.random.choice(self.weather.kinds)
-        after = before
         if kind in ("items", "there and back"):
-            items = set(before.items) ^ {f"i{self.random.randrange(40):02}" for _ in range(self.random.randrange(1, 8))}
+            some = [item for item in before.items if item.startswith("i")]
+            items = set(some) ^ {self._some_item() for _ in range(self.random.randrange(1, 8))}
             if kind == "there and back":
-                items = set(self.random.sample(before.items, len(before.items) // 3))
-                self.at(self.now + self.random.randrange(1, 1_500), lambda: self._put_changed(items=before.items))
-            after = msgspec.structs.replace(before, items=tuple(sorted(items)))
+                items = set(self.random.sample(some, len(some) // 3))
+                self.at(self.now + self.random.randrange(1, 1_500), lambda: self._put_items(some))
+            self._put_items(items)
         elif kind == "era":
-            after = msgspec.structs.replace(before, era=before.era + 1, strategy=self.random.choice(["rounds", "claims"]))
+            self._put_strategy(self.random.choice(["rounds", "claims", "static"]))
         else:
-            after = msgspec.structs.replace(before, parameters=parameters_of(self.random))
-        self._put_changed(items=after.items, era=after.era, strategy=after.strategy, parameters=after.parameters)
+            self._put_changed(parameters=parameters_of(self.random))
         if self.random.random() < 0.5:
             self._pause()
+
+    def _some_item(self) -> str:
+        """One of those that come, go and come back."""
+        return f"i{self.random.randrange(40):02}"
+
+    def _put_items(self, some: Iterable[str]) -> None:
+        """What was placed stays: if it goes, it goes for ever."""
+        stays = (item for item in self._resource().items if item.startswith("p"))
+        self._put_changed(items=tuple(sorted([*some, *stays])))
+
+    def _put_strategy(self, strategy: Strategy) -> None:
+        self._put_changed(era=self._resource().era + 1, strategy=strategy)
+        if strategy == "static":
+            back: Strategy = self.random.choice(["rounds", "claims"])
+            self.at(self.now + self.random.randrange(1, LINGERING), lambda: self._put_strategy(back))
 
     def _put_changed(self, **fields: object) -> None:
         before = self._resource()
@@ -321,6 +351,46 @@ class GroupWorld:
         writes = Writes()
         writes.put(KEYS.resource, resource)
         check(self.store.commit(writes), "the resource is written")
+
+    # ---- what else a process does ---------------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        """New items; or some that may have been there before."""
+        number = self.random.choice([1, 1, 2, 4, 9])
+        known = self.random.random() < 0.4
+        new = [self._some_item() if known else f"p{next(self.placed):03}" for _ in range(number)]
+
+        def decide(actor: Actor, look: Look) -> Writes:
+            late = actor.member.late(look, look.seen_at)
+            writes = placing.place(look, KEYS, [item for item in new if item not in self.removed], late)
+            check_placing(look, writes, KEYS)
+            return writes
+
+        for actor in self._some():
+            self._try(actor, decide, 4)
+
+    def _remove(self) -> None:
+        share = self.random.choice([0.1, 0.5, 1.0])
+
+        def decide(actor: Actor, look: Look) -> Writes:
+            assert look.resource is not None
+            gone = [item for item in look.resource.items if item.startswith("p") and self.random.random() < share]
+            self.removed.update(gone)
+            return placing.remove(look, KEYS, gone)
+
+        for actor in self._some():
+            self._try(actor, decide, 4)
+
+    def _try(self, actor: Actor, decide: Callable[[Actor, Look], Writes], tries: int) -> None:
+        """Read, decide, commit; again so many times, since whatever became of it the process is not told."""
+
+        def saw(actor: Actor, view: View) -> None:
+            writes = decide(actor, read_group(view, KEYS, actor.clock(self.now)))
+            if writes.puts and tries:
+                self._strike(actor, "commit")
+                self._awake(actor, lambda: self._commit(actor, writes, lambda: self._try(actor, decide, tries - 1)))
+
+        self._read(actor, saw)
 
     # ---- a member's loop --------------------------------------------------------------------------------------
 
@@ -337,15 +407,18 @@ class GroupWorld:
         act()
 
     def _ask(self, actor: Actor) -> None:
+        self._read(actor, self._saw)
+
+    def _read(self, actor: Actor, saw: Callable[[Actor, View], None]) -> None:
         """Read the group; the view is of some moment between the question and its coming."""
         if actor.cut_until > self.now:
-            self.at(self.now + 200, lambda: self._awake(actor, lambda: self._ask(actor)))
+            self.at(self.now + 200, lambda: self._awake(actor, lambda: self._read(actor, saw)))
             return
 
         def read() -> None:
             view = self.store.read()
             self._strike(actor, "look")
-            self.at(self.now + self._delay(), lambda: self._awake(actor, lambda: self._saw(actor, view)))
+            self.at(self.now + self._delay(), lambda: self._awake(actor, lambda: saw(actor, view)))
 
         self.at(self.now + self._delay(), read)
 
@@ -365,16 +438,16 @@ class GroupWorld:
             writes = decision.writes
             self._strike(actor, "commit")
             # A process may stand still between deciding and sending.
-            self._awake(actor, lambda: self._commit(actor, writes))
+            self._awake(actor, lambda: self._commit(actor, writes, lambda: self._ask(actor)))
             return
         wait = max(1, int((decision.wake_at - now) / actor.rate) + 1)
         # Hints come, or not.
         hint = self.random.randrange(1, wait + 1) if self.random.random() < 0.5 else wait
         self.at(self.now + hint, lambda: self._awake(actor, lambda: self._ask(actor)))
 
-    def _commit(self, actor: Actor, writes: Writes) -> None:
+    def _commit(self, actor: Actor, writes: Writes, then: Callable[[], None]) -> None:
         def again() -> None:
-            self._awake(actor, lambda: self._ask(actor))
+            self._awake(actor, then)
 
         land = self._delay()
         answer = land + self._delay()
@@ -397,5 +470,7 @@ class GroupWorld:
         landed = self.store.commit(writes)
         self._note(actor.name, "commits" if landed else "is refused", *writes.puts, "and removes", *writes.deletes)
         if landed:
-            check_commit(before, self.store.read(), KEYS)
+            looked_at = writes.unchanged.get(KEYS.marks, before.stamp)
+            unseen = {key.removeprefix(KEYS.members) for key in before.prefix(KEYS.members) if self.store.born[key] > looked_at}
+            check_commit(before, self.store.read(), KEYS, unseen)
             self._strike(actor, "landed")

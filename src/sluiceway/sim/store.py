@@ -19,8 +19,8 @@ from sluiceway.sim.checks import check
 from sluiceway.sim.scene import Scene, scene_of
 from sluiceway.sim.trail import Turn
 
-Fence = tuple[int, int]
-"""(grant, opening)"""
+Fence = tuple[int, ...]
+"""(grant, opening), or (era, grant, opening)"""
 
 
 class Row(NamedTuple):
@@ -76,7 +76,7 @@ class Store:
 
     def load(self) -> Partition:
         """A machine of its own in the durable state, made by the code under test."""
-        return looking.load(self._snapshot())
+        return looking.load(self.snapshot())
 
     def write(self, changes: Changes, fence: Fence, turn: Turn | None = None) -> bool:
         """Write without making it durable. False if the fence shuts it out."""
@@ -100,9 +100,9 @@ class Store:
             self.trail.follow(before, self.scene(), turn)
         return True
 
-    def apply(self, changes: Changes, fence: Fence) -> bool:
+    def apply(self, changes: Changes, fence: Fence, turn: Turn | None = None) -> bool:
         """Write and sync. False if the fence shuts it out."""
-        return self.write(changes, fence) and self.sync(changes)
+        return self.write(changes, fence, turn) and self.sync(changes)
 
     def _land(self, changes: Changes) -> None:
         check(changes.txn == self.txn + 1, "a change set does not follow the last")
@@ -142,13 +142,13 @@ class Store:
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
-    def _snapshot(self) -> Snapshot:
+    def snapshot(self) -> Snapshot:
         return Snapshot(self.txn, self.header, dict(self.records))
 
     def look(self) -> Partition:
         """The durable state, to look at only."""
         if self._seen is None:
-            self._seen = load_for_checking(self._snapshot())
+            self._seen = load_for_checking(self.snapshot())
         return self._seen
 
     def scene(self) -> Scene:

@@ -27,10 +27,16 @@ class Turn(NamedTuple):
 
 
 class Trail:
-    """Follows one partition. `items` are those that were ever sent to its queue, `heard` the leases that a client knows of."""
+    """Follows one partition. `items` are those that were ever sent to its queue, `heard` the leases that a client knows of.
 
-    def __init__(self, incarnation: str, partition: int, items: dict[str, Item], asks: Asks, heard: Container[tuple[int, int]]) -> None:
+    `queue`: the queue's name, if it is not called as its incarnation is.
+    """
+
+    def __init__(
+        self, incarnation: str, partition: int, items: dict[str, Item], asks: Asks, heard: Container[tuple[int, int]], queue: str = ""
+    ) -> None:
         self.incarnation = incarnation
+        self.queue = queue or incarnation
         self.partition = partition
         self.name = f"{incarnation}.{partition}"
         self.items = items
@@ -115,7 +121,7 @@ class Trail:
             self._steps["called back"] += 1
         else:
             if way is not None:
-                check(way.target == self.incarnation, f"{item.payload} arrives in another queue")
+                check(way.target == self.queue, f"{item.payload} arrives in another queue")
                 way.arrived.add(item.payload)
                 self._steps["arrived"] += 1
             else:
@@ -129,7 +135,7 @@ class Trail:
     def _is_born(self, item: Item, place: Place) -> None:
         check(not item.ended, f"{item.payload} comes back after its end")
         check(item.origin is None, f"{item.payload} is duplicated")
-        check(item.queue == self.incarnation, f"{item.payload} turns up in another queue")
+        check(item.queue == self.queue, f"{item.payload} turns up in another queue")
         check(item.batch.may_exist, f"{item.payload} exists although its produce was refused")
         check(place.due_at == item.due_at or (not place.due_at and item.due_at <= self.at), f"{item.payload} is due at another time")
         item.origin = str(ItemId(self.incarnation, self.partition, place.first))

@@ -192,14 +192,14 @@ def _cast(rows: pa.RecordBatch, columns: dict[str, Column]) -> pa.RecordBatch:
         if array.null_count and not column.nullable:
             first = int(np.argmax(array.is_null().to_numpy(zero_copy_only=False)))
             raise invalid(f"items[{first}].{name}", "must not be null")
-        _check_buffers(array, name)
+        check_buffers(array, name)
         if column.type == HEADERS and array.items.null_count:
             raise invalid(name, "a header's value must not be null")
         arrays.append(array if array.type == column.type else array.cast(column.type))
     return pa.RecordBatch.from_arrays(arrays, names=rows.schema.names)
 
 
-def _check_buffers(array: pa.Array, name: str) -> None:
+def check_buffers(array: pa.Array, name: str) -> None:
     # Validation allows an offsets buffer with a ragged end, which nobody who reads it as numbers expects.
     if (pa.types.is_binary(array.type) or pa.types.is_string(array.type)) and array.buffers()[1].size % 4:
         raise _unreadable(f"the offsets of column {name!r} end within a number")

@@ -11,7 +11,8 @@ from sluiceway.ports.meta_store import MetaStore
 
 
 def open_meta_store(url: str) -> MetaStore:
-    """`sqlite:PATH` (the processes of one machine share the file), `postgresql://…` (those of many), or `memory:` (this process alone).
+    """`sqlite:PATH` (the processes of one machine share the file), `postgresql://…` or `etcd://…` (those of many), or `memory:` (this
+    process alone).
 
     Raises `invalid_request` for another URL, StoreUnavailableError if it cannot be opened.
     """
@@ -20,9 +21,14 @@ def open_meta_store(url: str) -> MetaStore:
         return SqliteMetaStore(Path(rest))
     if kind in ("postgresql", "postgres") and rest.startswith("//"):
         return _open_postgres(url)
+    if kind in ("etcd", "etcds"):
+        # Only where it is needed, since it loads an HTTP client.
+        from sluiceway.adapters.meta.etcd import EtcdMetaStore
+
+        return EtcdMetaStore(url)
     if url == "memory:":
         return MemoryMetaStore()
-    raise invalid("meta", "expected sqlite:PATH, postgresql://… or memory:")
+    raise invalid("meta", "expected sqlite:PATH, postgresql://…, etcd://… or memory:")
 
 
 def _open_postgres(url: str) -> MetaStore:

@@ -6,6 +6,7 @@ docs/adr/0002-sqlite-layout.md has the reasons and the measurements behind the l
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import apsw
 
 from sluiceway.adapters.disk import sync_directory
 from sluiceway.adapters.layout import migrate
+from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import (
     Changes,
@@ -32,6 +34,16 @@ PAGE_BYTES = 8_192
 CHECKPOINT_BYTES = 4 << 20
 """Log size at which a checkpoint follows. Small, so that a checkpoint is short and the log is overwritten in place, which syncs
 faster than a growing file; large enough that the pages of a short-lived blob are mostly written back once for several uses."""
+
+BUSY_TIMEOUT: Millis = 20
+"""How long a commit waits for another process: one that was the owner, and is about to learn that it is no more."""
+
+TAKEOVER_TIMEOUT: Millis = 5_000
+"""How long `open` waits for a commit that another process is in the middle of: longer than a disk commonly takes."""
+
+SET_UP_TRIES = 20
+"""How often a process that makes a file lets others go first. Each time one of them is done, so this is enough for all workers of a machine
+that mean the same partition, of which two are rare."""
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -60,11 +72,13 @@ def _record_crc(kind: str, key: str, value: bytes) -> int:
 class PartitionFile:
     """An open partition. Constructing it creates the file if need be, but no partition: `open` does.
 
+    `shared`: other processes may have it open at the same time; all of them say so.
     Errors from the constructor, `open`, `read` and `browse`: DamagedError, StoreUnavailableError (also for a file of a newer version).
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, shared: bool = False) -> None:
         self._name = path.stem
+        self._shared = shared
         self._log_pages = 0
         with self._translated():
             created = not path.exists()
@@ -79,16 +93,31 @@ class PartitionFile:
 
     def _set_up(self) -> None:
         db = self._db
+        if self._shared:
+            db.set_busy_timeout(TAKEOVER_TIMEOUT)
+        else:
+            # One connection per file: the lock is kept, and the log's index lives in memory instead of in a third file.
+            db.pragma("locking_mode", "exclusive")
         db.pragma("page_size", PAGE_BYTES)
-        # One connection per file: the lock is kept, and the log's index lives in memory instead of in a third file.
-        db.pragma("locking_mode", "exclusive")
-        db.pragma("journal_mode", "wal")
+        self._use_log()
         db.pragma("synchronous", "full")
         # Twice the checkpoint size, so that in normal work the log is never cut and grown again.
         db.pragma("journal_size_limit", 2 * CHECKPOINT_BYTES)
         # Replaces SQLite's own checkpoint inside COMMIT: ours comes after the answer.
         db.set_wal_hook(self._note_log)
         migrate(db, MIGRATIONS, f"partition {self._name}")
+        db.set_busy_timeout(BUSY_TIMEOUT)
+
+    def _use_log(self) -> None:
+        """Of processes that make the file at the same moment, SQLite tells all that this is locked, and lets none of them wait."""
+        for _ in range(SET_UP_TRIES):
+            with contextlib.suppress(apsw.BusyError):
+                self._db.pragma("journal_mode", "wal")
+                return
+            # This does wait.
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("ROLLBACK")
+        self._db.pragma("journal_mode", "wal")
 
     def _note_log(self, _db: apsw.Connection, _schema: str, pages: int) -> int:
         self._log_pages = pages
@@ -97,7 +126,7 @@ class PartitionFile:
     def open(self, fence: Fence) -> Snapshot:
         """PartitionStore.open, durable when it returns."""
         with self._translated():
-            self._db.execute("BEGIN IMMEDIATE")
+            self._begin_takeover()
             try:
                 row = self._row()
                 if row is not None and Fence(*row[:3]) > fence:
@@ -112,6 +141,16 @@ class PartitionFile:
                 self._roll_back()
                 raise
             return snapshot
+
+    def _begin_takeover(self) -> None:
+        self._db.set_busy_timeout(TAKEOVER_TIMEOUT)
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+        except apsw.BusyError:
+            what = f"another process has been in the middle of a commit for {TAKEOVER_TIMEOUT} ms; if it hangs, end it"
+            raise StoreUnavailableError(f"partition {self._name}: {what}") from None
+        finally:
+            self._db.set_busy_timeout(BUSY_TIMEOUT)
 
     def apply(self, changes: Changes, fence: Fence) -> Outcome:
         """PartitionStore.apply."""
@@ -171,7 +210,7 @@ class PartitionFile:
     def read(self, blobs: Sequence[int]) -> dict[int, bytes]:
         """PartitionStore.read. A blob that has a record and is not there is damage as well."""
         found: dict[int, bytes] = {}
-        with self._translated():
+        with self._translated(), self._moment():
             rows: Iterator[tuple[Any, ...]] = self._db.executemany(
                 "SELECT number, crc, data FROM blob WHERE number = ?", ((number,) for number in blobs)
             )
@@ -186,8 +225,8 @@ class PartitionFile:
         return found
 
     def browse(self) -> Snapshot:
-        """PartitionStore.browse: nothing can write in between, since this is the file's only connection."""
-        with self._translated():
+        """PartitionStore.browse."""
+        with self._translated(), self._moment():
             return self._load(self._row())
 
     @property
@@ -201,8 +240,24 @@ class PartitionFile:
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._log_pages = 0
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether what lies at the path is not this file any more: another process has dropped the partition."""
+        moved = ctypes.c_int()
+        self._db.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
+        return bool(moved.value)
+
     def close(self) -> None:
         self._db.close()
+
+    @contextlib.contextmanager
+    def _moment(self) -> Iterator[None]:
+        """All that is read in the block was there at one moment."""
+        self._db.execute("BEGIN")
+        try:
+            yield
+        finally:
+            self._roll_back()
 
     def _row(self) -> tuple[Any, ...] | None:
         row = self._db.execute("SELECT era, grant, opening, txn, header, crc, crcs FROM partition").fetchone()

@@ -1,4 +1,4 @@
-"""Partitions on a local disk: one SQLite database file each, in one directory that one process owns."""
+"""Partitions on a local disk: one SQLite database file each, in one directory that one process owns, or a cluster's processes share."""
 
 from __future__ import annotations
 
@@ -51,20 +51,29 @@ class Pace:
 class _Strand:
     """The jobs of one partition, in order, and its file while it is open. Only the job that runs touches the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, shared: bool) -> None:
         self.path = path
+        self._shared = shared
         self.jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self.running = False
         self.file: PartitionFile | None = None
 
     def existing(self) -> PartitionFile | None:
-        if self.file is None and self.path.exists():
-            self.file = PartitionFile(self.path)
-        return self.file
+        self._look()
+        return self._opened() if self.file is not None or self.path.exists() else None
 
     def created(self) -> PartitionFile:
+        self._look()
+        return self._opened()
+
+    def _look(self) -> None:
+        """What another process has dropped is still open here: who went on with it would write into a file that nobody finds."""
+        if self._shared and self.file is not None and self.file.is_gone:
+            self.close()
+
+    def _opened(self) -> PartitionFile:
         if self.file is None:
-            self.file = PartitionFile(self.path)
+            self.file = PartitionFile(self.path, shared=self._shared)
         return self.file
 
     def open(self, fence: Fence) -> Snapshot:
@@ -87,9 +96,10 @@ class _Strand:
 
     def drop(self) -> None:
         self.close()
-        # The database before its log: after a crash in between, the rest is a log that belongs to nothing.
+        # The database before its log: after a crash in between, the rest is a log that belongs to nothing. The log's index, which those
+        # have who share the file, goes first: a file that is made anew must not find the index of this one.
         try:
-            for suffix in ("", "-journal", "-wal"):
+            for suffix in ("-shm", "", "-journal", "-wal"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
             sync_directory(self.path.parent)
         except OSError as error:
@@ -107,16 +117,20 @@ class SqlitePartitionStore:
     Everything runs in threads, one job at a time per partition, several partitions in parallel; but small commits run on the event
     loop once they have proved quick on this disk (docs/adr/0010). A job that has begun is carried
     to its end even if its caller is cancelled. At most `max_open` files are kept open, plus those that are in use at the moment;
-    each costs two handles. An incarnation is of ASCII letters and digits, anything else a ValueError.
+    each costs two handles, three if `shared`. An incarnation is of ASCII letters and digits, anything else a ValueError.
 
-    The constructor raises DirectoryInUseError if another store owns the directory, OSError if it cannot be used.
+    `shared`: stores of other processes of this machine, all of them shared, may use the directory at the same time, for other partitions
+    and one after the other for the same. `open` then waits up to TAKEOVER_TIMEOUT for a commit that the owner before is in the middle of.
+
+    The constructor raises DirectoryInUseError if others own the directory, OSError if it cannot be used.
     """
 
-    def __init__(self, directory: Path, *, max_open: int = 256, threads: int = 8) -> None:
+    def __init__(self, directory: Path, *, shared: bool = False, max_open: int = 256, threads: int = 8) -> None:
         make_directory(directory)
         self._directory = directory
         self._max_open = max_open
-        self._lock = DirectoryLock(directory)
+        self._shared = shared
+        self._lock = DirectoryLock(directory, shared=shared)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="sluiceway-sqlite")
         self._mutex = threading.Lock()
         self._pace = Pace()
@@ -164,7 +178,7 @@ class SqlitePartitionStore:
             strand = self._strands.get(ref)
             if strand is None:
                 self._make_room()
-                strand = self._strands[ref] = _Strand(self._directory / f"{ref.incarnation}-{ref.partition}.sqlite")
+                strand = self._strands[ref] = _Strand(self._directory / f"{ref.incarnation}-{ref.partition}.sqlite", self._shared)
             self._strands.move_to_end(ref)
             here = on_loop and strand.file is not None and not strand.running
             future = self._submit(ref, strand, lambda: job(strand), here)

@@ -74,6 +74,13 @@ class Beating:
         """Whether that member has been still for so long that, if it still is when that is recorded, it surely serves nothing."""
         return name != self.name and look.seen_at >= self.silent_at(look, name, parameters)
 
+    def late(self, look: Look, now: Millis) -> frozenset[str]:
+        """Who has not been seen alive for half of its lease: not silent, and yet nobody to be given anything new."""
+        others = ((name, record) for name, record in look.members.items() if name != self.name)
+        return frozenset(
+            name for name, record in others if now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) > record.lease_timeout // 2
+        )
+
     def live(self, look: Look, parameters: Parameters) -> list[str]:
         """Who takes part in what comes, by name: those that are neither silent nor leaving."""
         return [name for name in sorted(look.members) if not look.members[name].leaving and not self.silent(look, name, parameters)]

@@ -9,30 +9,22 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from sluiceway.core.assignment.beating import Beating
-from sluiceway.core.assignment.group import Look, Resource, Writes
+from sluiceway.core.assignment.group import Claim, Look, Resource, Writes
 from sluiceway.kernel.clock import Millis
 
 MOST_CLAIMS = 100
 """Items that one commit claims or gives back: somebody else's claim of one of them spoils them all."""
 
 
-class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has an item; None: nobody. The grant rises each time it is claimed."""
-
-    owner: str | None
-    grant: int
-
-
 @dataclass(frozen=True)
 class Division:
     """How the items are divided at a look."""
 
-    claims: dict[str, Claim]
+    claims: Mapping[str, Claim]
     mine: dict[str, int]
     free: list[str]
     surplus: int
@@ -54,7 +46,7 @@ class Claims:
 
     def may_go(self, look: Look) -> bool:
         """Whether no claim has this member's name any more."""
-        return all(claim.owner != self._name for claim in self._claims(look).values())
+        return all(claim.owner != self._name for claim in look.claims.values())
 
     def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
         """What the claims need of this member now. Nothing that it could foresee comes with time alone, but silence."""
@@ -72,12 +64,8 @@ class Claims:
             return None, look.seen_at + resource.parameters.beat_interval
         return self._write(look, division, sorted(division.free, key=self._liking)[:wanted], self._name), look.seen_at
 
-    def _claims(self, look: Look) -> dict[str, Claim]:
-        prefix = self._keys.claims
-        return {key.removeprefix(prefix): msgspec.json.decode(entry.value, type=Claim) for key, entry in look.view.prefix(prefix).items()}
-
     def _divide(self, look: Look, resource: Resource) -> Division:
-        claims = self._claims(look)
+        claims = look.claims
         counts: Counter[str] = Counter()
         free = []
         for item in resource.items:
@@ -123,6 +111,9 @@ class Claims:
     def _write(self, look: Look, division: Division, items: list[str], owner: str | None) -> Writes:
         """Claim the items, or give them back."""
         writes = Writes()
+        if owner is not None:
+            # Only what there is: of an item that is removed just now no record must stay.
+            writes.checks[self._keys.resource] = look.stamp(self._keys.resource)
         for item in items:
             key, before = self._keys.claims + item, division.claims.get(item, Claim(owner=None, grant=0))
             writes.checks[key] = look.stamp(key)

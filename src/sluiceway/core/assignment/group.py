@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -12,17 +12,19 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import Stamp, View
 
-Strategy = Literal["rounds", "claims"]
+Record = TypeVar("Record", bound=msgspec.Struct)
+Strategy = Literal["rounds", "claims", "static"]
+"""How the items are divided. `static`: no member has any; their one owner is outside of the group, by a lock."""
 PATIENCE = 1.25
 """How much longer than a lease a member must be silent before it is given up: room for clocks that run at different speeds."""
 
 MOST_MEMBERS = 200
-"""Who comes later waits outside until somebody has gone: the commit that seals a round names each member up to five times."""
+"""Who comes later waits outside until somebody has gone: the commit that seals a round names each member up to six times."""
 MAX_MEMBER_NAME = 140
-
-
 _OTHER_RECORDS = 4_096
-"""Bytes, at most, of the round's record without its participants and of the sealing member's own."""
+"""Bytes, at most, of the round's two records without their participants and of the sealing member's own."""
+ROUNDS_KEPT = 100
+"""As many sealed rounds are kept for people to look at."""
 
 
 class Token(NamedTuple):
@@ -106,6 +108,26 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     waits: dict[str, tuple[str, ...]] = {}
 
 
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
+    """Who has an item; None: nobody. The grant rises each time it is claimed."""
+
+    owner: str | None
+    grant: int
+
+
+class SealedRound(msgspec.Struct, frozen=True, kw_only=True):
+    """A round that is over, for people to look at. `sealed_at` and `duration`, how long it was seen open, are by its sealer's clocks."""
+
+    number: int
+    trigger: str
+    participants: tuple[str, ...]
+    moved: int
+    kept: int
+    sealed_by: str
+    sealed_at: Millis
+    duration: Millis
+
+
 @dataclass(frozen=True, slots=True)
 class Keys:
     """Where a group keeps its records."""
@@ -140,6 +162,14 @@ class Keys:
     def claims(self) -> str:
         return f"{self.prefix}claim/"
 
+    @property
+    def history(self) -> str:
+        """Of the sealed rounds. Not under the prefix, as no member reads them."""
+        return f"rounds/{self.group}/"
+
+    def sealed(self, number: int) -> str:
+        return f"{self.history}{number:012}"
+
     def member(self, name: str) -> str:
         return self.members + name
 
@@ -159,34 +189,78 @@ class Look:
     members: Mapping[str, MemberRecord]
     marks: frozenset[str]
     """Those who have marked themselves in the round, if it is open."""
+    claims: Mapping[str, Claim]
+    wall_at: Millis = 0
+    """What the wall clock showed when the view had come. Written down for people; nothing depends on it."""
 
     def stamp(self, key: str) -> Stamp | None:
         entry = self.view.entries.get(key)
         return entry.stamp if entry else None
 
 
+class GroupReader:
+    """Makes looks of views of the group's whole prefix, and decodes no record again whose stamp is as it was. For one store."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._decoded: dict[str, tuple[Stamp, object]] = {}
+
+    def read(self, view: View, seen_at: Millis, wall_at: Millis = 0) -> Look:
+        """The group as the view shows it. Raises what msgspec raises at a record that is none."""
+        keys, before = self._keys, self._decoded
+        self._decoded = {}
+
+        def one(key: str, kind: type[Record]) -> Record | None:
+            entry = view.entries.get(key)
+            if entry is None:
+                return None
+            known = before.get(key)
+            if known is None or known[0] != entry.stamp:
+                known = (entry.stamp, msgspec.json.decode(entry.value, type=kind))
+            self._decoded[key] = known
+            return cast(Record, known[1])
+
+        def under(prefix: str, kind: type[Record]) -> dict[str, Record]:
+            found = ((key.removeprefix(prefix), one(key, kind)) for key in view.entries if key.startswith(prefix))
+            return {name: record for name, record in found if record is not None}
+
+        current = one(keys.round, Round)
+        marks = keys.mark(current.number, "") if current is not None else ""
+        return Look(
+            view,
+            seen_at,
+            one(keys.resource, Resource),
+            current,
+            one(keys.plan, Plan),
+            under(keys.members, MemberRecord),
+            frozenset(key.removeprefix(marks) for key in view.entries if marks and key.startswith(marks)),
+            under(keys.claims, Claim),
+            wall_at,
+        )
+
+
 def read_group(view: View, keys: Keys, seen_at: Millis) -> Look:
     """The records of the group in a view of its whole prefix."""
+    return GroupReader(keys).read(view, seen_at)
 
-    def one(key: str, kind: type[msgspec.Struct]) -> msgspec.Struct | None:
-        entry = view.entries.get(key)
-        return None if entry is None else msgspec.json.decode(entry.value, type=kind)
 
-    def names(prefix: str) -> Iterable[str]:
-        return (key.removeprefix(prefix) for key in view.prefix(prefix))
+def owners(look: Look) -> dict[str, str]:
+    """Which member each item is given to, whether that serves it yet or not. Left out are items of nobody and of those who have gone.
 
-    current = one(keys.round, Round)
-    assert current is None or isinstance(current, Round)
-    marks = frozenset(names(keys.mark(current.number, ""))) if current is not None else frozenset()
-    return Look(
-        view,
-        seen_at,
-        one(keys.resource, Resource),  # type: ignore[arg-type]
-        current,
-        one(keys.plan, Plan),  # type: ignore[arg-type]
-        {name: msgspec.json.decode(view.entries[keys.member(name)].value, type=MemberRecord) for name in names(keys.members)},
-        marks,
-    )
+    Where a member can be reached is in its record: `look.members[name].address`.
+    """
+    resource, plan = look.resource, look.plan
+    if resource is not None and resource.strategy == "claims":
+        owned = ((item, look.claims[item].owner) for item in resource.items if item in look.claims)
+        return {item: owner for item, owner in owned if owner is not None and owner in look.members}
+    if resource is None or resource.strategy != "rounds" or plan is None or plan.era != resource.era:
+        return {}
+    return {item: name for name, grants in plan.owners.items() if name in look.members for item in grants}
+
+
+def rounds_of(view: View, keys: Keys) -> list[SealedRound]:
+    """The last rounds, the newest first, from a view of the prefix `keys.history`."""
+    return [msgspec.json.decode(entry.value, type=SealedRound) for entry in view.prefix(keys.history).values()][::-1]
 
 
 def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> int:
@@ -194,8 +268,8 @@ def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> i
     owned = sum(len(msgspec.json.encode(item)) + len(":1000000000,") for item in items)
     # Everything may be waited for at its last owner, and at one who left before that and was not heard of since.
     waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})
-    # In the plan's two parts and the round's participants, with quotes and brackets; a mark and a record that go.
-    named = 3 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + 2 * MAX_MEMBER_NAME
+    # In the plan's two parts and the participants of the round's two records, with quotes and brackets; a mark and a record that go.
+    named = 4 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + 2 * MAX_MEMBER_NAME
     return owned + waited + MOST_MEMBERS * named + _OTHER_RECORDS
 
 

@@ -6,6 +6,7 @@ from sluiceway.core.assignment.beating import Beating
 from sluiceway.core.assignment.claims import Claims
 from sluiceway.core.assignment.group import MOST_MEMBERS, Decision, Keys, Look, Resource, Strategy, Token, Writes
 from sluiceway.core.assignment.rounds import Rounds
+from sluiceway.core.assignment.static import Static
 from sluiceway.kernel.clock import Millis
 
 IDLE: Millis = 1_000
@@ -19,11 +20,19 @@ class Member:
         self.name = name
         self._beating = Beating(keys, name, address)
         self._going = False
-        self._strategies: dict[Strategy, Rounds | Claims] = {"rounds": Rounds(self._beating), "claims": Claims(self._beating)}
+        self._strategies: dict[Strategy, Rounds | Claims | Static] = {
+            "rounds": Rounds(self._beating),
+            "claims": Claims(self._beating),
+            "static": Static(),
+        }
 
     def leave(self) -> None:
         """Hand over and go. Keep looking until a decision says `left`."""
         self._beating.leaving = True
+
+    def late(self, look: Look, now: Millis) -> frozenset[str]:
+        """Members that should be given nothing new, by what this one has seen of them."""
+        return self._beating.late(look, now)
 
     def look(self, look: Look) -> Decision:
         """What follows from that look."""
@@ -44,7 +53,7 @@ class Member:
         wake_at = min(wake_at, look.seen_at + IDLE, deadline if serving else wake_at)
         return Decision(owned, deadline, writes, max(wake_at, look.seen_at + 1))
 
-    def _next(self, look: Look, resource: Resource, strategy: Rounds | Claims) -> tuple[Writes | None, Millis]:
+    def _next(self, look: Look, resource: Resource, strategy: Rounds | Claims | Static) -> tuple[Writes | None, Millis]:
         """What to commit, with a beat in it; or None and when to look again."""
         if self.name not in look.members:
             full = len(look.members) >= MOST_MEMBERS

@@ -35,6 +35,15 @@ def sticky(items: Sequence[str], members: Iterable[str], current: Mapping[str, s
     return plan
 
 
+def dealt(items: Sequence[str], counts: Mapping[str, int]) -> dict[str, str]:
+    """The owner of each new item, where the members have so many already: in turns, beginning with those that have fewest.
+
+    So neighbours go to different members, and what was even stays even. The same in every process.
+    """
+    in_turn = sorted(counts, key=lambda member: (counts[member], member))
+    return {item: in_turn[nth % len(in_turn)] for nth, item in enumerate(items)}
+
+
 def moves(plan: Mapping[str, str], current: Mapping[str, str]) -> int:
     """How many items have another owner than before, or one for the first time."""
     return sum(current.get(item) != owner for item, owner in plan.items())

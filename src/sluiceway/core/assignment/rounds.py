@@ -20,7 +20,7 @@ from collections.abc import Iterable
 import msgspec
 
 from sluiceway.core.assignment.beating import Beating
-from sluiceway.core.assignment.group import Look, Parameters, Plan, Resource, Round, Writes
+from sluiceway.core.assignment.group import ROUNDS_KEPT, Look, Parameters, Plan, Resource, Round, SealedRound, Writes
 from sluiceway.core.assignment.plan import moves, sticky
 from sluiceway.kernel.clock import Millis
 
@@ -147,7 +147,7 @@ class Rounds:
             current, sealed=True, participants=tuple(members), moved=moved, kept=len(resource.items) - moved if members else 0
         )
         writes = Writes(
-            # The plan changes with the round only.
+            # The plan changes with one of these only.
             checks={key: look.stamp(key) for key in (keys.round, keys.resource)},
             # One that marks itself just now must be in the plan or else not have marked itself.
             unchanged={keys.marks: look.view.stamp},
@@ -159,7 +159,22 @@ class Rounds:
             writes.deletes.append(keys.member(name))
         writes.put(keys.plan, plan)
         writes.put(keys.round, sealed)
+        writes.put(keys.sealed(sealed.number), self._noted(look, sealed))
+        if sealed.number > ROUNDS_KEPT:
+            writes.deletes.append(keys.sealed(sealed.number - ROUNDS_KEPT))
         return writes
+
+    def _noted(self, look: Look, sealed: Round) -> SealedRound:
+        return SealedRound(
+            number=sealed.number,
+            trigger=sealed.trigger,
+            participants=sealed.participants,
+            moved=sealed.moved,
+            kept=sealed.kept,
+            sealed_by=self._name,
+            sealed_at=look.wall_at,
+            duration=look.seen_at - self._seen.since("round", look.stamp(self._keys.round), look.seen_at),
+        )
 
 
 def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str], given_up: Iterable[str]) -> tuple[Plan, int]:

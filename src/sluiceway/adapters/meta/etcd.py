@@ -1,0 +1,331 @@
+"""A MetaStore in an etcd, for processes on any number of machines."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from sluiceway.adapters.meta.commit import HISTORY, check_commit
+from sluiceway.adapters.meta.etcd_gateway import OUT_OF_RANGE, EtcdError, EtcdGateway, parse_address
+from sluiceway.kernel.clock import Millis
+from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+LAYOUT = b"1"
+"""What the key `layout` says. An instance that finds another value there was not made for it."""
+MOST_OPS = 50
+"""Beside one another in a transaction, and keys that it compares. etcd's default of 128 then leaves MOST_GROUPED to each of them that is
+a transaction itself."""
+MOST_GROUPED = 70
+MOST_COMPARED_BYTES = 32 << 10
+"""Of keys that a transaction compares: etcd's default of 1.5 MiB leaves that beside the greatest commit."""
+TRACE_BYTES = 128
+"""Of a deleted key in its trace, so that 1,000 long ones fit in beside the deletes. Keys that begin alike may share one."""
+MOST_FORGOTTEN = 50
+
+Message = dict[str, object]
+
+
+class _Value(msgspec.Struct):
+    key: bytes = b""
+    value: bytes = b""
+    mod_revision: Stamp = 0
+    version: int = 0
+    """How often it has been put since it is there."""
+
+
+class _Put(msgspec.Struct):
+    prev_kv: _Value = msgspec.field(default_factory=_Value)
+
+
+class _Range(msgspec.Struct):
+    kvs: list[_Value] = []
+
+
+class _Answer(msgspec.Struct):
+    response_put: _Put = msgspec.field(default_factory=_Put)
+    response_range: _Range = msgspec.field(default_factory=_Range)
+
+
+class _Header(msgspec.Struct):
+    revision: Stamp = 0
+
+
+class _Done(msgspec.Struct):
+    header: _Header = msgspec.field(default_factory=_Header)
+    succeeded: bool = False
+    responses: list[_Answer] = []
+
+
+class _Event(msgspec.Struct):
+    kv: _Value
+
+
+class _Watched(msgspec.Struct):
+    events: list[_Event] = []
+    canceled: bool = False
+
+
+class _Streamed(msgspec.Struct):
+    result: _Watched = msgspec.field(default_factory=lambda: _Watched(canceled=True))
+    """Where there is none, there is an error."""
+
+
+class _Look(NamedTuple):
+    changed: bool
+    stamp: Stamp
+    """The newest."""
+    revision: Stamp
+    """etcd's own at that moment."""
+
+
+class EtcdMetaStore:
+    """A durable MetaStore that processes on several machines share: the keys of an etcd that begin with a name and a slash.
+
+    The stamp is etcd's revision, which others' writes raise too. Every commit puts one key, the head, whose revision is therefore the
+    newest stamp. etcd cannot compare revisions of what is gone, so a delete leaves a trace; a trace lives for one to two times HISTORY
+    commits, and a question about anything older is answered as *changed*. Deleting what was not there is a change, too.
+
+    A call is given `request_timeout` at each of the endpoints. Whatever keeps a commit from its end is a MetaUnknownError, and a read a
+    StoreUnavailableError. `watch` follows etcd's own, and looks by itself when that has been silent for `poll_interval`. Raises
+    `invalid_request` for a bad URL. Use from one event loop.
+    """
+
+    def __init__(self, url: str, *, request_timeout: Millis = 5_000, poll_interval: Millis = 2_000) -> None:
+        address = parse_address(url)
+        self._etcd = EtcdGateway(address, request_timeout)
+        self._request_timeout = request_timeout
+        self._poll_interval = poll_interval
+        base = address.name.encode()
+        self._head, self._layout, self._history = base + b"/head", base + b"/layout", base + b"/history"
+        self._entries, self._traces = base + b"/entry/", base + b"/trace/"
+        self._preparing = asyncio.Lock()
+        self._prepared = False
+        self._seen: Stamp = 0
+        self._forgetting: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
+
+    async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+        spans = [_only(self._head), *(_only(self._entries + key.encode()) for key in keys), *map(self._under, prefixes)]
+        while True:
+            try:
+                head, *found = await self._read(spans)
+                break
+            except EtcdError as error:
+                # Compacted between two pages.
+                if error.code != OUT_OF_RANGE:
+                    raise
+        stamp = head[0].mod_revision if head else 0
+        self._seen = max(self._seen, stamp)
+        cut = len(self._entries)
+        return View(stamp, {entry.key[cut:].decode(): Entry(entry.value, entry.mod_revision) for entries in found for entry in entries})
+
+    async def _read(self, spans: Sequence[Message]) -> list[list[_Value]]:
+        """What is there in each span, all of one moment."""
+        found: list[list[_Value]] = []
+        moment: Message = {}
+        for start in range(0, len(spans), MOST_OPS):
+            page: list[Message] = [{"request_range": {**span, **moment}} for span in spans[start : start + MOST_OPS]]
+            done = await self._transact(success=page)
+            found += [answer.response_range.kvs for answer in done.responses]
+            moment = moment or {"revision": done.header.revision}
+        return found
+
+    async def commit(
+        self,
+        checks: Mapping[str, Stamp | None] | None = None,
+        unchanged: Mapping[str, Stamp] | None = None,
+        puts: Mapping[str, bytes] | None = None,
+        deletes: Sequence[str] = (),
+    ) -> Stamp:
+        checks, unchanged, puts = checks or {}, unchanged or {}, puts or {}
+        check_commit(puts, deletes)
+        compares = [self._has_stamp(key, stamp) for key, stamp in checks.items()] + self._unchanged(unchanged)
+        size = sum(len(key.encode()) for key in [*checks, *unchanged])
+        writes = self._writes(puts, deletes)
+        try:
+            if len(compares) <= MOST_OPS and size <= MOST_COMPARED_BYTES:
+                stamp = await self._write(compares, writes)
+            else:
+                async with asyncio.timeout(self._request_timeout / 1000):
+                    stamp = await self._look_and_write(checks, unchanged, writes)
+        except (StoreUnavailableError, TimeoutError) as error:
+            raise MetaUnknownError(f"meta store: {str(error) or 'others commit all the time'}") from error
+        if stamp is None:
+            raise ConflictError("a key, or something under a prefix, has changed")
+        self._seen = max(self._seen, stamp)
+        return stamp
+
+    async def _look_and_write(
+        self, checks: Mapping[str, Stamp | None], unchanged: Mapping[str, Stamp], writes: list[Message]
+    ) -> Stamp | None:
+        """For more checks than etcd compares at once: it has only to compare whether anybody has committed anything since they held."""
+        while True:
+            view = await self.read(list(checks))
+            if any((entry and entry.stamp) != stamp for key, stamp in checks.items() for entry in [view.entries.get(key)]):
+                return None
+            for prefix, since in unchanged.items():
+                if (await self._look(prefix, since)).changed:
+                    return None
+            stamp = await self._write([_compare(self._head, view.stamp)], writes)
+            if stamp is not None:
+                return stamp
+
+    async def _write(self, compares: Sequence[Message], writes: Sequence[Message]) -> Stamp | None:
+        """The stamp, or None if one of the compares did not hold."""
+        head: Message = {"request_put": {"key": self._head, "prev_kv": True}}
+        done = await self._transact(compares, [head, *writes], repeatable=False)
+        if not done.succeeded:
+            return None
+        stamp, number = done.header.revision, done.responses[0].response_put.prev_kv.version + 1
+        if number % HISTORY == 0 and (self._forgetting is None or self._forgetting.done()):
+            self._forgetting = asyncio.create_task(self._forget(stamp))
+        return stamp
+
+    def _writes(self, puts: Mapping[str, bytes], deletes: Sequence[str]) -> list[Message]:
+        gone = [key.encode() for key in deletes]
+        traces = {key[:TRACE_BYTES] for key in gone}
+        writes: list[Message] = [{"request_put": {"key": self._entries + key.encode(), "value": value}} for key, value in puts.items()]
+        writes += [{"request_delete_range": _only(self._entries + key)} for key in gone]
+        writes += [{"request_put": _only(self._traces + trace)} for trace in traces]
+        if len(writes) < MOST_OPS:
+            return writes
+        return [{"request_txn": {"success": writes[start : start + MOST_GROUPED]}} for start in range(0, len(writes), MOST_GROUPED)]
+
+    # ---- what may be compared ---------------------------------------------------------------------------------
+
+    def _under(self, prefix: str) -> Message:
+        return _span(self._entries + prefix.encode())
+
+    def _has_stamp(self, key: str, stamp: Stamp | None) -> Message:
+        # What is not there has revision 0.
+        return _compare(self._entries + key.encode(), stamp or 0)
+
+    def _unchanged(self, unchanged: Mapping[str, Stamp]) -> list[Message]:
+        if not unchanged:
+            return []
+        spans = [(self._under(prefix), since) for prefix, since in unchanged.items()]
+        spans += [(_span(self._traces + prefix.encode()[:TRACE_BYTES]), since) for prefix, since in unchanged.items()]
+        remembered = _number(min(unchanged.values()) + 1)
+        return [
+            {"key": self._history, "target": "VALUE", "result": "LESS", "value": remembered},
+            *({**span, "target": "MOD", "result": "LESS", "mod_revision": since + 1} for span, since in spans),
+        ]
+
+    async def _look(self, prefix: str, since: Stamp) -> _Look:
+        head: list[Message] = [{"request_range": _only(self._head)}]
+        done = await self._transact(self._unchanged({prefix: since}), head, head)
+        found = done.responses[0].response_range.kvs
+        return _Look(not done.succeeded, found[0].mod_revision if found else 0, done.header.revision)
+
+    # ---- asking etcd ------------------------------------------------------------------------------------------
+
+    async def _transact(
+        self, compare: Sequence[Message] = (), success: Sequence[Message] = (), failure: Sequence[Message] = (), repeatable: bool = True
+    ) -> _Done:
+        """Raises EtcdError, StoreUnavailableError."""
+        if not self._prepared:
+            async with self._preparing:
+                await self._prepare()
+        return await self._ask(compare, success, failure, repeatable)
+
+    async def _ask(
+        self, compare: Sequence[Message], success: Sequence[Message], failure: Sequence[Message], repeatable: bool = True
+    ) -> _Done:
+        message = {"compare": compare, "success": success, "failure": failure}
+        return await self._etcd.ask("/v3/kv/txn", message, _Done, repeatable=repeatable)
+
+    async def _prepare(self) -> None:
+        if self._prepared:
+            return
+        begin: list[Message] = [
+            {"request_put": {"key": self._layout, "value": LAYOUT}},
+            {"request_put": {"key": self._history, "value": _number(0) + b" " + _number(0)}},
+        ]
+        done = await self._ask([_compare(self._layout, 0)], begin, [{"request_range": _only(self._layout)}])
+        if not done.succeeded and done.responses[0].response_range.kvs[0].value != LAYOUT:
+            raise StoreUnavailableError(
+                "the meta store in this etcd was written by a newer version of Sluiceway: use that, or another name"
+            )
+        self._prepared = True
+
+    # ---- forgetting -------------------------------------------------------------------------------------------
+
+    async def _forget(self, stamp: Stamp) -> None:
+        """Remove the traces older than the commit before HISTORY others, of which the key `history` says: forgotten so far, and when."""
+        # The next one removes what this one leaves.
+        with contextlib.suppress(StoreUnavailableError):
+            found = (await self._read([_only(self._history)]))[0][0]
+            remembered = int(found.value.split()[1])
+            if remembered >= stamp:
+                return
+            # First, as from then on nobody asks for these traces.
+            history: list[Message] = [{"request_put": {"key": self._history, "value": _number(remembered) + b" " + _number(stamp)}}]
+            if not (await self._transact([_compare(self._history, found.mod_revision)], history)).succeeded or not remembered:
+                return
+            span = {**_span(self._traces), "max_mod_revision": remembered, "keys_only": True, "limit": MOST_FORGOTTEN}
+            while traces := (await self._read([span]))[0]:
+                # One that a new delete has put meanwhile stays.
+                same = [_compare(trace.key, trace.mod_revision) for trace in traces]
+                await self._transact(same, [{"request_delete_range": _only(trace.key)} for trace in traces])
+
+    # ---- watching ---------------------------------------------------------------------------------------------
+
+    def watch(self, prefix: str) -> AsyncIterator[Stamp]:
+        """Shows every change after this call. The first hint may be about an earlier one."""
+        return self._watch(prefix, self._seen)
+
+    async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
+        while not self._closed.is_set():
+            try:
+                look = await self._look(prefix, since)
+                # Not its stamp: that may have been compacted long ago, when only others have written since.
+                since = look.revision
+                if look.changed:
+                    yield look.stamp
+                async for stamp in self._events(prefix, since + 1):
+                    since = stamp
+                    yield stamp
+            except StoreUnavailableError:
+                # A fault is for `read` to report; a hint may come late.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._poll_interval / 1000):
+                        await self._closed.wait()
+
+    async def _events(self, prefix: str, start: Stamp) -> AsyncIterator[Stamp]:
+        """The stamps of changes from `start` on, until nothing has come for a while. Raises EtcdError, also if that was compacted."""
+        message = {"create_request": {**self._under(prefix), "start_revision": start}}
+        async for streamed in self._etcd.lines("/v3/watch", message, _Streamed, self._poll_interval):
+            if streamed.result.canceled:
+                raise EtcdError("etcd has ended a watch")
+            if streamed.result.events:
+                yield streamed.result.events[-1].kv.mod_revision
+
+    async def close(self) -> None:
+        self._closed.set()
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+            await asyncio.wait([self._forgetting])
+        await self._etcd.close()
+
+
+def _only(key: bytes) -> Message:
+    return {"key": key}
+
+
+def _span(prefix: bytes) -> Message:
+    """From the first key under the prefix to just past the last: no UTF-8 text has the byte 0xff."""
+    return {"key": prefix, "range_end": prefix + b"\xff"}
+
+
+def _compare(key: bytes, revision: Stamp) -> Message:
+    return {"key": key, "target": "MOD", "result": "EQUAL", "mod_revision": revision}
+
+
+def _number(number: int) -> bytes:
+    """As text that compares as the number does."""
+    return b"%020d" % number

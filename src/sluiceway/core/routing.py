@@ -1,0 +1,85 @@
+"""Which instance does what a request asks of a queue that several share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import NamedTuple
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.inspection import DeleteItems
+from sluiceway.model.peers import Load
+from sluiceway.model.requests import Clear, Extend, Settle
+
+OVERFLOW = 10_000
+"""Items. A produce leaves its instance for the emptiest partition of another one only if that has fewer by so many, and by half: to go
+there costs a hop, and what consumers elsewhere want they fetch."""
+
+
+class Peer(NamedTuple):
+    """A member of the cluster, and the URL by which the others reach it."""
+
+    name: str
+    address: str
+
+
+HERE = Peer("", "")
+"""This instance."""
+
+Owner = Callable[[int], Peer | None]
+"""Who owns that partition of the queue; None: nobody does for the moment."""
+
+
+def taker(own: Load, others: Mapping[Peer, Load], owners: Iterable[Peer], tried: Iterable[Peer]) -> Peer | None:
+    """Who is asked next to take a produce, of those who own partitions and were not tried; None: nobody is left.
+
+    This instance, unless it has none that takes any, or far more is waiting in each than elsewhere. `others` is what is known of the
+    loads of the others; one of which nothing is known comes last.
+    """
+    left = set(owners) - set(tried)
+    emptiest = {peer: load.emptiest for peer, load in others.items() if peer in left}
+    fewest = min(((count, peer) for peer, count in emptiest.items() if count is not None), default=None)
+    if HERE in left and own.emptiest is not None:
+        return fewest[1] if fewest is not None and own.emptiest > 2 * fewest[0] + OVERFLOW else HERE
+    if fewest is not None:
+        return fewest[1]
+    # It may be that a partition is just being opened.
+    return HERE if HERE in left else min(left, default=None)
+
+
+Part = Settle | Extend | DeleteItems | Clear
+
+
+def by_owner(numbers: Iterable[int], owner: Owner) -> dict[Peer | None, list[int]]:
+    """The partitions that each owns."""
+    groups: dict[Peer | None, list[int]] = {}
+    for number in numbers:
+        groups.setdefault(owner(number), []).append(number)
+    return groups
+
+
+def numbers_of(request: Part) -> list[int]:
+    """The partitions that the request names."""
+    if isinstance(request, Settle):
+        return sorted(request.selections)
+    if isinstance(request, Extend):
+        return sorted({*(partition for partition, _ in request.leases), *request.offsets})
+    if isinstance(request, DeleteItems):
+        return sorted(request.offsets)
+    return list(request.partitions or ())
+
+
+def part(request: Part, numbers: Iterable[int], request_timeout: Millis) -> Part:
+    """What the request asks of those partitions. Ids that belong to none are in no part."""
+    wanted = set(numbers)
+    if isinstance(request, Settle):
+        selections = {number: each for number, each in request.selections.items() if number in wanted}
+        return replace(request, selections=selections, foreign=(), request_timeout=request_timeout)
+    if isinstance(request, Extend):
+        leases = [each for each in request.leases if each[0] in wanted]
+        offsets = {number: each for number, each in request.offsets.items() if number in wanted}
+        return replace(request, leases=leases, offsets=offsets, foreign=(), request_timeout=request_timeout)
+    if isinstance(request, DeleteItems):
+        offsets = {number: each for number, each in request.offsets.items() if number in wanted}
+        return replace(request, offsets=offsets, foreign=(), request_timeout=request_timeout)
+    return replace(request, partitions=tuple(sorted(wanted)), request_timeout=request_timeout)

@@ -1,0 +1,105 @@
+"""A share: the logical queue of those partitions that one of a queue's owners has. They come and go while it works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sluiceway.core.lane import Lane, LaneState
+from sluiceway.core.logical_queue import LogicalQueue
+from sluiceway.core.partition import Partition
+from sluiceway.core.tickets import Ticket
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.peers import Load
+
+
+class Share(LogicalQueue):
+    """As a logical queue. What it is asked of partitions that it has not, it refuses with `not_here`."""
+
+    def __init__(self, incarnation: str, homes: Iterable[int], lease_timeout: Millis) -> None:
+        super().__init__(incarnation, (), lease_timeout, homes)
+        self._incarnation = incarnation
+        self._openings: dict[int, int] = {}
+        """The last opening of each partition that it had: under one grant a number is never used twice."""
+
+    # ---- partitions come and go -------------------------------------------------------------------------------
+
+    def gain(self, number: int) -> None:
+        """Serve this partition, too: the next turn opens it."""
+        assert number not in self.lanes, f"partition {number} is served already"
+        lane = self.lanes[number] = Lane(number, self._incarnation, opening=self._openings.get(number, 0))
+        if self._rules is not None:
+            lane.partition.follow(self._rules)
+
+    def lose(self, number: int) -> bool:
+        """Begin nothing more in this partition. Whether it is gone; if not, it goes when its commit has ended, or with `drop`."""
+        lane = self.lanes.get(number)
+        if lane is None:
+            return True
+        lane.leaving = True
+        self._turn_away(lane)
+        if lane.state is not LaneState.COMMITTING:
+            self.drop(number)
+        return number not in self.lanes
+
+    def drop(self, number: int) -> None:
+        """Serve this partition no more. What became of a commit in flight will not be heard."""
+        lane = self.lanes.pop(number, None)
+        if lane is None:
+            return
+        self._openings[number] = lane.opening
+        lane.leaving = True
+        self._turn_away(lane)
+        answers, lane.answers = lane.answers, []
+        for ticket, _ in answers:
+            ticket.awaiting -= 1
+            ticket.flying -= 1 if lane.flight_txn else 0
+            if not ticket.done:
+                ticket.error = SluicewayError("outcome_unknown", f"partition {number} went to another instance while it was being written")
+                if not ticket.awaiting:
+                    self._reply(ticket, ticket.error)
+
+    def withdraw(self, ticket: Ticket) -> bool:
+        """Take back a lease that has been given nothing. False: it has, or it is over, and its answer is on its way."""
+        if ticket.number not in self.waiters:
+            return False
+        self._finish(ticket)
+        return True
+
+    # ---- events, which may come late --------------------------------------------------------------------------
+
+    def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
+        if number in self.lanes:
+            super().opened(number, opening, loaded, now, final)
+
+    def committed(self, number: int, opening: int, outcome: Outcome, now: Millis) -> None:
+        lane = self.lanes.get(number)
+        if lane is not None:
+            super().committed(number, opening, outcome, now)
+            if lane.leaving and lane.state is not LaneState.COMMITTING:
+                self.drop(number)
+
+    def transferred(self, number: int, lease: int, done: bool, now: Millis, *, nowhere: bool = False) -> None:
+        if number in self.lanes:
+            super().transferred(number, lease, done, now, nowhere=nowhere)
+
+    def give_back(self, number: int, lease: int) -> None:
+        if number in self.lanes:
+            super().give_back(number, lease)
+
+    def stop_lane(self, number: int, problem: str, now: Millis) -> None:
+        if number in self.lanes:
+            super().stop_lane(number, problem, now)
+
+    def retry_now(self, numbers: Iterable[int], now: Millis, *, anew: bool = False) -> None:
+        super().retry_now([number for number in numbers if number in self.lanes], now, anew=anew)
+
+    # ---- looking ----------------------------------------------------------------------------------------------
+
+    def load(self) -> Load:
+        """What others need to know of it."""
+        working = [lane for lane in self.lanes.values() if lane.takes_work]
+        ready = 0 if self.waiters or "lease" in self.paused else sum(lane.partition.ready_count for lane in working)
+        takes = [lane for lane in working if not lane.degraded] if "produce" not in self.paused else []
+        return Load(ready, min((lane.partition.ready_count + lane.accepted for lane in takes), default=None))

@@ -1,0 +1,137 @@
+"""The queues that there are, as the meta store records them, and how these records are changed by several processes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, Protocol
+
+from sluiceway.core.assignment.group import Writes
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.meta import Stamp, View
+from sluiceway.model.queue import QueueRecord, decode_queue, encode_queue
+from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+QUEUE = "queue/"
+
+
+class Known(NamedTuple):
+    record: QueueRecord
+    stamp: Stamp
+
+
+class Learns(Protocol):
+    """Is told, in the order in which it happened, of each queue that is new or changed, and of each that is gone."""
+
+    def learnt(self, record: QueueRecord) -> None: ...
+
+    def forgotten(self, record: QueueRecord) -> None: ...
+
+
+class Catalog:
+    """All queues as of `stamp`. Other processes may have changed them since: `follow` finds out, and no commit here overlooks it."""
+
+    def __init__(self, meta: MetaStore, learns: Learns) -> None:
+        self._meta = meta
+        self._learns = learns
+        self._known: dict[str, Known] = {}
+        self._names: dict[str, str] = {}
+        self.stamp: Stamp = 0
+
+    def __contains__(self, queue_name: str) -> bool:
+        return queue_name in self._known
+
+    def __iter__(self) -> Iterator[QueueRecord]:
+        """By name."""
+        return (self._known[name].record for name in sorted(self._known))
+
+    def get(self, queue_name: str) -> QueueRecord:
+        """Raises queue_not_found."""
+        known = self._known.get(queue_name)
+        if known is None:
+            raise SluicewayError("queue_not_found", f"there is no queue {queue_name[:64]!r}", "queue_name")
+        return known.record
+
+    def of(self, incarnation: str) -> QueueRecord | None:
+        """The queue of that incarnation."""
+        name = self._names.get(incarnation)
+        return None if name is None else self._known[name].record
+
+    async def follow(self, at_least: Stamp = 0) -> None:
+        """Read all records, unless those of that stamp are here already. Raises `unavailable`."""
+        if at_least and self.stamp >= at_least:
+            return
+        try:
+            self._take(await self._meta.read(prefixes=[QUEUE]))
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+
+    async def look_up(self, queue_name: str) -> QueueRecord:
+        """The record, also of a queue that another process has just created. Raises queue_not_found, `unavailable`."""
+        if queue_name not in self._known:
+            try:
+                found = QUEUE + queue_name in (await self._meta.read([QUEUE + queue_name])).entries
+            except StoreUnavailableError as error:
+                raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+            if found:
+                await self.follow()
+        return self.get(queue_name)
+
+    def _take(self, view: View) -> None:
+        if view.stamp < self.stamp:
+            # It was overtaken on its way.
+            return
+        self.stamp = view.stamp
+        entries = view.prefix(QUEUE)
+        for name in [name for name in self._known if QUEUE + name not in entries]:
+            self._forget(name)
+        for key, entry in entries.items():
+            known = self._known.get(key.removeprefix(QUEUE))
+            if known is None or known.stamp != entry.stamp:
+                self._learn(decode_queue(entry.value), entry.stamp)
+
+    def _learn(self, record: QueueRecord, stamp: Stamp) -> None:
+        before = self._known.get(record.queue_name)
+        if before is not None and before.record.incarnation != record.incarnation:
+            self._forget(record.queue_name)
+        self._known[record.queue_name] = Known(record, stamp)
+        self._names[record.incarnation] = record.queue_name
+        self._learns.learnt(record)
+
+    def _forget(self, queue_name: str) -> None:
+        gone = self._known.pop(queue_name).record
+        del self._names[gone.incarnation]
+        self._learns.forgotten(gone)
+
+    async def put(self, record: QueueRecord, also: Mapping[str, bytes], writes: Writes | None = None) -> Stamp:
+        """Record the queue as new, or as changed, together with what else is to be written.
+
+        Raises ConflictError if another process has changed any queue since `stamp`: then follow, and decide again. `outcome_unknown`.
+        """
+        key, known = QUEUE + record.queue_name, self._known.get(record.queue_name)
+        writes = writes or Writes()
+        writes.checks[key] = None if known is None else known.stamp
+        writes.puts |= {key: encode_queue(record), **also}
+        stamp = await self._commit(writes)
+        self._learn(record, stamp)
+        return stamp
+
+    async def delete(self, record: QueueRecord, also: Mapping[str, bytes], writes: Writes | None = None) -> Stamp:
+        """Record that the queue is no more. Raises as `put`."""
+        key = QUEUE + record.queue_name
+        writes = writes or Writes()
+        writes.checks[key] = self._known[record.queue_name].stamp
+        writes.puts |= also
+        writes.deletes.append(key)
+        stamp = await self._commit(writes)
+        self._forget(record.queue_name)
+        return stamp
+
+    async def _commit(self, writes: Writes) -> Stamp:
+        try:
+            stamp = await self._meta.commit(writes.checks, {**writes.unchanged, QUEUE: self.stamp}, writes.puts, writes.deletes)
+        except MetaUnknownError as error:
+            raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+        # Nothing else under the prefix has changed up to then.
+        self.stamp = stamp
+        return stamp

@@ -1,0 +1,45 @@
+"""A queue that may be about to be deleted takes nothing. If nobody says what became of that, it finds out by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+
+log = logging.getLogger(__name__)
+
+
+class Closing:
+    """Whether a share is `closed`. `may_reopen` says whether its queue is still there, and stays."""
+
+    def __init__(self, may_reopen: Callable[[], Awaitable[bool]]) -> None:
+        self.closed = False
+        self._may_reopen = may_reopen
+        self._reopening: asyncio.Task[None] | None = None
+
+    def close_for(self, timeout: Millis) -> None:
+        """Closed for so long, and after that until it is sure that the queue stays; 0: open at once."""
+        self.stop()
+        self.closed = timeout > 0
+        if self.closed:
+            self._reopening = asyncio.create_task(self._reopen(timeout))
+
+    async def _reopen(self, timeout: Millis) -> None:
+        while self.closed:
+            await asyncio.sleep(timeout / 1000)
+            try:
+                if not await self._may_reopen():
+                    return
+            except SluicewayError as error:
+                log.warning("a queue stays closed: %s", error)
+            else:
+                self.closed = False
+
+    def stop(self) -> None:
+        """Nothing is found out any more."""
+        if self._reopening is not None:
+            self._reopening.cancel()
+            self._reopening = None

@@ -1,0 +1,26 @@
+"""The secret by which the instances of a cluster know one another. Who can read the meta store has it, and is trusted anyway."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Final
+
+from sluiceway.adapters.system import new_secret
+from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
+
+CLUSTER_SECRET: Final = "cluster/secret"
+_PREFIX: Final = "slwc_"
+
+
+async def secret_of(meta: MetaStore) -> str:
+    """The cluster's secret. The first instance that asks makes it; of several at one time, one does, and all are told the same.
+
+    Raises StoreUnavailableError.
+    """
+    while True:
+        found = (await meta.read([CLUSTER_SECRET])).entries.get(CLUSTER_SECRET)
+        if found is not None:
+            return found.value.decode()
+        # Whatever became of it, the next read tells.
+        with contextlib.suppress(ConflictError, MetaUnknownError):
+            await meta.commit(checks={CLUSTER_SECRET: None}, puts={CLUSTER_SECRET: f"{_PREFIX}{new_secret()}".encode()})

@@ -1,0 +1,318 @@
+"""Any request at any instance: done by its own share of the queue, by those of others, or by both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from sluiceway.adapters import system
+from sluiceway.core.distribution import home
+from sluiceway.core.lane import not_here
+from sluiceway.core.routing import HERE, Part, Peer, by_owner, numbers_of, part, taker
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.peers import Ask, Close, Count, Explain, LeaseAnywhere, Left, Load, Reload, ShareRequest
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Explanation,
+    Extend,
+    Extended,
+    PartitionStats,
+    Peek,
+    Produce,
+    Produced,
+    QueueStats,
+    Redrive,
+    Redriven,
+    Settle,
+    Settled,
+)
+from sluiceway.node.driver import QueueDriver
+from sluiceway.node.ownership import Ownership
+from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
+
+log = logging.getLogger(__name__)
+
+LOOK_TIMEOUT: Millis = 5_000
+"""For what has no `request_timeout` of its own."""
+AGAIN: Millis = 50
+"""How long to wait, unless the owners change sooner, before those who refused are asked again."""
+ANSWER_MARGIN: Millis = 3_000
+"""How much longer than its `request_timeout` a peer may take: a lease waits a little for what is just being written."""
+
+T = TypeVar("T")
+Summed = TypeVar("Summed", Settled, Extended, Cleared, Deleted)
+Loads = Mapping[Peer, Load]
+Own = Callable[[QueueDriver, ShareRequest, bool], Awaitable[Any]]
+"""What this instance's share of a queue answers, with its items or without."""
+
+
+class Router:
+    """Asks whoever owns what a request is about. `shares` finds this instance's share of a queue by its name, `own` asks that."""
+
+    def __init__(
+        self,
+        shares: Callable[[str], QueueDriver],
+        ownership: Ownership,
+        transport: Transport | None,
+        own: Own,
+        loads: Callable[[str], Loads],
+    ) -> None:
+        self._shares = shares
+        self._ownership = ownership
+        self._transport = transport
+        self._own = own
+        self._loads = loads
+
+    # ---- one instance -----------------------------------------------------------------------------------------
+
+    async def ask(self, record: QueueRecord, peer: Peer | None, request: ShareRequest | LeaseAnywhere, payload: bool = True) -> Any:
+        """What that instance says. Raises `not_here`, PeerRefusedError, PeerUnknownError, and what the share raises."""
+        if peer is None:
+            raise not_here(None)
+        if peer is HERE:
+            assert not isinstance(request, LeaseAnywhere), "that is not for a share"
+            return await self._own(self._shares(record.queue_name), request, payload)
+        assert self._transport is not None, "an instance that is alone has no peers"
+        timeout = timeout_of(request) + ANSWER_MARGIN
+        return await self._transport.ask(peer.address, Ask(record.incarnation, request, payload), timeout)
+
+    def owner(self, record: QueueRecord, number: int) -> Peer | None:
+        return self._ownership.owner(record.incarnation, number)
+
+    def owners(self, record: QueueRecord) -> list[Peer]:
+        """Those who own partitions of the queue, this instance first."""
+        found = {self.owner(record, each.partition) for each in record.partitions} - {None}
+        return sorted((peer for peer in found if peer is not None), key=lambda peer: (peer is not HERE, peer))
+
+    async def owner_of(self, record: QueueRecord, number: int, request: Any, payload: bool = True, *, repeats: bool = True) -> Any:
+        """What the partition's owner says, whoever that is by then. `repeats`: to do it twice is to do it once."""
+        deadline = system.now() + timeout_of(request)
+        while True:
+            try:
+                return await self.ask(record, self.owner(record, number), timed(request, deadline), payload)
+            except SluicewayError as error:
+                if error.code != "not_here":
+                    raise
+                problem = SluicewayError("unavailable", f"partition {number} is not available: {error.detail}")
+            except PeerRefusedError as error:
+                problem = SluicewayError("unavailable", f"partition {number} is not available: its owner cannot be reached: {error}")
+            except PeerUnknownError as error:
+                problem = SluicewayError("outcome_unknown", f"the owner of partition {number} did not answer: {error}")
+                if not repeats:
+                    raise problem from error
+            if system.now() >= deadline:
+                raise problem
+            await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+
+    # ---- produce ----------------------------------------------------------------------------------------------
+
+    async def produce(self, record: QueueRecord, request: Produce) -> Produced:
+        share = self._shares(record.queue_name)
+        if self._ownership.is_alone:
+            done: Produced = await share.ask(request)
+        elif request.key is not None:
+            numbers = [each.partition for each in record.partitions]
+            done = await self.owner_of(record, numbers[home(request.key, len(numbers))], request)
+        elif request.partition is not None:
+            done = await self.owner_of(record, request.partition, request, repeats=False)
+        else:
+            done = await self._produce_anywhere(record, share, request)
+        return done
+
+    async def _produce_anywhere(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
+        deadline = system.now() + request.request_timeout
+        tried: list[Peer] = []
+        problem: Exception = not_here(None)
+        while True:
+            peer = taker(share.load(), self._loads(record.incarnation), self.owners(record), tried)
+            try:
+                if peer is not None:
+                    done: Produced = await self.ask(record, peer, timed(request, deadline))
+                    return done
+            except SluicewayError as error:
+                if error.code not in ("not_here", "unavailable"):
+                    raise
+                problem = error
+            except PeerRefusedError as error:
+                problem = error
+            except PeerUnknownError as error:
+                raise SluicewayError("outcome_unknown", f"instance {peer.name if peer else ''} did not answer: {error}") from error
+            if system.now() >= deadline:
+                raise SluicewayError("unavailable", f"no partition took the request within request_timeout: {problem}")
+            if peer is None:
+                tried.clear()
+                await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+            else:
+                tried.append(peer)
+
+    # ---- what names ids ---------------------------------------------------------------------------------------
+
+    async def settle(self, record: QueueRecord, request: Settle) -> Settled:
+        return await self._in_parts(record, request, Settled(ignored=[(name, "unknown") for name in request.foreign]))
+
+    async def extend(self, record: QueueRecord, request: Extend) -> Extended:
+        return await self._in_parts(record, request, Extended(ignored=[(name, "unknown") for name in request.foreign]))
+
+    async def delete_items(self, record: QueueRecord, request: DeleteItems) -> Deleted:
+        return await self._in_parts(record, request, Deleted(ignored=[(name, "unknown") for name in request.foreign]))
+
+    async def clear(self, record: QueueRecord, request: Clear) -> Cleared:
+        numbers = tuple(each.partition for each in record.partitions)
+        return await self._in_parts(record, replace(request, partitions=numbers), Cleared())
+
+    async def _in_parts(self, record: QueueRecord, request: Part, total: Summed) -> Summed:
+        """Each owner does its part. What is done stays done; an error says that some of it is not, or may not be.
+
+        What is refused because it has just gone to another owner is asked of that one.
+        """
+        if self._ownership.is_alone:
+            whole: Summed = await self._shares(record.queue_name).ask(request)
+            return whole
+        deadline = system.now() + request.request_timeout
+        left = numbers_of(request)
+        while left:
+            groups = by_owner(left, lambda number: self.owner(record, number))
+            asked = [self._part(record, peer, part(request, numbers, max(1, deadline - system.now()))) for peer, numbers in groups.items()]
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+            left = []
+            problem: BaseException | None = None
+            for numbers, answer in zip(groups.values(), answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    total.add(answer)
+                elif isinstance(answer, SluicewayError) and answer.code == "not_here":
+                    left += numbers
+                else:
+                    problem = problem or answer
+            if problem is not None:
+                raise problem
+            if left and system.now() >= deadline:
+                raise SluicewayError("unavailable", f"nobody serves partition {left[0]}; what the call asks of others is done")
+            if left:
+                await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+        return total
+
+    async def _part(self, record: QueueRecord, peer: Peer | None, request: Part) -> Any:
+        try:
+            return await self.ask(record, peer, request)
+        except PeerRefusedError as error:
+            # At once, and not after it has another owner: the client may be about to lose its lease.
+            raise SluicewayError("unavailable", f"the owner of partition {numbers_of(request)[0]} cannot be reached: {error}") from error
+        except PeerUnknownError as error:
+            detail = f"the owner of partition {numbers_of(request)[0]} did not answer: {error}"
+            raise SluicewayError("outcome_unknown", detail) from error
+
+    # ---- all of the queue -------------------------------------------------------------------------------------
+
+    async def count(self, record: QueueRecord) -> QueueStats:
+        """The counts of all partitions. Of those whose owner does not answer it is only said that they are `unavailable`."""
+        total = QueueStats(0, 0, 0, 0, [])
+        for each in await self._of_each(record, Count()):
+            if isinstance(each, QueueStats):
+                total.add(each)
+        there = {each.partition for each in total.partitions}
+        missing = [each for each in record.partitions if each.partition not in there]
+        total.partitions += [PartitionStats(each.partition, "unavailable", backend=each.backend) for each in missing]
+        total.partitions.sort(key=lambda each: each.partition)
+        return total
+
+    async def redrive(self, record: QueueRecord, request: Redrive) -> Redriven:
+        """One owner after the other, up to the limit."""
+        deadline = system.now() + request.request_timeout
+        total = Redriven()
+        for peer in self.owners(record):
+            if total.matched >= request.limit:
+                break
+            try:
+                done: Redriven = await self.ask(record, peer, replace(timed(request, deadline), limit=request.limit - total.matched))
+            except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+                if total.matched:
+                    break
+                raise plain(error) from error
+            total.matched += done.matched
+            total.redriven += done.redriven
+            for target, items in done.targets.items():
+                total.targets[target] = total.targets.get(target, 0) + items
+        return total
+
+    async def reload(self, record: QueueRecord, timeout: Millis) -> None:
+        for each in await self._of_each(record, Reload(timeout)):
+            if isinstance(each, SluicewayError):
+                raise each
+
+    async def close(self, record: QueueRecord, timeout: Millis) -> list[Left | SluicewayError]:
+        """Have all instances take no request for so long, and hear what is left."""
+        return await self._ask_all(record, [HERE, *self._ownership.peers()], Close(timeout))
+
+    async def _of_each(self, record: QueueRecord, request: ShareRequest) -> list[Any]:
+        return await self._ask_all(record, self.owners(record), request)
+
+    async def _ask_all(self, record: QueueRecord, peers: Iterable[Peer], request: ShareRequest) -> list[Any]:
+        """The answer of each, or the error in its place."""
+        answers = await asyncio.gather(*(self.ask(record, peer, request) for peer in peers), return_exceptions=True)
+        return [plain(each) if isinstance(each, BaseException) else each for each in answers]
+
+    # ---- one partition ----------------------------------------------------------------------------------------
+
+    async def list_items(self, record: QueueRecord, request: ListItems) -> ItemsPage:
+        page: ItemsPage = await self.owner_of(record, request.partition, request)
+        return page
+
+    async def explain(self, record: QueueRecord, partition: int, offset: int) -> Explanation:
+        try:
+            found: Explanation = await self.owner_of(record, partition, Explain(partition, offset))
+        except SluicewayError as error:
+            if error.code not in ("unavailable", "outcome_unknown"):
+                raise
+            return Explanation("unavailable", error.detail)
+        return found
+
+    async def peek(self, record: QueueRecord, request: Peek) -> list[pa.RecordBatch]:
+        if request.partition is not None:
+            known = any(each.partition == request.partition for each in record.partitions)
+            # Where it is not, it is not known either, which is the answer.
+            owner = self.owner_of(record, request.partition, request) if known else self.ask(record, HERE, request)
+            found: list[pa.RecordBatch] = await owner
+            return found
+        batches: list[pa.RecordBatch] = []
+        for peer in self.owners(record):
+            left = request.limit - sum(batch.num_rows for batch in batches)
+            if left <= 0:
+                break
+            try:
+                batches += await self.ask(record, peer, replace(request, limit=left))
+            except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+                raise plain(error) from error
+        return batches
+
+
+def timeout_of(request: Any) -> Millis:
+    """How long the request may take."""
+    timeout: Millis = getattr(request, "request_timeout", LOOK_TIMEOUT)
+    return timeout
+
+
+def timed(request: Any, deadline: Millis) -> Any:
+    """The same with what is left of its time."""
+    if isinstance(request, LeaseAnywhere):
+        return LeaseAnywhere(timed(request.lease, deadline))
+    return replace(request, request_timeout=max(0, deadline - system.now())) if hasattr(request, "request_timeout") else request
+
+
+def plain(error: BaseException) -> SluicewayError:
+    """As a client may be told. What is a mistake of ours is raised."""
+    if isinstance(error, PeerRefusedError):
+        return SluicewayError("unavailable", f"an owner of the queue's partitions cannot be reached: {error}")
+    if isinstance(error, PeerUnknownError):
+        return SluicewayError("outcome_unknown", f"an owner of the queue's partitions did not answer: {error}")
+    if isinstance(error, SluicewayError):
+        return SluicewayError("unavailable", error.detail) if error.code == "not_here" else error
+    raise error

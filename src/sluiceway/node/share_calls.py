@@ -1,0 +1,52 @@
+"""What can be asked of an instance's share of a queue, by its own router and by those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sluiceway.core.lane import not_here
+from sluiceway.core.routing import numbers_of
+from sluiceway.model.inspection import DeleteItems, ListItems
+from sluiceway.model.peers import Close, Count, Explain, FindLeases, Reload, ShareRequest
+from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
+from sluiceway.node import looking
+from sluiceway.node.driver import QueueDriver
+from sluiceway.node.redrive import redrive
+
+Exists = Callable[[str], bool]
+"""Whether there is a queue of that name."""
+
+
+async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, exists: Exists) -> Any:
+    """Do it with the partitions that are served here; `model.peers` says what the answer is.
+
+    Raises `not_here`, before anything is done, if it names one that is not.
+    """
+    if isinstance(request, Settle | Extend | DeleteItems | Clear):
+        for number in numbers_of(request):
+            if not driver.owns(number):
+                raise not_here(number)
+        return await driver.ask(request)
+    if isinstance(request, Produce | Lease):
+        return await driver.ask(request, payload)
+    if isinstance(request, Redrive):
+        return await redrive(driver, request, exists)
+    if isinstance(request, Reload):
+        return await driver.reload(request.request_timeout)
+    if isinstance(request, ListItems):
+        return await looking.list_items(driver, request)
+    if isinstance(request, Peek):
+        return await looking.peek(driver, request)
+    return _look(driver, request)
+
+
+def _look(driver: QueueDriver, request: Explain | Count | Close | FindLeases) -> Any:
+    if isinstance(request, Explain):
+        return looking.explain(driver, request)
+    if isinstance(request, FindLeases):
+        return len(looking.keyed_leases(driver, request.client_id, request.lease_key))
+    if isinstance(request, Close):
+        driver.close_for(request.close_timeout)
+        return looking.left(driver)
+    return looking.stats(driver)

@@ -1,0 +1,71 @@
+"""What other instances of the cluster ask of this one. It is no part of the API: its callers are of the same release."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_PEER_BYTES
+from sluiceway.model.access import Caller
+from sluiceway.model.inspection import ItemsPage
+from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
+from sluiceway.model.requests import Lease, Leased
+from sluiceway.server.answer_memory import AnswerMemory
+from sluiceway.server.guard import PeerDoor
+from sluiceway.server.http import Request, Send, respond
+from sluiceway.server.waiting import Waiting
+from sluiceway.wire import peer
+
+_PEER: Final = Caller("peer", ())
+_TYPE: Final = peer.CONTENT_TYPE.encode()
+
+
+class PeerService(Protocol):
+    """An instance, as its peers see it."""
+
+    async def answer(self, request: PeerRequest) -> Any:
+        """Of which type, `model.peers` says. Raises SluicewayError. It is cancelled when the peer does not wait any more."""
+        ...
+
+
+class PeerCalls:
+    """`POST` to `wire.peer.PATH`, for who knows the cluster's secret. API keys and their rates do not count here."""
+
+    def __init__(self, service: PeerService, secret: str) -> None:
+        self._service = service
+        self._door = PeerDoor(secret)
+        self._waiting = Waiting()
+
+    def stop_waiting(self) -> None:
+        """End leases and polls with `unavailable`, now and from now on. All else goes on."""
+        self._waiting.stop()
+
+    async def serve(self, request: Request, send: Send, memory: AnswerMemory) -> None:
+        """Answer one request. Raises `unauthenticated` before its body is read, `body_too_large`, `invalid_body`, DisconnectedError."""
+        self._door.admit(request)
+        request.caller = _PEER
+        await request.read_body(MAX_PEER_BYTES)
+        asked = peer.decode_request(request.body)
+        try:
+            answer = await self._waiting.run(request, self._service.answer(asked), long=_may_wait(asked))
+        except SluicewayError as error:
+            await respond(send, error.kind.status, _TYPE, peer.encode_error(error), request.request_id)
+            return
+        async with memory.building(sum(batch.nbytes for batch in _batches(answer))):
+            body = peer.encode_answer(asked, answer)
+        await respond(send, 200, _TYPE, body, request.request_id)
+
+
+def _may_wait(asked: PeerRequest) -> bool:
+    return isinstance(asked, Poll) or (isinstance(asked, Ask) and isinstance(asked.request, Lease | LeaseAnywhere))
+
+
+def _batches(answer: object) -> Sequence[pa.RecordBatch]:
+    if isinstance(answer, Leased):
+        return answer.batches
+    if isinstance(answer, ItemsPage):
+        return [batch for batch, _ in answer.rows]
+    return answer if isinstance(answer, list) else ()

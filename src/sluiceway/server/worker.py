@@ -1,0 +1,52 @@
+"""One of several processes that serve one address together. A supervisor starts it (`python -m sluiceway.server.worker`)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import sys
+import threading
+
+import msgspec
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.server.run import serve_worker
+from sluiceway.server.workers import KILL_AFTER, Said, WorkerOrder
+
+
+def end_with_parent(shutdown_timeout: Millis) -> None:
+    """Stop in good order when the standard input ends: the supervisor has died, however it did. What does not stop is killed."""
+
+    def watch() -> None:
+        # Not by way of `sys.stdin`: a thread that holds its lock keeps the interpreter from ending.
+        while os.read(0, 1):
+            pass
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait((shutdown_timeout + KILL_AFTER) / 1_000)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def say(said: Said) -> None:
+    os.write(1, msgspec.json.encode(said) + b"\n")
+
+
+def main() -> None:
+    # It comes from the supervisor, which has started this process and nobody else can write there.
+    order: WorkerOrder = pickle.load(sys.stdin.buffer)
+    end_with_parent(order.loaded.configuration.server.shutdown_timeout)
+    try:
+        serve_worker(order, lambda url: say(Said(url=url)))
+    except SluicewayError as error:
+        say(Said(code=error.code, detail=error.detail, field=error.field))
+        sys.exit(1)
+    except OSError as error:
+        say(Said(detail=str(error)))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

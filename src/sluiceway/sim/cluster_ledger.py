@@ -1,0 +1,171 @@
+"""What the clients of a simulated cluster were told of one queue, checked against what is durable, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from sluiceway.kernel.ids import ItemId
+from sluiceway.model.requests import IgnoredReason, Lease, Leased, Produced, ProduceKey, Settled, Verdict
+from sluiceway.sim.asks import Asks
+from sluiceway.sim.checks import check
+from sluiceway.sim.items import Batch, Item
+from sluiceway.sim.scene import LEASED, Scene
+from sluiceway.sim.store import Store
+from sluiceway.sim.trail import Trail, Turn
+
+OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried", "dead": "dead", "release": "released"}
+
+
+class Content(dict[int, Item]):
+    """A lease as it was stored: its items by offset."""
+
+    attempts: int = 0
+
+
+@dataclass(eq=False)
+class Hold:
+    """A lease as its consumer knows it: the items that it has not settled, by offset."""
+
+    partition: int
+    number: int
+    client_id: str
+    items: dict[int, Item]
+
+
+class _Follower:
+    """A trail, and what was in each lease."""
+
+    def __init__(self, trail: Trail, ledger: QueueLedger) -> None:
+        self._trail = trail
+        self._ledger = ledger
+
+    def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
+        self._trail.follow(old, new, turn)
+        for payload, place in new.alive.items():
+            if place.kind == LEASED and place.lease in self._trail.newest:
+                content = self._ledger.contents.setdefault((self._trail.partition, place.lease), Content())
+                content[place.offset] = self._ledger.items[payload]
+
+
+class QueueLedger:
+    """Every item that was ever sent to the queue, and every promise about it. `items` are those of all queues."""
+
+    def __init__(self, queue: str, items: dict[str, Item]) -> None:
+        self.queue = queue
+        self.incarnation = ""
+        self.items = items
+        self.batches: list[Batch] = []
+        self.asks = Asks()
+        self.heard: set[tuple[int, int]] = set()
+        """The leases that a client was told of."""
+        self.contents: dict[tuple[int, int], Content] = {}
+        self.stores: dict[int, Store] = {}
+        self.trails: dict[int, Trail] = {}
+        self.tally: Counter[str] = Counter()
+
+    def new_store(self, incarnation: str, partition: int) -> Store:
+        """A partition is opened for the first time."""
+        check(self.incarnation in ("", incarnation), "a queue has two incarnations")
+        self.incarnation = incarnation
+        trail = Trail(incarnation, partition, self.items, self.asks, self.heard, self.queue)
+        store = self.stores[partition] = Store()
+        store.trail = _Follower(trail, self)
+        self.trails[partition] = trail
+        return store
+
+    def left(self) -> int:
+        """Items that are anywhere in it, also on their way to another queue."""
+        scenes = [store.scene() for store in self.stores.values()]
+        return sum(len(scene.alive) + len(scene.leaving) for scene in scenes)
+
+    # ---- produce ----------------------------------------------------------------------------------------------
+
+    def add(self, key: ProduceKey | None, items: Sequence[Item], rows: pa.RecordBatch) -> Batch:
+        batch = Batch(key, items, rows)
+        for item in items:
+            item.batch = batch
+            self.items[item.payload] = item
+        self.batches.append(batch)
+        return batch
+
+    def produced(self, batch: Batch, answer: Produced) -> None:
+        """What was acknowledged is durable, once, and where it is said to be."""
+        check(answer.items == len(batch.items), "the answer counts other items than were sent")
+        if batch.answer is not None:
+            check(answer[:3] == batch.answer[:3], f"a repetition has another answer: {answer} after {batch.answer}")
+            check(answer.deduplicated or batch.answer.deduplicated, "a key was taken twice")
+            return
+        for index, item in enumerate(batch.items):
+            told = str(ItemId(self.incarnation, answer.partition, answer.first_offset + index))
+            check(item.origin is not None, f"{item.payload} was acknowledged before it was durable")
+            check(item.origin == told, f"{item.payload} is {item.origin}, and its producer was told {told}")
+        batch.answer = answer
+        self.tally["produced"] += answer.items
+
+    # ---- lease ------------------------------------------------------------------------------------------------
+
+    def leased(self, request: Lease, answer: Leased) -> list[Hold]:
+        """Each lease was made for this client, with just these items; it may be over by now."""
+        rows: dict[tuple[int, int], dict[int, str]] = {}
+        for batch in answer.batches:
+            columns = (batch.column(name).to_pylist() for name in ("partition", "lease", "offset", "payload"))
+            for partition, lease, offset, payload in zip(*columns, strict=True):
+                rows.setdefault((partition, lease), {})[offset] = payload.decode()
+        check(rows.keys() == {each[:2] for each in answer.leases}, "the items are of other leases than the answer names")
+        total = sum(each.items for each in answer.leases)
+        # Under a key, a call that still waits may take more.
+        check(request.lease_key is not None or total <= request.batch_size, "more items than were asked for")
+        holds = []
+        for info in answer.leases:
+            name = info[:2]
+            content, got = self.contents.get(name), rows[name]
+            check(content is not None, f"lease {name} was answered before it was durable")
+            assert content is not None
+            check(self.trails[info.partition].clients[info.number] == request.client_id, f"lease {name} is of another client")
+            told = {offset: content[offset].payload for offset in got if offset in content}
+            check(told == got, f"lease {name} was answered with {got}, and has {told}")
+            check(request.lease_key is not None or (info.items == len(got) == len(content)), f"lease {name} was answered in part")
+            fates = [self.trails[info.partition].fates.get(offset) for offset in got]
+            if not any((info.partition, offset) in self.asks.fates for offset in got):
+                check({"released"} not in fates, f"lease {name} was given back, and yet its client was told of it")
+            check(name not in self.heard or request.lease_key is not None, f"lease {name} was given to two calls")
+            self.heard.add(name)
+            holds.append(Hold(info.partition, info.number, request.client_id, {offset: content[offset] for offset in got}))
+        self.tally["leased"] += total
+        return holds
+
+    # ---- settle -----------------------------------------------------------------------------------------------
+
+    def settled(self, verdict: Verdict, sent: Mapping[int, Iterable[int]], answer: Settled) -> None:
+        """The call has succeeded: every item that is not ignored has met its fate, and every reason is true."""
+        ignored = dict(_places(answer.ignored))
+        wanted = {(partition, offset) for partition, offsets in sent.items() for offset in offsets}
+        check(ignored.keys() <= wanted and len(ignored) == len(answer.ignored), "other ids are ignored than were sent")
+        for partition, offset in sorted(wanted):
+            fates = self.trails[partition].fates.get(offset)
+            check(fates is not None, f"{partition}.{offset} is still leased, and its consumer was told that it is settled or ignored")
+            assert fates is not None
+            reason = ignored.get((partition, offset))
+            # A retry may have been the item's last.
+            allowed = {OUTCOME[verdict], "dead"} if reason is None else {reason}
+            check(bool(allowed & fates) or reason == "settled", f"{partition}.{offset} is said to be {reason or verdict}, and is {fates}")
+        check(answer.total == len(wanted) - len(ignored), f"{answer.total} are settled and {len(ignored)} ignored, of {len(wanted)}")
+        self.tally[verdict] += answer.total
+        self.tally["ignored"] += len(ignored)
+
+    def check_drained(self) -> None:
+        """All that was acknowledged, or may have been taken, has ended; and each end had its cause."""
+        for batch in self.batches:
+            for item in batch.items:
+                check(item.ended or item.origin is None, f"{item.payload} is left over")
+                check(batch.answer is None or item.ended, f"{item.payload} was acknowledged and is lost")
+
+
+def _places(ignored: Iterable[tuple[str, IgnoredReason]]) -> Iterable[tuple[tuple[int, int], IgnoredReason]]:
+    for name, reason in ignored:
+        _, partition, offset = name.split(".")
+        yield (int(partition), int(offset)), reason

@@ -1,0 +1,150 @@
+"""The partitions of a simulated cluster: one store that all instances share, each over a way of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from sluiceway.adapters import system
+from sluiceway.core.tickets import Commit, Effect
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.outcomes import Outcome
+from sluiceway.node.driver import QueueDriver
+from sluiceway.ports.partition_store import Changes, Fence, FencedError, PartitionRef, Snapshot, StoreUnavailableError
+from sluiceway.sim.checks import check
+from sluiceway.sim.link import Link, NoAnswerError, NotSentError
+from sluiceway.sim.store import Store
+from sluiceway.sim.trail import Turn
+
+PATIENCE: Millis = 60_000
+"""How long a store is waited for; the backend of an instance gives up before."""
+
+
+@dataclass
+class Kept:
+    """One partition as it is stored."""
+
+    store: Store
+    users: dict[tuple[int, int], str] = field(default_factory=dict)
+    """Which instance has used a token, (era, grant): no other one may."""
+
+
+class Vault:
+    """What is really stored. `new_store` makes the store of a partition, which checks each step of each item."""
+
+    def __init__(self, new_store: Callable[[PartitionRef], Store]) -> None:
+        self.partitions: dict[PartitionRef, Kept] = {}
+        self.commits = 0
+        self.shut_out = 0
+        """Commits that a fence refused."""
+        self._new_store = new_store
+        self._turns: dict[int, tuple[Changes, Turn]] = {}
+
+    @contextmanager
+    def noting_turns(self) -> Iterator[None]:
+        """For the length of a block it is noted at what time, and under which settings, each change set was decided."""
+        original = vars(QueueDriver)["_carry_out"]
+
+        def carry_out(driver: QueueDriver, effect: Effect) -> None:
+            if isinstance(effect, Commit):
+                self._turns[id(effect.changes)] = effect.changes, Turn(system.now(), driver.record)
+            original(driver, effect)
+
+        setattr(QueueDriver, "_carry_out", carry_out)  # noqa: B010 - a type checker would take it for a mistake
+        try:
+            yield
+        finally:
+            setattr(QueueDriver, "_carry_out", original)  # noqa: B010
+
+    async def open(self, owner: str, ref: PartitionRef, fence: Fence) -> Snapshot:
+        if ref not in self.partitions:
+            self.partitions[ref] = Kept(self._new_store(ref))
+        kept = self.partitions[ref]
+        if self.is_shut_out(kept.store, fence):
+            raise FencedError(f"partition {ref.incarnation}.{ref.partition} was opened with {kept.store.fence}, above {fence}")
+        user = kept.users.setdefault(fence[:2], owner)
+        check(user == owner, f"{owner} opens {ref.incarnation}.{ref.partition} under {fence[:2]}, which {user} has used")
+        check(kept.store.fence != fence, f"{owner} opens {ref.incarnation}.{ref.partition} twice under {fence}")
+        kept.store.open(fence)
+        return kept.store.snapshot()
+
+    @staticmethod
+    def is_shut_out(store: Store, fence: Fence) -> bool:
+        """Somebody has opened it with a higher fence."""
+        return store.fence > fence
+
+    @staticmethod
+    def may_write(store: Store, fence: Fence) -> bool:
+        """The fence is that of the last opening."""
+        return store.fence == fence
+
+    async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        kept = self.partitions.get(ref)
+        _, turn = self._turns.pop(id(changes), (changes, None))
+        if kept is None or not self.may_write(kept.store, fence) or changes.txn > kept.store.txn + 1:
+            self.shut_out += 1
+            return Outcome.REFUSED
+        if changes.txn == kept.store.txn + 1:
+            kept.store.apply(changes, kept.store.fence, turn)
+            self.commits += 1
+        return Outcome.DONE
+
+    async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
+        kept = self.partitions.get(ref)
+        return {} if kept is None else {number: kept.store.blobs[number] for number in blobs if number in kept.store.blobs}
+
+    async def browse(self, ref: PartitionRef) -> Snapshot:
+        kept = self.partitions.get(ref)
+        return Snapshot(0, None, {}) if kept is None else kept.store.snapshot()
+
+    async def drop(self, ref: PartitionRef) -> None:
+        self.partitions.pop(ref, None)
+
+
+class SimPartitionStore:
+    """An instance's PartitionStore."""
+
+    def __init__(self, vault: Vault, owner: str, link: Link) -> None:
+        self._vault = vault
+        self._owner = owner
+        self._link = link
+
+    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+        try:
+            return await self._link.call(lambda: self._vault.open(self._owner, ref, fence), PATIENCE)
+        except (NotSentError, NoAnswerError) as error:
+            raise _unavailable() from error
+
+    async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        try:
+            return await self._link.call(lambda: self._vault.apply(ref, changes, fence), PATIENCE)
+        except NotSentError:
+            return Outcome.REFUSED
+        except NoAnswerError:
+            return Outcome.UNKNOWN
+
+    async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
+        try:
+            return await self._link.call(lambda: self._vault.read(ref, blobs), PATIENCE)
+        except (NotSentError, NoAnswerError) as error:
+            raise _unavailable() from error
+
+    async def browse(self, ref: PartitionRef) -> Snapshot:
+        try:
+            return await self._link.call(lambda: self._vault.browse(ref), PATIENCE)
+        except (NotSentError, NoAnswerError) as error:
+            raise _unavailable() from error
+
+    async def drop(self, ref: PartitionRef) -> None:
+        try:
+            await self._link.call(lambda: self._vault.drop(ref), PATIENCE)
+        except (NotSentError, NoAnswerError) as error:
+            raise _unavailable() from error
+
+    async def close(self) -> None:
+        """There is nothing to release."""
+
+
+def _unavailable() -> StoreUnavailableError:
+    return StoreUnavailableError("the store has not answered")

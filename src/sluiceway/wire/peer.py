@@ -1,0 +1,297 @@
+"""What instances of a cluster say to one another: a head in msgpack, then the rows as Arrow record batches.
+
+    b"slw" · VERSION (1 byte) · length of the head (4 bytes, little-endian) · the head · zeros up to a multiple of 8 · the record batches
+
+A batch comes without its schema: all columns that items ever have are known on both sides, so a bit mask says which ones these are.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
+from sluiceway.model.leased import POSITION
+from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, Learn, LeaseAnywhere, Left, PeerRequest, Poll, Polled, Reload
+from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Explanation,
+    Extend,
+    Extended,
+    Lease,
+    Leased,
+    Offsets,
+    Peek,
+    Produce,
+    Produced,
+    QueueStats,
+    Redrive,
+    Redriven,
+    Settle,
+    Settled,
+)
+from sluiceway.wire.arrow_codec import check_buffers
+from sluiceway.wire.ipc_header import batch_header
+
+CONTENT_TYPE: Final = "application/x-sluiceway-peer"
+PATH: Final = "/cluster/ask"
+"""Where an instance is asked, below the URL that its member record has."""
+VERSION: Final = 1
+"""To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all."""
+
+COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
+"""A batch's mask has bit n for the n-th of these."""
+_POSITION: Final = (1 << len(POSITION)) - 1
+_PAYLOAD: Final = 1 << len(POSITION)
+
+
+class Kind(NamedTuple):
+    """A request, and what it is answered with."""
+
+    request: type
+    answer: Any
+
+
+KINDS_OF_REQUESTS: Final = {
+    kind.request.__name__: kind
+    for kind in (
+        Kind(Produce, Produced),
+        Kind(Lease, Leased),
+        Kind(Settle, Settled),
+        Kind(Extend, Extended),
+        Kind(Clear, Cleared),
+        Kind(DeleteItems, Deleted),
+        Kind(Redrive, Redriven),
+        Kind(ListItems, ItemsPage),
+        Kind(Peek, list[pa.RecordBatch]),
+        Kind(Explain, Explanation),
+        Kind(Count, QueueStats),
+        Kind(Reload, None),
+        Kind(Close, Left),
+        Kind(FindLeases, int),
+        Kind(LeaseAnywhere, Leased),
+        Kind(Learn, bool),
+        Kind(Poll, Polled),
+    )
+}
+_ERROR: Final = "error"
+_MAGIC: Final = b"slw"
+_START: Final = struct.Struct("<3sBI")
+_ALIGNED: Final = 8
+_LITTLE: Final = np.dtype("<i8")
+_SHOWN: Final = 200
+
+
+class _Head(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """`kind` is that of the request, also in its answer; `columns` are the masks of the batches that follow."""
+
+    kind: str
+    body: msgspec.Raw
+    columns: list[int]
+    incarnation: str | None = None
+    payload: bool = True
+
+
+class _Error(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    code: str
+    detail: str
+    field: str | None
+    retry_after: int | None = None
+    text: str | None = None
+    other: str | None = None
+
+
+def encode_request(request: PeerRequest) -> bytes:
+    """The request as a body; its payloads are copied twice."""
+    if isinstance(request, Ask):
+        return _encode(type(request.request).__name__, request.request, request.incarnation, request.payload)
+    return _encode(type(request).__name__, request)
+
+
+def decode_request(body: bytes) -> PeerRequest:
+    """The request. Raises `invalid_body`: the body is of another version, or damaged. Its rows stay where they lie in the body."""
+    message = _decode(body, 0)
+    kind = KINDS_OF_REQUESTS.get(message.head.kind)
+    if kind is None or (kind.request in (Learn, Poll)) is not (message.head.incarnation is None):
+        raise _unreadable(f"there is no request {message.head.kind[:_SHOWN]!r} like that")
+    request = message.read(kind.request)
+    return request if message.head.incarnation is None else Ask(message.head.incarnation, request, message.head.payload)
+
+
+def encode_answer(request: PeerRequest, answer: Any) -> bytes:
+    """The answer to that request as a body."""
+    return _encode(_kind(request), answer)
+
+
+def decode_answer(request: PeerRequest, body: bytes) -> Any:
+    """What that request was answered with. Raises `invalid_body`, as `decode_request`."""
+    message, name = _decode(body, _POSITION), _kind(request)
+    if message.head.kind != name:
+        raise _unreadable(f"it answers {message.head.kind[:_SHOWN]!r}, and {name!r} was asked")
+    return message.read(KINDS_OF_REQUESTS[name].answer)
+
+
+def encode_error(error: SluicewayError) -> bytes:
+    """What the peer is to raise in place of an answer."""
+    said = _Error(error.code, error.detail, error.field)
+    if isinstance(error, RateLimitedError):
+        said.retry_after = error.retry_after
+    elif isinstance(error, OtherQueueError):
+        said.text, said.other = error.text, error.other
+    return _encode(_ERROR, said)
+
+
+def decode_error(body: bytes) -> SluicewayError:
+    """The error that the peer sent. Raises `invalid_body`, as `decode_request`."""
+    message = _decode(body, 0)
+    said: _Error = message.read(_Error)
+    if message.head.kind != _ERROR or said.code not in KINDS:
+        raise _unreadable("it is no error")
+    if said.retry_after is not None:
+        return RateLimitedError(said.detail, said.retry_after)
+    if said.text is None or said.other is None or said.field is None:
+        return SluicewayError(said.code, said.detail, said.field)
+    # Anything else in braces would be looked up by `format`.
+    if set("{}") & set(said.text.replace("{other}", "")):
+        raise _unreadable("its text has other braces than {other}")
+    return OtherQueueError(said.code, said.text, said.other, said.field)
+
+
+def _kind(request: PeerRequest) -> str:
+    return type(request.request if isinstance(request, Ask) else request).__name__
+
+
+# ---- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bool = True) -> bytes:
+    batches: list[pa.RecordBatch] = []
+
+    def write(value: object) -> object:
+        if isinstance(value, np.ndarray):
+            return value.astype(_LITTLE, copy=False).tobytes()
+        if isinstance(value, pa.RecordBatch):
+            batches.append(value)
+            return len(batches) - 1
+        raise TypeError(f"{type(value).__name__} is not for a peer")
+
+    body = msgspec.Raw(msgspec.msgpack.encode(content, enc_hook=write))
+    fitted = [_fitted(batch) for batch in batches]
+    head = msgspec.msgpack.encode(_Head(kind, body, [mask for mask, _ in fitted], incarnation, payload))
+    gap = bytes(-len(head) % _ALIGNED)
+    return b"".join((_START.pack(_MAGIC, VERSION, len(head)), head, gap, *(batch.serialize() for _, batch in fitted)))
+
+
+def _fitted(batch: pa.RecordBatch) -> tuple[int, pa.RecordBatch]:
+    """The batch's mask, and the batch with its columns in that order."""
+    names = set(batch.schema.names)
+    mask = sum(1 << bit for bit, field in enumerate(COLUMNS) if field.name in names)
+    schema = _schema(mask)
+    if not batch.schema.equals(schema):
+        batch = batch.select(schema.names)
+        if len(names) != len(schema) or batch.schema.types != schema.types:
+            raise TypeError(f"columns that items do not have: {batch.schema}")
+    return mask, batch
+
+
+@cache
+def _schema(mask: int) -> pa.Schema:
+    return pa.schema([field for bit, field in enumerate(COLUMNS) if mask >> bit & 1])
+
+
+# ---- reading ----------------------------------------------------------------------------------------------------------
+
+
+class _Message(NamedTuple):
+    head: _Head
+    batches: Sequence[pa.RecordBatch]
+
+    def read(self, kind: Any) -> Any:
+        """The content as that type. Raises `invalid_body`."""
+        used = 0
+
+        def read(wanted: Any, value: object) -> object:
+            nonlocal used
+            if wanted is not pa.RecordBatch:
+                return _offsets(value)
+            if value != used:
+                raise ValueError("the batches are not in order")
+            used += 1
+            return self.batches[used - 1]
+
+        try:
+            content = msgspec.msgpack.decode(self.head.body, type=kind, dec_hook=read)
+        except (msgspec.DecodeError, ValueError, IndexError, RecursionError) as error:
+            raise _unreadable(str(error)) from None
+        if used != len(self.batches):
+            raise _unreadable("it has batches that are not part of it")
+        return content
+
+
+def _offsets(value: object) -> Offsets:
+    if not isinstance(value, bytes):
+        raise ValueError("offsets must be bytes")
+    offsets = np.frombuffer(value, _LITTLE).astype(np.int64, copy=False)
+    if len(offsets) and (offsets[0] < 0 or (offsets[1:] <= offsets[:-1]).any()):
+        raise ValueError("offsets must rise from 0 on")
+    return offsets
+
+
+def _decode(body: bytes, position: int) -> _Message:
+    """`position`: which columns of the position the rows must have, as a mask. All rows have payloads."""
+    if len(body) < _START.size or body[:3] != _MAGIC:
+        raise _unreadable("it does not begin as one")
+    _, version, length = _START.unpack_from(body)
+    if version != VERSION:
+        said = f"it is of version {version}, and this instance speaks version {VERSION}: run the same release on all instances"
+        raise _unreadable(said)
+    end = _START.size + length
+    start = end + -end % _ALIGNED
+    if start > len(body):
+        raise _unreadable("it is cut off")
+    view = memoryview(body)
+    try:
+        head = msgspec.msgpack.decode(view[_START.size : end], type=_Head)
+        batches = _batches(view[start:], head.columns, position | _PAYLOAD)
+    except (msgspec.DecodeError, pa.ArrowException, OSError, EOFError, ValueError, OverflowError, RecursionError) as error:
+        raise _unreadable(str(error).partition("\n")[0]) from None
+    return _Message(head, batches)
+
+
+def _batches(data: memoryview, masks: Sequence[int], needed: int) -> list[pa.RecordBatch]:
+    """Validated as what clients send is: a batch that is not sound could end the process."""
+    source = pa.BufferReader(pa.py_buffer(data))
+    batches = []
+    for mask in masks:
+        if not 0 < mask < 1 << len(COLUMNS) or mask & (_POSITION | _PAYLOAD) != needed:
+            raise ValueError("a batch of other columns than these")
+        message = pa.ipc.read_message(source)
+        if message.type != "record batch":
+            raise ValueError(f"a {message.type} message where a record batch was expected")
+        header = batch_header(message.metadata)
+        if header.compressed or not 0 < header.rows <= MAX_ITEMS_ARROW:
+            raise ValueError(f"a batch that is compressed, or of {header.rows} rows")
+        batch = pa.ipc.read_record_batch(message, _schema(mask))
+        batch.validate(full=True)
+        for field, column in zip(batch.schema, batch.columns, strict=True):
+            check_buffers(column, field.name)
+            if (column.null_count and not field.nullable) or (field.type == HEADERS and column.items.null_count):
+                raise ValueError(f"the column {field.name!r} has nulls")
+        batches.append(batch)
+    if source.tell() != len(data):
+        raise ValueError("something follows its end")
+    return batches
+
+
+def _unreadable(why: str) -> SluicewayError:
+    return SluicewayError("invalid_body", f"the peer's message cannot be read: {why[:_SHOWN]}")

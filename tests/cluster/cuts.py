@@ -1,0 +1,71 @@
+"""One instance is cut off from the meta store, from storage, or the others from it: by resets, in silence, one way, or slowly."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+
+from cluster.cutting import Line
+from cluster.fleet import PostgresFleet
+from cluster.history import History
+from cluster.report import Report, most_and_median
+from cluster.serving import seconds_until_served
+from cluster.traffic import Traffic
+
+RECOVERED_WITHIN = 30.0
+"""Seconds within which every partition must be served once all lines are whole: a commit whose answer never came is waited for a while."""
+SLOW = 0.2
+
+WAYS: dict[str, Callable[[Line], None]] = {
+    "reset": lambda line: line.cut(),
+    "silent": lambda line: line.silence("up", "down"),
+    "unanswered": lambda line: line.silence("down"),
+    "slow": lambda line: line.delay(SLOW),
+}
+
+
+def cut_every_line(report: Report, traffic: Traffic, fleet: PostgresFleet, chance: random.Random, seconds: float) -> None:
+    times: dict[str, list[float]] = {}
+    for link in fleet.lines[0]._fields:
+        for way, cut in WAYS.items():
+            home = chance.randrange(fleet.homes)
+            label = f"{link}-{way}"
+            traffic.start()
+            traffic.progress(50)
+            line: Line = getattr(fleet.lines[home], link)
+            if not line.connections:
+                report.fail(f"nobody has used the line of {link} to or from {fleet.instances[home].name}: nothing is cut")
+            meanwhile, after = _cut(traffic, line, cut, label, home, seconds)
+            times.setdefault(link, []).append(after)
+            report.within(f"{link} {way}: recovery", after, RECOVERED_WITHIN)
+            traffic.drain(home)
+            report.say(f"{link} {way} at {fleet.instances[home].name}: {meanwhile}; all served {after:.1f} s after it was mended")
+            if traffic.tally.faults:
+                report.fail(f"{link} {way} at {fleet.instances[home].name}: see below")
+                return
+    for link, each in times.items():
+        report.figure(f"cut from {link}, all served after it was mended {most_and_median(each)}")
+
+
+def _cut(traffic: Traffic, line: Line, cut: Callable[[Line], None], label: str, home: int, seconds: float) -> tuple[str, float]:
+    """What was served meanwhile, and how long it then took until everything was again."""
+    begun = time.monotonic()
+    cut(line)
+    try:
+        served = seconds_until_served(traffic, label, (home + 1) % traffic.fleet.homes, begun, seconds)
+        threading.Event().wait(max(0.0, seconds - (time.monotonic() - begun)))
+    finally:
+        line.mend()
+    mended = time.monotonic()
+    again = seconds_until_served(traffic, f"{label}-mended", home, mended)
+    missing = f", but for {len(served.missing)}" if served.missing else ""
+    if again.missing:
+        return f"never served again: {', '.join(again.missing)}", float("inf")
+    return f"all served after {served.seconds:.1f} s{missing}", again.seconds
+
+
+def run_cuts(report: Report, fleet: PostgresFleet, traffic: Traffic, history: History, chance: random.Random, seconds: float) -> None:
+    cut_every_line(report, traffic, fleet, chance, seconds)
+    report.judge(traffic, fleet, history)

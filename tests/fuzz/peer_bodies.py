@@ -1,0 +1,126 @@
+"""Damaged messages between the instances of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from fuzz.arrow_bodies import NOW, damaged
+from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
+from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems, Standing
+from sluiceway.model.items import batch_from_rows, digest, fit
+from sluiceway.model.leased import Slice, common_schema, served
+from sluiceway.model.peers import Ask, Count, Learn, Load, PeerRequest, Poll, Polled
+from sluiceway.model.requests import (
+    DONE,
+    Extend,
+    Fate,
+    Lease,
+    Leased,
+    LeaseInfo,
+    PartitionStats,
+    Peek,
+    Produce,
+    ProduceKey,
+    QueueStats,
+    Selection,
+    Settle,
+    Settled,
+)
+from sluiceway.wire import peer
+
+_INCARNATION: Final = "k7f3q2ma"
+_ROWS: Final = batch_from_rows(
+    [
+        {"payload": b"one", "kind": "k", "headers": [("a", "b"), ("c", "")], "enqueue_at": NOW + 5},
+        {"payload": b"", "kind": None, "headers": None, "enqueue_at": None},
+        {"payload": b"three" * 20, "kind": "é" * 9, "headers": [], "enqueue_at": 0},
+    ]
+)
+_BLOB: Final = batch_from_rows([{"payload": b"x" * 50, "reference": str(number)} for number in range(100)])
+
+
+def _ask(request: Any) -> Ask:
+    return Ask(_INCARNATION, request)
+
+
+def _answers() -> list[tuple[PeerRequest, Any]]:
+    some = np.array([3, 4, 9, 50], np.int64)
+    batches = [served(1, 4, Slice(0, some, some + 7, 2, NOW), _BLOB), served(0, 5, Slice(0, some, some, 1, NOW), _BLOB.select(["payload"]))]
+    return [
+        (_ask(Lease("c", 9)), Leased([LeaseInfo(1, 4, 4, NOW), LeaseInfo(0, 5, 4, NOW)], batches)),
+        (_ask(Peek(5)), batches),
+        (_ask(ListItems(1, 0, 9)), ItemsPage([(batches[0], Standing(NOW)), (batches[1], Standing(None, NOW, 5))], 57)),
+        (_ask(Settle({}, 5)), Settled(1, 2, 3, 4, [("k7f3q2ma.0.5", "not_yours")])),
+        (_ask(DeleteItems({}, 5)), Deleted(5, [("k7f3q2ma.0.5", "leased")])),
+        (_ask(Count()), QueueStats(1, 2, 3, 4, [PartitionStats(0), PartitionStats(1, "closed")])),
+        (Poll((), 0), Polled({_INCARNATION: Load(5, 6), "other": Load(0, None)})),
+    ]
+
+
+@cache
+def sound() -> tuple[list[bytes], list[tuple[PeerRequest, bytes]], list[bytes]]:
+    """Requests, answers and errors that are taken."""
+    some = np.array([3, 4, 9, 50], np.int64)
+    requests: list[PeerRequest] = [
+        _ask(Produce(_ROWS, 5_000, ProduceKey("key", "group", 7), 2)),
+        _ask(Produce(_BLOB.slice(10, 80), 5_000)),
+        _ask(Settle({0: [Selection(DONE, some), Selection(Fate("retry", NOW, None, "é"), lease=7)]}, 5, foreign=["x"], strict=True)),
+        _ask(Extend([(1, 2)], 5, 6, offsets={3: some}, client_id="c")),
+        _ask(DeleteItems({1: some, 2: some}, 5)),
+        _ask(Lease("c", 9, 5_000, None, 3, "key")),
+        Learn(77),
+        Poll((_INCARNATION, "other"), 5_000),
+    ]
+    errors = [
+        SluicewayError("not_here", "3"),
+        RateLimitedError("slow", 5),
+        OtherQueueError("queue_in_use", "{other} is", "d", "dead_queue"),
+    ]
+    return (
+        [peer.encode_request(request) for request in requests],
+        [(request, peer.encode_answer(request, answer)) for request, answer in _answers()],
+        [peer.encode_error(error) for error in errors],
+    )
+
+
+def attempt(chance: Random) -> Callable[[], None]:
+    """One message, and the decoder that it is for."""
+    requests, answers, errors = sound()
+    which = chance.random()
+    if which < 0.5:
+        body = damaged(chance, requests)
+        return lambda: _take(body)
+    if which < 0.9:
+        request, said = chance.choice(answers)
+        body = damaged(chance, [said])
+        return lambda: _pass_on(request, body)
+    body = damaged(chance, errors)
+    return lambda: _raise(body)
+
+
+def _take(body: bytes) -> None:
+    """What a logical queue does first with rows; and whatever was read can be said again."""
+    request = peer.decode_request(body)
+    if isinstance(request, Ask) and isinstance(request.request, Produce):
+        digest(request.request.batch)
+    peer.encode_request(request)
+
+
+def _pass_on(request: PeerRequest, body: bytes) -> None:
+    """Rows are put together for a client."""
+    answer = peer.decode_answer(request, body)
+    if isinstance(answer, ItemsPage):
+        answer = [batch for batch, _ in answer.rows]
+    batches: list[pa.RecordBatch] = list(answer.batches) if isinstance(answer, Leased) else answer if isinstance(answer, list) else []
+    for batch in batches:
+        fit(batch, common_schema(batches)).serialize()
+
+
+def _raise(body: bytes) -> None:
+    assert str(peer.decode_error(body)) is not None

@@ -1,0 +1,188 @@
+"""Several processes that serve together: they are started again when they die, and end when they are told to, or when nobody is left to."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from server_process import PATIENCE
+from server_running import eventually
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.configuration import Address, ClusterSettings, Configuration, ServerSettings
+from sluiceway.server.run import cluster_of
+from sluiceway.server.workers import LONGEST_DELAY, Said, next_delay
+
+STAND_IN = Path(__file__).with_name("worker_stand_in.py")
+
+
+# ---- decisions ------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_keeps_dying_is_started_ever_more_rarely() -> None:
+    delays = [0]
+    for _ in range(10):
+        delays.append(next_delay(delays[-1], 0))
+    assert delays[1:] == [100, 200, 400, 800, 1_600, 3_200, 6_400, 10_000, 10_000, 10_000]
+    assert next_delay(10_000, LONGEST_DELAY - 1) == 10_000
+    assert next_delay(10_000, LONGEST_DELAY) == 100
+
+
+def test_what_a_worker_says_is_raised_as_it_was() -> None:
+    error = SluicewayError("unavailable", "why", "data")
+    again = Said(code=error.code, detail=error.detail, field=error.field).error()
+    assert isinstance(again, SluicewayError)
+    assert (again.code, again.detail, again.field) == ("unavailable", "why", "data")
+    assert repr(Said(detail="taken").error()) == "OSError('taken')"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "workers", "at", "tls", "meta", "advertise"),
+    [
+        (ClusterSettings(), 2, Address("127.0.0.1", 7), False, "sqlite:/data/meta.sqlite", "http://127.0.0.1:7"),
+        (ClusterSettings(meta="etcd://e:1"), 1, Address("10.0.0.5", 7), True, "etcd://e:1", "https://10.0.0.5:7"),
+        (ClusterSettings(meta="sqlite:/m"), 1, Address("0.0.0.0", 7), False, "sqlite:/m", "http://127.0.0.1:7"),
+        (ClusterSettings(meta="sqlite:/m"), 1, Address("::", 7), False, "sqlite:/m", "http://[::1]:7"),
+        (ClusterSettings(meta="etcd://e:1", advertise="https://a:1/"), 1, Address("::", 7), False, "etcd://e:1", "https://a:1"),
+        (ClusterSettings(meta="etcd://e:1", advertise="http://a"), 2, Address("::", 7), True, "etcd://e:1", "http://a:7"),
+    ],
+)
+def test_how_others_reach_an_instance(cluster: ClusterSettings, workers: int, at: Address, tls: bool, meta: str, advertise: str) -> None:
+    configuration = Configuration(server=ServerSettings(workers=workers), cluster=cluster)
+    expected = msgspec.structs.replace(cluster, meta=meta, advertise=advertise)
+    assert cluster_of(Path("/data"), configuration, at, tls) == expected
+
+
+def test_a_server_by_itself_is_in_no_cluster() -> None:
+    assert cluster_of(Path("/data"), Configuration(), Address("127.0.0.1", 7), False) is None
+
+
+# ---- processes ------------------------------------------------------------------------------------------------------
+
+
+class Family:
+    """A supervisor in a process of its own."""
+
+    def __init__(self, folder: Path, workers: int, behaviour: str) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self.process = subprocess.Popen(
+            [sys.executable, STAND_IN, folder, str(workers), behaviour], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def finish(self) -> tuple[str, str]:
+        return self.process.communicate(timeout=PATIENCE)
+
+    def pids(self) -> set[int]:
+        """Those of all workers that there have been."""
+        return {int(path.name) for path in self._folder.iterdir()}
+
+    def noted(self, pid: int) -> str:
+        return (self._folder / str(pid)).read_text()
+
+    def living(self) -> set[int]:
+        return set(filter(lives, self.pids()))
+
+
+def lives(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def family(folder: Path, workers: int = 3, behaviour: str = "") -> Iterator[Family]:
+    made = Family(folder, workers, behaviour)
+    watch = threading.Timer(PATIENCE, made.process.kill)
+    watch.start()
+    try:
+        yield made
+    finally:
+        watch.cancel()
+        made.process.kill()
+        made.process.communicate()
+        for pid in made.living():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_all_serve_before_it_says_so_and_all_end_when_it_is_told_to(tmp_path: Path, number: signal.Signals) -> None:
+    with family(tmp_path / "pids") as server:
+        assert server.line() == "ready"
+        assert len(server.living()) == 3
+        server.process.send_signal(number)
+        out, err = server.finish()
+        assert (out, server.process.returncode) == ("ended\n", 0)
+        assert server.living() == set()
+        assert len(server.pids()) == 3
+        assert err.count("serves; the others reach it at http://worker-") == 3
+
+
+def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
+    with family(tmp_path / "pids") as server:
+        assert server.line() == "ready"
+        first = min(server.pids())
+        os.kill(first, signal.SIGKILL)
+        eventually(lambda: len(server.pids()) == 4 and len(server.living()) == 3)
+        # The configuration may have been read again before it came, so it is told to do so, and nobody else.
+        eventually(lambda: sorted(map(server.noted, server.living())) == ["", "", "reload"])
+        server.process.terminate()
+        out, err = server.finish()
+        assert out == "ended\n"
+        assert f"(process {first}) was killed by SIGKILL; it is started again in 100ms" in err
+
+
+def test_a_hangup_goes_to_all_of_them(tmp_path: Path) -> None:
+    with family(tmp_path / "pids") as server:
+        assert server.line() == "ready"
+        server.process.send_signal(signal.SIGHUP)
+        eventually(lambda: [server.noted(pid) for pid in server.pids()] == ["reload"] * 3)
+        assert len(server.living()) == 3
+
+
+def test_when_the_parent_is_killed_nobody_is_left(tmp_path: Path) -> None:
+    with family(tmp_path / "pids") as server:
+        assert server.line() == "ready"
+        server.process.kill()
+        eventually(lambda: not server.living())
+
+
+def test_one_that_does_not_end_in_time_is_killed(tmp_path: Path) -> None:
+    with family(tmp_path / "pids", 2, "stuck") as server:
+        assert server.line() == "ready"
+        server.process.terminate()
+        out, err = server.finish()
+        assert out == "ended\n"
+        assert err.count("did not end in time, and is killed") == 2
+        assert server.living() == set()
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "named"),
+    [
+        ("refuses", "SluicewayError: the disk is on fire"),
+        ("taken", "OSError: the port is taken"),
+        ("crashes", "SluicewayError: worker"),
+    ],
+)
+def test_a_server_whose_workers_cannot_start_says_why_and_ends(tmp_path: Path, behaviour: str, named: str) -> None:
+    with family(tmp_path / "pids", 3, behaviour) as server:
+        out, _ = server.finish()
+        assert out.startswith(named)
+        assert server.process.returncode == 1
+        assert server.living() == set()
+        assert len(server.pids()) <= 3
