@@ -21,8 +21,10 @@ from sluiceway.core.assignment.group import (
     read_group,
 )
 from sluiceway.core.assignment.member import Member
+from sluiceway.core.assignment.placing import place
 from sluiceway.core.assignment.rounds import next_plan
 from sluiceway.ports.meta_store import Entry, View
+from sluiceway.sim import bugs_placing
 from sluiceway.sim.bugs_group import RARE
 from sluiceway.sim.group import ModelStore
 from sluiceway.sim.planting import Bug, planted
@@ -199,7 +201,43 @@ def test_nothing_is_claimed_from_a_member_that_is_back() -> None:
     assert not rig.store.commit(claiming)
 
 
+def test_an_item_that_is_placed_again_waits_for_who_may_still_serve_it() -> None:
+    rig = Rig(("x", "y", "z"), parameters=LONG)
+    rig.go_on("a", "b")
+    assert "x" in rig.look("a").owned
+    rig.put(Resource(items=("y", "z"), parameters=LONG, version=2))
+    while "a" not in rig.view().marks:
+        rig.go_on("a", "b", rounds=1)
+    # A says nothing for a while and goes on serving.
+    rig.go_on("b", rounds=5)
+    assert "x" not in rig.plan().owners["a"]
+    assert rig.store.commit(place(rig.view(), KEYS, ["w", "x"]))
+    rig.go_on("b", rounds=5)
+    assert "x" in rig.plan().owners["b"]
+    assert "x" not in rig.look("b").owned
+    rig.go_on("a", rounds=5)
+    assert "x" not in rig.look("a").owned
+    assert "x" in rig.look("b").owned
+
+
+def test_an_item_that_is_placed_again_has_a_greater_token() -> None:
+    rig = Rig(("x", "y"))
+    rig.go_on("a")
+    rig.go_on("a", "b")
+    (item, token), *_ = rig.look("b").owned.items()
+    rig.put(Resource(items=tuple({"x", "y"} - {item}), parameters=QUICK, version=2))
+    rig.go_on("a", "b")
+    # Nobody is waited for any more after another round.
+    rig.go_on("a", "b", "c")
+    writes = place(rig.view(), KEYS, [item])
+    assert KEYS.plan in writes.puts
+    assert rig.store.commit(writes)
+    owned = {**rig.look("a").owned, **rig.look("b").owned, **rig.look("c").owned}
+    assert owned[item] > token
+
+
 SHOWN_BY = {
+    "begins_with_the_first_grant": test_an_item_that_is_placed_again_has_a_greater_token,
     "claims_from_a_member_that_is_back": test_nothing_is_claimed_from_a_member_that_is_back,
     "forgets_who_serves_what_is_not_in_the_plan": test_an_item_that_was_out_of_the_plan_waits_for_who_may_still_serve_it,
     "serves_by_its_old_lease_after_asking_for_a_shorter_one": test_a_shorter_lease_binds_from_when_it_is_asked_for,
@@ -213,7 +251,7 @@ SHOWN_BY = {
 }
 
 
-@pytest.mark.parametrize("bug", RARE, ids=lambda bug: bug.name)
+@pytest.mark.parametrize("bug", [*RARE, *bugs_placing.RARE], ids=lambda bug: bug.name)
 def test_each_rare_bug_is_shown_by_its_history(bug: Bug) -> None:
     with planted(bug), pytest.raises(AssertionError):
         SHOWN_BY[bug.name]()

@@ -156,19 +156,6 @@ def test_a_plan_of_another_version_of_the_resource_is_left_to_the_round() -> Non
     assert remove(rig.view(), KEYS, ["x1"]).puts.keys() == {KEYS.resource}
 
 
-def test_an_item_that_somebody_may_still_serve_is_left_to_the_round() -> None:
-    rig = settled("a", "b")
-    rig.put(Resource(items=SOME[1:], parameters=QUICK, version=2))
-    # A goes on serving x1, and looks no more.
-    assert "x1" in rig.plan().owners["a"]
-    while rig.plan().resource_version == 1:
-        rig.go_on("b", rounds=1)
-        if number(rig) > 1 and "a" not in rig.view().marks:
-            rig.go_on("a", rounds=1)
-    assert "x1" in rig.plan().waits["a"]
-    assert place(rig.view(), KEYS, ["x1", "n1"]).puts.keys() == {KEYS.resource}
-
-
 def test_who_leaves_gets_nothing_new() -> None:
     rig = settled("a", "b", items=("x1", "x2", "x3"))
     rig.members["b"].leave()

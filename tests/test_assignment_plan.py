@@ -52,6 +52,22 @@ def test_even_and_with_the_fewest_moves_on_many_states() -> None:
         assert moves(plan, current) == _fewest_moves(items, members, current), seed
 
 
+def test_even_and_with_the_fewest_moves_when_there_are_many() -> None:
+    rng = random.Random(1)
+    items = [f"{queue}.{n}" for queue in range(1_250) for n in range(8)]
+    members = [f"m{n:03}" for n in range(200)]
+    for current in (
+        {item: rng.choice(members) for item in items},
+        sticky(items, members[:-1], {}),
+        sticky(items, [*members, "gone"], {}),
+        {},
+    ):
+        plan = sticky(items, members, current)
+        assert sorted(plan) == sorted(items)
+        assert set(Counter(plan.values()).values()) == {50}
+        assert moves(plan, current) == _fewest_moves(items, members, current)
+
+
 def test_a_plan_that_was_made_is_kept() -> None:
     for seed in range(200):
         items, members, current = _state(seed)
@@ -80,12 +96,13 @@ def test_nobody_gets_nothing(items: list[str]) -> None:
 
 PROGRAM = """
 import hashlib, json, random
-from sluiceway.core.assignment.plan import sticky
+from sluiceway.core.assignment.plan import dealt, sticky
 rng = random.Random(7)
 items = [f"i{n}" for n in range(500)]
 members = {f"m{n}" for n in range(17)}
 current = {item: f"m{rng.randrange(25)}" for item in items}
-print(hashlib.sha256(json.dumps(sticky(items, members, current)).encode()).hexdigest())
+plans = [sticky(items, members, current), dealt(items, {member: int(member[1:]) % 3 for member in members})]
+print(hashlib.sha256(json.dumps(plans).encode()).hexdigest())
 """
 
 

@@ -17,6 +17,7 @@ from golden import fill
 from sluiceway.adapters.meta import sqlite as meta_sqlite
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.core.assignment.group import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
 from sluiceway.core.keys import KeyRecord, Seen
 from sluiceway.core.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
 from sluiceway.model.access import SYSTEM, ApiKey, KeySpec
@@ -143,6 +144,13 @@ PINNED: dict[type[msgspec.Struct], str] = {
     Seen: "digest first_offset count",
     ApiKey: "key_id name scopes digest created_at expires_at requests_per_second bytes_per_second",
     AuditEntry: "id at actor action queue_name request_id detail",
+    Resource: "items parameters strategy era version",
+    Parameters: "settle_timeout round_interval heartbeat_interval beat_interval lease_timeout member_timeout",
+    MemberRecord: "beat lease_timeout applied era leaving address",
+    Round: "number sealed trigger participants moved kept",
+    Plan: "round era resource_version owners waits",
+    Claim: "owner grant",
+    SealedRound: "number trigger participants moved kept sealed_by sealed_at duration",
 }
 """The fields of what is stored, in their order."""
 

@@ -40,9 +40,12 @@ def parent(folder: Path, count: int, behaviour: str) -> None:
 def worker() -> None:
     folder, behaviour = pickle.load(sys.stdin.buffer)
     me = Path(folder) / str(os.getpid())
-    taken = {signal.SIGHUP, signal.SIGTERM}
-    # Blocked, in all threads, a signal that comes at the wrong moment waits.
-    signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    came, told = os.pipe()
+    os.set_blocking(told, False)
+    # Noted by the handler in C: none is overlooked, whenever it comes.
+    signal.set_wakeup_fd(told)
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     end_with_parent(SHUTDOWN_TIMEOUT)
     me.touch()
     if behaviour == "refuses":
@@ -55,7 +58,7 @@ def worker() -> None:
         sys.exit(7)
     say(Said(url=f"http://worker-{os.getpid()}"))
     while True:
-        if signal.sigwait(taken) is signal.SIGHUP:
+        if os.read(came, 1)[0] == signal.SIGHUP:
             me.write_text("reload")
         elif behaviour != "stuck":
             sys.exit(0)

@@ -42,6 +42,7 @@ class Instance:
         self._config = config
         self._flags = flags
         self._child: subprocess.Popen[str] | None = None
+        self.is_frozen = False
         self._hung_until = 0.0
 
     def launch(self) -> None:
@@ -90,17 +91,18 @@ class Instance:
 
     def freeze(self) -> None:
         """Let it do nothing more; returns when that is so."""
-        self._hung_until = float("inf")
+        self.is_frozen = True
         self._process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def thaw(self) -> None:
         self._process.send_signal(signal.SIGCONT)
+        self.is_frozen = False
         self._hung_until = time.monotonic() + HANGOVER
 
     def may_hang(self) -> bool:
         """Whether it is frozen, or was a moment ago."""
-        return time.monotonic() < self._hung_until
+        return self.is_frozen or time.monotonic() < self._hung_until
 
     def stop(self) -> int:
         """Ask it to stop, as a service manager does; its exit code."""
@@ -163,6 +165,9 @@ class Fleet:
 
     def may_hang(self, url: str) -> bool:
         return any(instance.may_hang() for instance in self.instances if instance.url == url)
+
+    def is_frozen(self, url: str) -> bool:
+        return any(instance.is_frozen for instance in self.instances if instance.url == url)
 
     def restart(self, instance: Instance) -> None:
         """Returns when it takes requests."""

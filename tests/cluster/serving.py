@@ -30,13 +30,25 @@ class Served(NamedTuple):
     missing: list[str]
 
 
+class Awake(Door):
+    """Not by way of one that is frozen, which would hold the call until it goes on."""
+
+    def get(self) -> str:
+        url = super().get()
+        for _ in range(self._fleet.homes):
+            if self._fleet.is_frozen(url):
+                self.failed(url)
+                url = super().get()
+        return url
+
+
 def seconds_until_served(traffic: Traffic, label: str, home: int, begun: float | None = None, give_up: float = GIVE_UP) -> Served:
     """Ask every partition until it was served once. Calls go first to that home; the items are in the ledgers; labels must differ."""
     start = time.monotonic() if begun is None else begun
     places = [(queue, partition) for queue, count in traffic.partitions().items() for partition in range(count)]
 
     def until_served(place: tuple[str, int]) -> float | None:
-        door = Door(traffic.fleet, home)
+        door = Awake(traffic.fleet, home)
         pause = threading.Event()
         for number in itertools.count():
             if _try(traffic, door, *place, f"{place[0]}-{label}x{number}.{place[1]}.0").outcome == "done":

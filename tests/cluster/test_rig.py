@@ -18,7 +18,7 @@ from cluster.fleet import Fleet, Instance, PostgresFleet, postgres_url, started
 from cluster.history import faults
 from cluster.kills import Pace, kill_again_and_again
 from cluster.report import Report, most_and_median, quantile
-from cluster.serving import seconds_until_served
+from cluster.serving import Awake, seconds_until_served
 from cluster.traffic import AWAY, Door, Traffic
 from postgres_server import PostgresServer, server_or_skip
 
@@ -57,9 +57,11 @@ def test_a_client_whose_call_was_not_done_goes_elsewhere_and_comes_home_later(fl
 
 
 def test_only_who_is_frozen_need_not_answer(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet.instances[1], "_hung_until", float("inf"))
-    door = Door(fleet, 0)
+    monkeypatch.setattr(fleet.instances[1], "is_frozen", True)
+    door = Door(fleet, 1)
     assert [door.may_hang(f"http://{n}") for n in range(3)] == [False, True, False]
+    assert door.get() == "http://1"
+    assert Awake(fleet, 1).get() == "http://2"
 
 
 def test_a_connection_string_becomes_a_url_of_the_same_meaning(postgres: PostgresServer) -> None:

@@ -27,6 +27,8 @@ REQUEST_TIMEOUT = 5_000
 PATIENCE = 30_000
 AWAY = 2.0
 """Seconds that a client stays away from its home once a call there was not done."""
+PAUSE = 0.05
+"""Seconds: enough to leave the machine some air. What is to be judged is what happens beside the load, not how much of it there can be."""
 DRAIN_CONSUMERS = 3
 EMPTY_WITHIN = 180
 
@@ -113,6 +115,7 @@ class Traffic:
                 queue=queue,
                 producers=1,
                 consumers=1,
+                pause=PAUSE,
             )
             for queue, ledger in self.ledgers.items()
             for home in range(self.fleet.homes)

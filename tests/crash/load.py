@@ -98,7 +98,8 @@ def _call(http: httpx.Client, address: Address, url: str, name: str, fields: dic
 class Load:
     """Threads that work from `start` to `stop`; what goes wrong with them is in the ledger's tally.
 
-    Each call has `request_timeout` (ms) to end, but for a lease; `ways` are those in which items are produced.
+    Each call has `request_timeout` (ms) to end, but for a lease; `ways` are those in which items are produced; `pause` is what a thread
+    waits (s) before each piece of work.
     """
 
     def __init__(
@@ -111,12 +112,14 @@ class Load:
         queue: str = QUEUE,
         producers: int = PRODUCERS,
         consumers: int = CONSUMERS,
+        pause: float = 0.0,
     ) -> None:
         self._ledger = ledger
         self._address = address
         self._request_timeout = request_timeout
         self._ways = ways
         self._queue = queue
+        self._pause = pause
         self._producing, self._consuming = threading.Event(), threading.Event()
         self._producing.set()
         self._consuming.set()
@@ -125,11 +128,13 @@ class Load:
 
     def _thread(self, kind: type[Worker], name: str, goes_on: threading.Event) -> threading.Thread:
         def work() -> None:
+            rest = threading.Event()
             try:
                 with httpx.Client() as http:
                     worker = kind(name, http, self._address, self._ledger, self._request_timeout, self._ways, self._queue)
                     while goes_on.is_set():
                         worker.work()
+                        rest.wait(self._pause)
             except Exception as error:
                 self._ledger.tally.wrong("other", f"{name}: {error!r}")
 

@@ -61,6 +61,7 @@ class Partition(Line):
         self.spans = Spans()
         self.by_key: dict[tuple[str, str], dict[int, None]] = {}
         self.closed = ClosedLeases()
+        self.grace_until: Millis = 0  # No lease runs out before: its client may not have reached an owner for a while.
 
     def follow(self, rules: Rules) -> None:
         """From now on, by these rules. What was decided by the former stays so."""
@@ -403,8 +404,8 @@ class Partition(Line):
             heapq.heappop(self.due_times)
         while self.expiries and not self._may_expire(self.expiries[0][1]):
             heapq.heappop(self.expiries)
-        times = [heap[0][0] for heap in (self.deadlines, self.due_times, self.expiries) if heap]
-        return min(times) if times else None
+        times = [heap[0][0] for heap in (self.due_times, self.expiries) if heap]
+        return min([*times, max(self.deadlines[0][0], self.grace_until)]) if self.deadlines else min(times, default=None)
 
     def _may_expire(self, first: int) -> bool:
         extent = self.extents.get(first)
@@ -414,13 +415,12 @@ class Partition(Line):
         """Put back what ran out and what is due, and let die what expired, `most` leases and entries. Returns how many items moved."""
         moved = 0
         for _ in range(TIMER_BATCH if most is None else most):
-            at = self.next_timer()
-            if at is None or at > now:
+            if (at := self.next_timer()) is None or at > now:
                 break
             self._at(now)
             if self.due_times and self.due_times[0][0] == at:
                 moved += self._fall_due(self.dues[heapq.heappop(self.due_times)[1]], now)
-            elif self.deadlines and self.deadlines[0][0] == at:
+            elif self.deadlines and max(self.deadlines[0][0], self.grace_until) == at:
                 moved += self._run_out(self.leases[heapq.heappop(self.deadlines)[1]], now)
             else:
                 moved += self._expire(self.extents[heapq.heappop(self.expiries)[1]])

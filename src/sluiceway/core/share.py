@@ -15,10 +15,15 @@ from sluiceway.model.peers import Load
 
 
 class Share(LogicalQueue):
-    """As a logical queue. What it is asked of partitions that it has not, it refuses with `not_here`."""
+    """As a logical queue. What it is asked of partitions that it has not, it refuses with `not_here`.
 
-    def __init__(self, incarnation: str, homes: Iterable[int], lease_timeout: Millis) -> None:
+    For `takeover_grace` after a partition was gained, no lease in it runs out.
+    """
+
+    def __init__(self, incarnation: str, homes: Iterable[int], lease_timeout: Millis, takeover_grace: Millis = 0) -> None:
         super().__init__(incarnation, (), lease_timeout, homes)
+        self._takeover_grace = takeover_grace
+        self._graces: dict[int, Millis] = {}
         self._incarnation = incarnation
         self._openings: dict[int, int] = {}
         """The last opening of each partition that it had: under one grant a number is never used twice."""
@@ -49,6 +54,7 @@ class Share(LogicalQueue):
         if lane is None:
             return
         self._openings[number] = lane.opening
+        self._graces.pop(number, None)
         lane.leaving = True
         self._turn_away(lane)
         answers, lane.answers = lane.answers, []
@@ -71,6 +77,8 @@ class Share(LogicalQueue):
 
     def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
         if number in self.lanes:
+            if isinstance(loaded, Partition) and self._takeover_grace:
+                loaded.grace_until = self._graces.setdefault(number, now + self._takeover_grace)
             super().opened(number, opening, loaded, now, final)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis) -> None:

@@ -54,6 +54,7 @@ class Around(NamedTuple):
     bury: Bury
     holds: Callable[[], bool]
     may_reopen: Callable[[QueueRecord], Awaitable[bool]]
+    takeover_grace: Millis = 0
 
 
 class QueueDriver:
@@ -65,7 +66,7 @@ class QueueDriver:
         self._cache = around.cache
         self._backends = {each.partition: around.backend(each.backend) for each in record.partitions}
         self._tokens: dict[int, Token] = {}
-        self._queue = Share(record.incarnation, self._backends, record.lease_timeout)
+        self._queue = Share(record.incarnation, self._backends, record.lease_timeout, around.takeover_grace)
         self._queue.configure(record)
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None

@@ -56,11 +56,25 @@ class Leasing:
         if request.lease_key is None:
             return await self._anywhere(record, share, request, payload)
         # One instance at a time takes a key's leases, so that a repetition finds them wherever they are.
-        number = record.partitions[home(ProduceKey(f"{request.client_id}\n{request.lease_key}"), len(record.partitions))].partition
-        owner = self._router.owner(record, number)
-        if owner is HERE:
-            return await self.keyed(record, share, request, payload)
-        return cast(Leased, await self._router.owner_of(record, number, LeaseAnywhere(request), payload))
+        deadline = system.now() + request.request_timeout
+        while True:
+            request = replace(request, request_timeout=max(0, deadline - system.now()))
+            owner = self.home(record, request)
+            try:
+                if owner is HERE:
+                    return await self.keyed(record, share, request, payload)
+                return cast(Leased, await self._router.ask(record, owner, LeaseAnywhere(request), payload))
+            except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+                # Whatever that instance has done: asked again under the key, it gives what it gave.
+                moved = not isinstance(error, SluicewayError) or error.code == "not_here"
+                if not moved or system.now() >= deadline:
+                    raise plain(error) from error
+            await asyncio.sleep(AGAIN / 1000)
+
+    def home(self, record: QueueRecord, request: Lease) -> Peer | None:
+        """The instance that takes the leases of the request's key."""
+        numbers = [each.partition for each in record.partitions]
+        return self._router.owner(record, numbers[home(ProduceKey(f"{request.client_id}\n{request.lease_key}"), len(numbers))])
 
     # ---- without a key ----------------------------------------------------------------------------------------
 
@@ -98,7 +112,8 @@ class Leasing:
             if not answer.done() and share.withdraw(ticket):
                 answer.cancel()
                 leased = await self._fetch(record, wish.offer.result(), request, payload)
-                await asyncio.wait((answer,))
+            # It was called off, or else something is on its way to it.
+            await asyncio.wait((answer,))
         finally:
             self._demand.end(wish, leased is not None)
         return leased

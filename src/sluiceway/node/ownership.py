@@ -27,6 +27,7 @@ GROUP = "partitions"
 KEYS = Keys(GROUP)
 FIRST_PLAN: Millis = 10_000
 """How long an instance that joins waits for its share before it serves by forwarding alone."""
+FOLLOW: Millis = 2_000
 
 
 def item_of(incarnation: str, partition: int) -> str:
@@ -99,7 +100,7 @@ class Ownership(Protocol):
         ...
 
     async def follow(self, stamp: Stamp) -> None:
-        """Returns when the commit with that stamp is followed."""
+        """Returns when the commit with that stamp is followed, or after FOLLOW: it will be, as soon as the meta store answers."""
         ...
 
     async def changed(self, timeout: Millis) -> None:
@@ -272,7 +273,9 @@ class Clustered:
         return remove(self.member.look, KEYS, items)
 
     async def follow(self, stamp: Stamp) -> None:
-        await self.member.refresh(stamp)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FOLLOW / 1000):
+                await self.member.refresh(stamp)
 
     async def changed(self, timeout: Millis) -> None:
         moved = self._moved

@@ -120,7 +120,7 @@ class Router:
         if self._ownership.is_alone:
             done: Produced = await share.ask(request)
         elif request.key is not None:
-            numbers = [each.partition for each in record.partitions]
+            numbers = sorted(each.partition for each in record.partitions)
             done = await self.owner_of(record, numbers[home(request.key, len(numbers))], request)
         elif request.partition is not None:
             done = await self.owner_of(record, request.partition, request, repeats=False)

@@ -18,6 +18,7 @@ from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.core.assignment.group import Parameters, Strategy, Token
 from sluiceway.core.lane import not_here
+from sluiceway.core.routing import HERE
 from sluiceway.core.tickets import Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -77,6 +78,8 @@ log = logging.getLogger(__name__)
 BURIAL_TIMEOUT: Millis = 30_000
 LET_GO: Millis = 800
 """For a commit in flight in a partition that goes to another instance: within this the group is told that it has stopped."""
+TAKEOVER_GRACE: Millis = 5_000
+"""No lease runs out for so long after its partition came here: its client may have had nobody to ask for a longer one."""
 LEARN_TIMEOUT: Millis = 1_000
 """How long a change of a queue waits for the others to follow it. Who does not answer follows a little later."""
 
@@ -140,7 +143,8 @@ class Service:
         self._router = Router(self._driver, self.ownership, self._transport, self._perform, self._loads)
         self._leasing = None if self._demand is None else Leasing(self._router, self._demand)
         self._changes = QueueChanges(self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self)
-        self._around = Around(self._backends.get, self._cache, self._bury, self.ownership.holds, self._changes.may_reopen)
+        grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
+        self._around = Around(self._backends.get, self._cache, self._bury, self.ownership.holds, self._changes.may_reopen, grace)
         await self.ownership.start(self._meta, self)
         await self._changes.drop_rest()
         # All of them are known before the first opens: it may have items on their way to another.
@@ -286,6 +290,8 @@ class Service:
             raise not_here(None)
         if isinstance(asked.request, LeaseAnywhere):
             assert self._leasing is not None, "only instances of a cluster ask"
+            if self._leasing.home(driver.record, asked.request.lease) is not HERE:
+                raise not_here(None)
             return await self._leasing.keyed(driver.record, driver, asked.request.lease, asked.payload)
         return await self._perform(driver, asked.request, asked.payload)
 

@@ -33,7 +33,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import MemoryBackend
 from sluiceway.model.queue import decode_queue
-from sluiceway.model.requests import DONE, Lease, QueueSpec
+from sluiceway.model.requests import DONE, Lease, QueuePatch, QueueSpec
 from sluiceway.node.catalog import QUEUE
 from sluiceway.node.ownership import Clustered
 from sluiceway.node.service import Membership, Service
@@ -78,6 +78,7 @@ class Weather:
     jumps: int = 0
     joins: int = 0
     changes: int = 0
+    updates: int = 0
 
 
 def weather_of(random: Random) -> Weather:
@@ -91,18 +92,19 @@ def weather_of(random: Random) -> Weather:
         peer_cuts=pick([0, 2, 6]),
         jumps=pick([0, 0, 3]),
         joins=pick([0, 0, 1]),
-        changes=pick([0, 1]),
+        changes=pick([0, 0, 1]),
+        updates=pick([0, 2]),
     )
 
 
-def roads_of(random: Random, *, worse: float = 1.0) -> Roads:
+def roads_of(random: Random) -> Roads:
     pick = random.choice
     return Roads(
-        slow=pick([1, 2, 10, 40]),
-        refused=pick([0, 0, 0.02]) * worse,
-        lost=pick([0, 0, 0.02]) * worse,
-        late=pick([0, 0, 0.02]) * worse,
-        unheard=pick([0, 0, 0.03]) * worse,
+        slow=pick([1, 2, 10, 50]),
+        refused=pick([0, 0, 0.03]),
+        lost=pick([0, 0, 0.03]),
+        late=pick([0, 0.01, 0.05]),
+        unheard=pick([0, 0.01, 0.05]),
         latest=pick([3_000, 12_000]),
     )
 
@@ -158,7 +160,7 @@ class ClusterWorld:
         self.ended = False
         self.strategy: Strategy = self.random.choice(["rounds", "rounds", "claims"])
         self.traffic: Millis = self.random.choice([6_000, 15_000])
-        self.pace: Millis = self.random.choice([300, 1_500])
+        self.pace: Millis = self.random.choice([60, 300, 1_000])
         self.wanted = self.random.choice([1, 2, 3, 3, 4])
 
     def live(self) -> None:
@@ -181,7 +183,7 @@ class ClusterWorld:
         for _ in range(self.wanted):
             self.loop.after(self.random.randrange(300), self._start)
         await asyncio.sleep(0.5)
-        dead_queue = self.random.choice([None, "dead"])
+        dead_queue = self.random.choice([None, "dead", "dead"])
         if dead_queue is not None:
             await self._create(QueueSpec("dead", self.random.choice([1, 2])))
         await self._create(
@@ -205,8 +207,8 @@ class ClusterWorld:
         await self._end()
 
     def _traffic_of(self, clients: Clients, until: Millis) -> list[Coroutine[Any, Any, None]]:
-        producers = 0 if clients.ledger.queue == "dead" else self.random.randint(1, 3)
-        consumers = self.random.randint(1, 3)
+        producers = 0 if clients.ledger.queue == "dead" else self.random.randint(1, 4)
+        consumers = self.random.randint(1, 5)
         return [*(clients.produce_until(until) for _ in range(producers)), *(clients.consume_until(until) for _ in range(consumers))]
 
     async def _create(self, spec: QueueSpec) -> None:
@@ -223,6 +225,7 @@ class ClusterWorld:
             except (UnheardError, NotSentError):
                 pass
             await asyncio.sleep(0.1)
+        clients.created = True
         self.clients.append(clients)
         self.note("there is a queue", spec.queue_name)
 
@@ -311,6 +314,7 @@ class ClusterWorld:
             (weather.jumps, lambda: self._each(1, self._set_clock)),
             (weather.joins, self._start),
             (weather.changes, self._change_strategy),
+            (weather.updates, self._update),
         )
         for times, act in script:
             for _ in range(times):
@@ -375,6 +379,12 @@ class ClusterWorld:
         for delay, instance in enumerate(list(self.instances)):
             self.loop.after(delay * 500, partial(self._kill, instance, 200))
 
+    def _update(self) -> None:
+        patch = QueuePatch({"lease_timeout": self.random.choice([2_000, 8_000]), "max_attempts": self.random.choice([0, 3])})
+        clients = self.random.choice(self.clients)
+        if clients.ledger.queue != "dead":
+            self.loop.begin(self.loop.outside, clients.update(patch))
+
     # ---- the end ----------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
@@ -399,9 +409,12 @@ class ClusterWorld:
 
     async def _problem(self) -> str | None:
         """What is still wrong anywhere."""
+        recorded = [decode_queue(entry.value) for entry in self.shared.view.prefix(QUEUE).values()]
         for instance in self._serving():
             if not instance.serves:
                 return f"{instance.name} has not started"
+            if instance.service.queues() != recorded:
+                return f"{instance.name} knows other queues than are recorded"
             for problem in instance.process.context.run(instance.service.problems):
                 return f"{instance.name}: {problem}"
             for clients in self.clients:

@@ -11,7 +11,7 @@ import numpy as np
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.requests import DONE, RELEASE, Extend, Fate, Lease, Produce, ProduceKey, Selection, Settle, Settled
+from sluiceway.model.requests import DONE, RELEASE, Extend, Fate, Lease, Produce, ProduceKey, QueuePatch, Selection, Settle, Settled
 from sluiceway.node.service import Service
 from sluiceway.sim.checks import BrokenPromiseError, check
 from sluiceway.sim.cluster_ledger import Hold, QueueLedger
@@ -42,6 +42,7 @@ class Clients:
         self.ledger = ledger
         self.asked = count(1)
         self.keys = count(1)
+        self.created = False
         self.heard = 0
         """Answers."""
 
@@ -56,7 +57,7 @@ class Clients:
         link = Link(self.world.loop, self.world.loop.outside, self.world.client_roads, instance.process, withdraws=True)
         instance.callers.append(link)
         try:
-            answer = await link.call(lambda: work(instance.service), timeout + self.random.choice(PARTINGS))
+            answer = await link.call(lambda: self._asked(instance, work), timeout + self.random.choice(PARTINGS))
         except NoAnswerError:
             raise UnheardError from None
         except (SluicewayError, NotSentError):
@@ -67,6 +68,12 @@ class Clients:
             instance.callers.remove(link)
         self.heard += 1
         return answer
+
+    async def _asked(self, instance: Instance, work: Callable[[Service], Awaitable[T]]) -> T:
+        """As the HTTP surface does: a queue of which the instance has not heard may be new."""
+        if self.created:
+            await instance.service.look_up(self.ledger.queue)
+        return await work(instance.service)
 
     def _known(self, error: SluicewayError, what: str) -> str:
         check(error.code in SURE + UNSURE, f"{what} ended with {error.code}: {error.detail}")
@@ -190,6 +197,15 @@ class Clients:
                 self._known(error, "an extension")
             except (UnheardError, NotSentError):
                 pass
+
+    async def update(self, patch: QueuePatch) -> None:
+        """Once; whatever becomes of it, all instances follow what is recorded."""
+        try:
+            await self.ask(lambda service: service.update_queue(self.ledger.queue, patch), 3_000)
+        except SluicewayError as error:
+            check(error.code in (*SURE, *UNSURE, "version_conflict"), f"an update ended with {error.code}: {error.detail}")
+        except (UnheardError, NotSentError):
+            pass
 
     # ---- the end ----------------------------------------------------------------------------------------------
 

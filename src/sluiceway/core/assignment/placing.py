@@ -73,8 +73,8 @@ def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = 
     """Add items that the group has not and that were never removed from it, and give them to members, evenly, neighbours to different ones.
 
     Without `puts` if it has them all. Members of `late` get none while there are others. What cannot be given away now is added to the
-    resource, and the group gives it away: if there is no plan of the resource as it is, if nobody could take the items, if somebody may
-    still serve one, if the commit would be too large.
+    resource, and the group gives it away: if there is no plan of the resource as it is, if nobody could take the items, if the commit
+    would be too large.
     Raises `invalid_request`, also for more items than a plan can hold.
     """
     resource = _resource_of(look)
@@ -138,11 +138,11 @@ def _current_plan(look: Look, resource: Resource) -> Plan | None:
 def _plan_new(look: Look, keys: Keys, plan: Plan, new: list[str], late: Collection[str], writes: Writes) -> None:
     """Put the items into the plan, which stays that of its round."""
     takers = _takers(look, look.round.participants if look.round else (), late)
-    if not takers or any(not waited.isdisjoint(new) for waited in map(frozenset, plan.waits.values())):
+    if not takers:
         return
     owners = {name: dict(grants) for name, grants in plan.owners.items()}
     for item, name in dealt(new, {name: len(owners.get(name, ())) for name in takers}).items():
-        # Nobody else has had it since that round, so no token of it is as great.
+        # Nobody has had it since that round: no token of it is as great, and who may still serve it is in the plan's waits.
         owners.setdefault(name, {})[item] = plan.round
     placed = msgspec.json.encode(msgspec.structs.replace(plan, resource_version=plan.resource_version + 1, owners=owners))
     if len(placed) + len(writes.puts[keys.resource]) <= MAX_COMMIT_BYTES - ROOM:

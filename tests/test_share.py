@@ -1,0 +1,216 @@
+"""A share: partitions that come and go while requests are under way."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sluiceway.core.lane import LaneState
+from sluiceway.core.looking import load
+from sluiceway.core.partition import Partition
+from sluiceway.core.share import Share
+from sluiceway.core.tickets import Commit, Effect, Open, Reply, Ticket
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.changes import Snapshot
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import DONE, Lease, Produce, Produced, ProduceKey, Selection, Settle
+
+TIMEOUT = 5_000
+GRACE = 300
+
+
+class World:
+    """A share of a queue of three partitions, its effects and answers."""
+
+    def __init__(self, *numbers: int, grace: int = 0) -> None:
+        self.now = 1_000_000
+        self.share = Share("q", range(3), 60_000, grace)
+        self.commits: dict[int, Commit] = {}
+        self.opens: dict[int, Open] = {}
+        self.answers: dict[Ticket, object] = {}
+        for number in numbers:
+            self.gain(number)
+
+    def gain(self, number: int, partition: Partition | None = None) -> None:
+        self.share.gain(number)
+        self.turn()
+        self.share.opened(number, self.opens.pop(number).opening, partition or Partition(), self.now)
+        self.turn()
+
+    def turn(self) -> None:
+        effects: list[Effect] = self.share.turn(self.now)
+        for effect in effects:
+            if isinstance(effect, Reply):
+                self.answers[effect.ticket] = effect.result
+            elif isinstance(effect, Commit):
+                self.commits[effect.partition] = effect
+            elif isinstance(effect, Open):
+                self.opens[effect.partition] = effect
+
+    def ask(self, request: Produce | Lease | Settle) -> Ticket:
+        ticket = Ticket(request, self.now + request.request_timeout)
+        self.share.submit(ticket)
+        self.turn()
+        return ticket
+
+    def land(self, number: int, outcome: Outcome = Outcome.DONE) -> None:
+        commit = self.commits.pop(number)
+        self.share.committed(number, commit.opening, outcome, self.now)
+        self.turn()
+
+    def code(self, ticket: Ticket) -> str:
+        found = self.answers[ticket]
+        assert isinstance(found, SluicewayError)
+        return found.code
+
+
+def produce(partition: int | None = None, key: ProduceKey | None = None) -> Produce:
+    return Produce(batch_from_rows([{"payload": b"a"}]), TIMEOUT, key, partition)
+
+
+def complete(*numbers: int) -> Settle:
+    return Settle({number: [Selection(DONE, offsets=np.array([0]))] for number in numbers}, TIMEOUT)
+
+
+def test_what_is_asked_of_a_partition_that_is_elsewhere_is_refused() -> None:
+    world = World(0)
+    assert world.code(world.ask(produce(1))) == "not_here"
+    assert world.code(world.ask(complete(2))) == "not_here"
+
+
+def test_a_share_of_nothing_takes_leases_that_wait_and_nothing_else() -> None:
+    world = World()
+    assert world.code(world.ask(produce())) == "not_here"
+    waiting = world.ask(Lease("c", 1, TIMEOUT))
+    assert waiting not in world.answers
+    world.now += TIMEOUT
+    world.turn()
+    assert world.answers[waiting] == []
+
+
+def test_a_keyed_produce_goes_to_its_home_among_all_partitions() -> None:
+    """Not among those that happen to be here: a repetition must find it wherever it is asked."""
+    refused = set()
+    for name in "abcdef":
+        world = World(0)
+        ticket = world.ask(produce(key=ProduceKey(name)))
+        refused.add(ticket in world.answers)
+    assert refused == {True, False}
+
+
+def test_a_partition_that_is_idle_goes_at_once_and_takes_its_waiting_produces_elsewhere() -> None:
+    world = World(0, 1)
+    assert world.share.lose(0)
+    ticket = world.ask(produce())
+    world.land(1)
+    assert isinstance(world.answers[ticket], Produced)
+
+
+def test_a_commit_in_flight_ends_before_its_partition_goes() -> None:
+    world = World(0)
+    ticket = world.ask(produce())
+    assert not world.share.lose(0)
+    late = world.ask(produce())
+    world.land(0)
+    assert isinstance(world.answers[ticket], Produced)
+    assert world.code(late) == "not_here"
+    assert 0 not in world.share.lanes
+
+
+def test_after_a_drop_nobody_knows_what_became_of_a_commit() -> None:
+    world = World(0)
+    ticket = world.ask(produce())
+    world.share.drop(0)
+    world.turn()
+    assert world.code(ticket) == "outcome_unknown"
+    world.land(0)
+    assert world.code(ticket) == "outcome_unknown"
+
+
+def test_what_waits_for_a_partition_that_goes_is_told_that_it_may_be_done_in_part() -> None:
+    """Not `not_here`, with which all of it would be asked of others again."""
+    world = World(0, 1)
+    world.ask(produce(0))
+    ticket = world.ask(complete(0, 1))
+    world.share.lose(0)
+    world.turn()
+    assert ticket not in world.answers or world.code(ticket) == "unavailable"
+    if 1 in world.commits:
+        world.land(1)
+    assert world.code(ticket) == "unavailable"
+
+
+def test_under_one_grant_no_opening_is_used_twice() -> None:
+    world = World(0)
+    first = world.share.lanes[0].opening
+    world.share.drop(0)
+    world.gain(0)
+    assert world.share.lanes[0].opening > first
+
+
+def test_late_events_of_a_partition_that_has_gone_are_nobodys() -> None:
+    world = World(0)
+    opening = world.share.lanes[0].opening
+    world.share.drop(0)
+    world.share.committed(0, opening, Outcome.DONE, world.now)
+    world.share.opened(0, opening, Partition(), world.now)
+    world.share.transferred(0, 1, True, world.now)
+    world.share.give_back(0, 1)
+    world.share.stop_lane(0, "damaged", world.now)
+    world.share.retry_now([0], world.now)
+    world.gain(0)
+    world.share.committed(0, opening, Outcome.UNKNOWN, world.now)
+    assert world.share.lanes[0].state is LaneState.READY
+
+
+@pytest.mark.parametrize("has_items", [True, False])
+def test_a_lease_can_be_withdrawn_until_it_is_given_something(has_items: bool) -> None:
+    world = World(0)
+    if has_items:
+        world.ask(produce())
+        world.land(0)
+    ticket = world.ask(Lease("c", 1, TIMEOUT))
+    assert world.share.withdraw(ticket) is not has_items
+    assert ticket not in world.answers
+    if has_items:
+        world.land(0)
+        assert ticket in world.answers
+    else:
+        assert world.share.stats().lease_waiting == 0
+
+
+def test_no_lease_runs_out_just_after_its_partition_came_here() -> None:
+    """The client may have had nobody to ask for a longer one. Later openings of the same owner have no grace of their own."""
+    world = World(grace=GRACE)
+    before = Partition()
+    before.produce(batch_from_rows([{"payload": b"a"}]), world.now)
+    before.lease(1, "c", world.now + 10, world.now, None, 1e9, True)
+    taken = before.take_changes()
+    assert taken is not None
+    changes = taken[0]
+    world.now += 100
+    world.gain(0, load(Snapshot(changes.txn, changes.header, dict(changes.puts))))
+    assert world.share.lanes[0].partition.leased_count == 1
+    assert world.share.wake_at() == world.now + GRACE
+    opened_at, world.now = world.now, world.now + 200
+    world.share.retry_now([0], world.now, anew=True)
+    world.turn()
+    world.share.opened(0, world.opens[0].opening, load(Snapshot(changes.txn, changes.header, dict(changes.puts))), world.now)
+    world.turn()
+    assert world.share.wake_at() == opened_at + GRACE
+    world.now = opened_at + GRACE
+    world.turn()
+    assert world.share.lanes[0].partition.leased_count == 0
+
+
+def test_the_load_tells_what_nobody_here_waits_for() -> None:
+    world = World(0, 1)
+    assert world.share.load() == (0, 0)
+    world.ask(produce(0))
+    world.land(0)
+    assert world.share.load() == (1, 0)
+    world.ask(produce(1))
+    world.land(1)
+    assert world.share.load() == (2, 1)
+    assert World().share.load() == (0, None)
