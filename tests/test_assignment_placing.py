@@ -294,6 +294,7 @@ def test_a_commit_that_would_be_too_large_is_left_to_the_round() -> None:
     writes.put(KEYS.plan, full)
     commit(rig, writes)
     assert place(rig.view(), KEYS, ["n1"]).puts.keys() == {KEYS.resource}
+    assert remove(rig.view(), KEYS, long[:1]).puts.keys() == {KEYS.resource}
 
 
 def test_placing_and_removing_leave_room_in_the_commit() -> None:

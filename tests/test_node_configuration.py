@@ -217,6 +217,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
         ("[server]\nlisten = '0.0.0.0:1'\nworkers = 2", True, False),
         ("[server]\nlisten = '0.0.0.0:1'\n[cluster]\nmeta = 'sqlite:/m'", True, False),
         (f"[cluster]\nmeta = '{URL}'", True, True),
+        ("[cluster]\nmeta = 'etcds://e:2379'", True, True),
         ("[server]\nlisten = '0.0.0.0:1'\n[cluster]\nmeta = 'etcd://e:2379'\nadvertise = 'http://[fd00::1]:1'", True, True),
         (f"[server]\nworkers = 2\n[cluster]\nmeta = '{URL}'\nadvertise = 'http://a'", True, True),
     ],

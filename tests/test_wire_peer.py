@@ -269,6 +269,18 @@ def test_a_message_that_does_not_fit_together_is_refused(head: object, rows: tup
     refused(lambda: peer.decode_request(spoken(head, *rows)))
 
 
+@pytest.mark.parametrize(("ends", "text"), [((0, 2), b"\xff\xfe"), ((0, 1 << 30), b"ab"), ((0, -1), b"ab"), ((5, 2), b"ab")])
+def test_rows_that_are_not_sound_are_refused(ends: tuple[int, int], text: bytes) -> None:
+    """Text that is no UTF-8, and text that lies outside its buffer: to read that could end the process."""
+    batch = pa.RecordBatch.from_arrays([pa.array([b"one"]), pa.array(["ab"])], names=["payload", "kind"])
+    sound = batch.serialize().to_pybytes()
+    head = ["Produce", PRODUCE, [MASK | 2 * MASK], "i"]
+    last = struct.pack("<ii", 0, 2) + b"ab".ljust(8, b"\0")
+    assert sound.endswith(last)
+    assert peer.decode_request(spoken(head, sound))
+    refused(lambda: peer.decode_request(spoken(head, sound[: -len(last)] + struct.pack("<ii", *ends) + text.ljust(8, b"\0"))))
+
+
 def test_compressed_rows_are_refused() -> None:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, ROWS.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:

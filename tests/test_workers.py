@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,8 +15,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from server_process import PATIENCE
+from server_process import COMMAND, PATIENCE
 from server_running import eventually
+from sluiceway.adapters.lock import DirectoryLock
+from sluiceway.client import Client
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.configuration import Address, ClusterSettings, Configuration, ServerSettings
 from sluiceway.server.run import cluster_of
@@ -186,3 +189,88 @@ def test_a_server_whose_workers_cannot_start_says_why_and_ends(tmp_path: Path, b
         assert server.process.returncode == 1
         assert server.living() == set()
         assert len(server.pids()) <= 3
+
+
+# ---- the server itself ----------------------------------------------------------------------------------------------
+
+
+class Serving:
+    """`sluiceway serve --workers 2`; its log is a file."""
+
+    def __init__(self, folder: Path, *more: str) -> None:
+        self._log = folder / "log"
+        command = [*COMMAND, "serve", "--data", str(folder / "data"), "--listen", "127.0.0.1:0", "--workers", "2", *more]
+        with self._log.open("a") as log:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+
+    @property
+    def url(self) -> str:
+        return self.line.split()[-1]
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def workers(self) -> list[int]:
+        """The process ids of all that have served, in that order."""
+        return [int(pid) for pid in re.findall(r"worker \d \(process (\d+)\) serves", self.log)]
+
+
+@contextlib.contextmanager
+def serving(folder: Path, *more: str) -> Iterator[Serving]:
+    made = Serving(folder, *more)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.communicate()
+        eventually(lambda: not any(map(lives, made.workers())))
+
+
+def states(client: Client) -> list[str]:
+    return [part.state for part in client.stats("tasks").partitions]
+
+
+def test_workers_serve_one_address_and_survive_one_another(tmp_path: Path) -> None:
+    with serving(tmp_path) as server, Client(server.url) as client:
+        client.create_queue("tasks", requested_partitions=4)
+        client.produce("tasks", [b"one"])
+        before = server.workers()
+        assert len(before) == 2
+        os.kill(before[0], signal.SIGKILL)
+        eventually(lambda: len(server.workers()) == 3)
+        # Whoever takes the call, all partitions are there.
+        eventually(lambda: states(client) == ["available"] * 4)
+        assert sum(part.ready for part in client.stats("tasks").partitions) == 1
+        server.process.terminate()
+        assert server.process.wait(PATIENCE) == 0
+        assert not any(map(lives, server.workers()))
+
+
+def test_when_their_supervisor_is_killed_workers_end(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        assert len(server.workers()) == 2
+        server.process.kill()
+        eventually(lambda: not any(map(lives, server.workers())))
+
+
+def test_what_keeps_workers_from_starting_is_said_as_a_server_by_itself_says_it(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    alone = DirectoryLock(tmp_path / "data")
+    with serving(tmp_path) as server:
+        assert server.process.wait(PATIENCE) == 4
+        assert server.line == ""
+        assert f"is in use by the process with id {os.getpid()}, a server that is not in a cluster" in server.log
+        assert "Traceback" not in server.log
+    alone.release()
+
+
+def test_a_server_by_itself_does_not_come_between_workers(tmp_path: Path) -> None:
+    with serving(tmp_path):
+        second = subprocess.run(
+            [*COMMAND, "serve", "--data", tmp_path / "data"], capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert second.returncode == 4
+        assert "is in use by instances of a cluster" in second.stderr

@@ -396,16 +396,18 @@ class Partition(Line):
         """When `tick` has something to do next."""
         while self.deadlines:
             deadline, number = self.deadlines[0]
-            lease = self.leases.get(number)
-            if lease is not None and lease.deadline == deadline:
+            if (lease := self.leases.get(number)) is not None and lease.deadline == deadline:
                 break
             heapq.heappop(self.deadlines)
         while self.due_times and self.due_times[0][1] not in self.dues:
             heapq.heappop(self.due_times)
         while self.expiries and not self._may_expire(self.expiries[0][1]):
             heapq.heappop(self.expiries)
-        times = [heap[0][0] for heap in (self.due_times, self.expiries) if heap]
-        return min([*times, max(self.deadlines[0][0], self.grace_until)]) if self.deadlines else min(times, default=None)
+        at = max(self.deadlines[0][0], self.grace_until) if self.deadlines else None
+        for heap in (self.due_times, self.expiries):
+            if heap and (at is None or heap[0][0] < at):
+                at = heap[0][0]
+        return at
 
     def _may_expire(self, first: int) -> bool:
         extent = self.extents.get(first)
@@ -427,9 +429,8 @@ class Partition(Line):
         return moved
 
     def _run_out(self, lease: LeaseState, now: Millis) -> int:
-        positions = lease.open_positions()
         now = self._at(now)
-        back = positions
+        back = positions = lease.open_positions()
         for reason, those in self._put_back(lease, positions, None, now).items():
             self._die(lease, those, f"{reason}: the lease expired")
             back = back - those

@@ -31,7 +31,7 @@ PREFIX = "SLUICEWAY_"
 _BACKENDS = "backends"
 _TABLE = re.compile(r"\s*\[([A-Za-z0-9_.\-\"' ]+)\]\s*(?:#.*)?")
 _LINE = re.compile(r"\s*([A-Za-z0-9_\-]+)\s*=")
-_META = re.compile(r"sqlite:.+|postgres(ql)?://.+|etcd://.+", re.DOTALL)
+_META = re.compile(r"sqlite:.+|postgres(ql)?://.+|etcds?://.+", re.DOTALL)
 _SHOWN = 80
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 

@@ -91,7 +91,7 @@ class Demand:
         for peer in [peer for peer in self._polls if peer not in there]:
             self._polls.pop(peer).cancel()
             self._loads.pop(peer, None)
-        for peer in there - self._polls.keys():
+        for peer in sorted(there - self._polls.keys()):
             self._polls[peer] = asyncio.create_task(self._keep_polling(peer))
 
     async def stop(self) -> None:

@@ -166,8 +166,15 @@ class GroupMember:
         """Members that have not been seen alive for a while: not given up, and yet nobody to be given anything new (`place`)."""
         return self._member.late(self.look, system.steady()) if self.look is not None else frozenset()
 
+    def still(self) -> dict[str, Millis]:
+        """For how long each member's beat has stood still, by what this one has seen."""
+        return self._member.still(self.look, system.steady()) if self.look is not None else {}
+
     async def refresh(self, min_stamp: Stamp) -> None:
-        """Look at once. Returns when a look of that stamp or a later one was carried out and the handler told, or when it has gone."""
+        """Look at once. Returns when a look of that stamp or a later one was carried out and the handler told, or when it has gone.
+
+        Not to be awaited by the handler, which would wait for itself.
+        """
         assert self._task is not None, "it looks once it has joined"
         while self._followed < min_stamp and not self._task.done():
             looked = self._looked

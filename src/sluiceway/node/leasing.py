@@ -205,7 +205,7 @@ class Leasing:
             raise SluicewayError("unavailable", "a partition that may hold this key's leases has no owner at the moment")
         asked = FindLeases(request.client_id, request.lease_key)
         try:
-            peers = [peer for peer in owners if peer is not None]
+            peers = sorted(peer for peer in owners if peer is not None)
             counts = await asyncio.gather(*(self._router.ask(record, peer, asked) for peer in peers))
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             raise SluicewayError("unavailable", f"a partition that may hold this key's leases is not available: {plain(error)}") from error

@@ -71,7 +71,7 @@ class QueueLedger:
         """A partition is opened for the first time."""
         check(self.incarnation in ("", incarnation), "a queue has two incarnations")
         self.incarnation = incarnation
-        trail = Trail(incarnation, partition, self.items, self.asks, self.heard, self.queue)
+        trail = Trail(incarnation, partition, self.items, self.asks, self.heard, queue=self.queue, grace=True)
         store = self.stores[partition] = Store()
         store.trail = _Follower(trail, self)
         self.trails[partition] = trail

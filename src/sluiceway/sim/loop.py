@@ -1,7 +1,8 @@
 """An asyncio event loop in virtual time, in which several simulated processes run, each with clocks of its own.
 
 Nothing of it waits: when nobody has anything to do, it is the time of the next timer. What happens follows from the seed alone, so code
-under test must not depend on the order of a set of strings or of objects that are hashed by their address; tasks and futures are not.
+under test must not depend on the order of a set of strings, or of objects that are hashed by their address: tasks, futures and events are
+not.
 """
 
 from __future__ import annotations
@@ -101,6 +102,15 @@ class _Future(asyncio.Future[Any]):
     def __init__(self, *, loop: Loop) -> None:
         self.serial = next(_serials)
         super().__init__(loop=loop)
+
+    def __hash__(self) -> int:
+        return self.serial
+
+
+class _Event(asyncio.Event):
+    def __init__(self) -> None:
+        self.serial = next(_serials)
+        super().__init__()
 
     def __hash__(self) -> int:
         return self.serial
@@ -355,8 +365,12 @@ def _name(task: asyncio.Task[Any]) -> str:
 
 @contextmanager
 def simulated(loop: Loop) -> Iterator[None]:
-    """For the length of a block `adapters.system` answers by the clocks of the simulated process that asks, and by the seed."""
+    """For the length of a block `adapters.system` answers by the clocks of the simulated process that asks, and by the seed.
+
+    Events are hashed by their number, like tasks and futures.
+    """
     random = loop.random
+    event = asyncio.Event
     stand_ins: dict[str, Callable[[], object]] = {
         "now": lambda: loop.process.wall(loop.seconds),
         "steady": lambda: loop.process.steady(loop.seconds),
@@ -367,8 +381,10 @@ def simulated(loop: Loop) -> Iterator[None]:
     originals = {name: vars(system)[name] for name in stand_ins}
     for name, stand_in in stand_ins.items():
         setattr(system, name, stand_in)
+    asyncio.Event = _Event  # type: ignore[misc]
     try:
         yield
     finally:
+        asyncio.Event = event  # type: ignore[misc]
         for name, original in originals.items():
             setattr(system, name, original)

@@ -51,9 +51,11 @@ class SimMetaStore:
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
         try:
-            return await self._link.call(lambda: self._shared.store.read(keys, prefixes), PATIENCE)
+            view = await self._link.call(lambda: self._shared.store.read(keys, prefixes), PATIENCE)
         except (NotSentError, NoAnswerError) as error:
             raise StoreUnavailableError("meta store: no answer") from error
+        # Sorted, as a real one has them: in the order of writing they may follow from the order of some set.
+        return View(view.stamp, dict(sorted(view.entries.items())))
 
     async def commit(
         self,

@@ -29,14 +29,23 @@ class Turn(NamedTuple):
 class Trail:
     """Follows one partition. `items` are those that were ever sent to its queue, `heard` the leases that a client knows of.
 
-    `queue`: the queue's name, if it is not called as its incarnation is.
+    `queue`: the queue's name, if it is not called as its incarnation is. `grace`: after a change of owner a lease may outlive its deadline.
     """
 
     def __init__(
-        self, incarnation: str, partition: int, items: dict[str, Item], asks: Asks, heard: Container[tuple[int, int]], queue: str = ""
+        self,
+        incarnation: str,
+        partition: int,
+        items: dict[str, Item],
+        asks: Asks,
+        heard: Container[tuple[int, int]],
+        *,
+        queue: str = "",
+        grace: bool = False,
     ) -> None:
         self.incarnation = incarnation
         self.queue = queue or incarnation
+        self.grace = grace
         self.partition = partition
         self.name = f"{incarnation}.{partition}"
         self.items = items
@@ -147,13 +156,14 @@ class Trail:
     def _comes_back(self, item: Item, was: Place, place: Place) -> None:
         """It has left a lease and is offered again. Each lease of an item counts as an attempt, unless it is released."""
         counted = place.attempts - was.attempts
-        if self._ran_out(was.lease):
+        asked = self.asks.of(self.partition, was.lease, was.offset)
+        if self._ran_out(was.lease) and not (self.grace and (not counted or place.kind == DUE)):
             check(counted == 1, f"{item.payload}: its lease ran out and does not count")
             check(place.kind != DUE, f"{item.payload}: its lease ran out, and it waits")
-            self._limits[item.payload] = max(1, self.old.leases[was.lease].open // 2)
             fate: IgnoredReason = "expired"
+            if not (self.grace and asked):
+                self._limits[item.payload] = max(1, self.old.leases[was.lease].open // 2)
         else:
-            asked = self.asks.of(self.partition, was.lease, was.offset)
             if counted:
                 check(counted == 1, f"{item.payload} has other attempts")
                 self._check_retry(item, place, [each for each in asked if each.verdict == "retry"])
@@ -169,6 +179,9 @@ class Trail:
             check(not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
         self._steps[fate] += 1
         self.fates[was.offset] = {fate}
+        if fate == "expired" and self.grace and any(each.verdict == "retry" for each in asked):
+            self.fates[was.offset].add("retried")
+            self._unsure = True
 
     def _is_spent(self, attempts: int) -> bool:
         return bool(self.record.max_attempts) and attempts >= self.record.max_attempts
@@ -238,7 +251,7 @@ class Trail:
 
     def _leaves_lease(self, item: Item, was: Place, number: int | None) -> None:
         ran_out = self._ran_out(was.lease)
-        asked = set() if ran_out else {each.verdict for each in self.asks.of(self.partition, was.lease, was.offset)}
+        asked = {each.verdict for each in self.asks.of(self.partition, was.lease, was.offset)} if self.grace or not ran_out else set()
         counted = ran_out or "retry" in asked
         spent = counted and self._is_spent(was.attempts + 1)
         stale = (counted or "release" in asked or self._may_be_given_back(was.lease)) and 0 < was.expires_at <= self.at
@@ -265,7 +278,7 @@ class Trail:
             fates |= again
         else:
             check(bool(fates), f"{item.payload} is lost")
-        self.fates[was.offset] = {"expired"} if ran_out else fates
+        self.fates[was.offset] = {"expired"} if ran_out and not asked else fates | {"expired"} if ran_out else fates
 
     def _may_be_given_back(self, lease: int) -> bool:
         return (self.partition, lease) not in self.heard and self.old.leases[lease].lease_key is None

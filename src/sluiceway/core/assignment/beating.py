@@ -38,6 +38,7 @@ class Beating:
         self.seen = Seen()
         self._beat = 0
         self._beat_at: Millis | None = None
+        self._joined_at: Millis = 0
         self._sent: dict[int, Millis] = {}
         """Until when each beat lets it serve that may yet be recorded."""
         self._confirmed: Millis = 0
@@ -81,6 +82,10 @@ class Beating:
             name for name, record in others if now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) > record.lease_timeout // 2
         )
 
+    def still(self, look: Look, now: Millis) -> dict[str, Millis]:
+        """For how long each member's beat has stood still, as far as this one has looked."""
+        return {name: now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) for name, record in look.members.items()}
+
     def live(self, look: Look, parameters: Parameters) -> list[str]:
         """Who takes part in what comes, by name: those that are neither silent nor leaving."""
         return [name for name in sorted(look.members) if not look.members[name].leaving and not self.silent(look, name, parameters)]
@@ -88,6 +93,7 @@ class Beating:
     def beat(self, look: Look, resource: Resource, writes: Writes) -> Writes:
         """Put this member's record into a commit, with a new beat. By then it has stopped what this look takes from it."""
         key = self.keys.member(self.name)
+        self._joined_at = self._joined_at or look.wall_at
         self._beat += 1
         self._beat_at = look.seen_at
         self._sent[self._beat] = look.seen_at + resource.parameters.lease_timeout
@@ -103,6 +109,7 @@ class Beating:
             era=resource.era,
             leaving=self.leaving,
             address=self.address,
+            joined_at=self._joined_at,
         )
 
     def one_era(self, look: Look, resource: Resource) -> bool:

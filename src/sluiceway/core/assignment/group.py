@@ -72,7 +72,8 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One member. `beat` rises each time it shows that it lives; from when it sent that, it serves for `lease_timeout` at most.
 
-    `applied` is the last plan, and `era` the last era, at which it has stopped what they took from it.
+    `applied` is the last plan, and `era` the last era, at which it has stopped what they took from it. `joined_at`, for people to look at,
+    is by its own clock; 0: it does not say.
     """
 
     beat: int
@@ -81,6 +82,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
     era: int = 0
     leaving: bool = False
     address: str = ""
+    joined_at: Millis = 0
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):

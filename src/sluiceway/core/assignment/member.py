@@ -34,6 +34,10 @@ class Member:
         """Members that should be given nothing new, by what this one has seen of them."""
         return self._beating.late(look, now)
 
+    def still(self, look: Look, now: Millis) -> dict[str, Millis]:
+        """For how long this one has not heard of each member."""
+        return self._beating.still(look, now)
+
     def look(self, look: Look) -> Decision:
         """What follows from that look."""
         beating, resource = self._beating, look.resource

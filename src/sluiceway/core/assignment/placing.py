@@ -110,13 +110,7 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
     plan = _current_plan(look, resource)
     if plan is not None:
         owners = {name: {item: grant for item, grant in grants.items() if item not in gone} for name, grants in plan.owners.items()}
-        writes.checks[keys.plan] = look.stamp(keys.plan)
-        writes.put(
-            keys.plan,
-            msgspec.structs.replace(
-                plan, resource_version=resource.version + 1, owners={name: grants for name, grants in owners.items() if grants}
-            ),
-        )
+        _put_plan(look, keys, plan, {name: grants for name, grants in owners.items() if grants}, writes)
     # Claims check the resource, so that none comes of what has just gone.
     recorded = gone if resource.strategy == "claims" else gone & look.claims.keys()
     writes.deletes = [keys.claims + item for item in sorted(recorded)[:MOST_CLAIM_WRITES]]
@@ -144,11 +138,16 @@ def _plan_new(look: Look, keys: Keys, plan: Plan, new: list[str], late: Collecti
     for item, name in dealt(new, {name: len(owners.get(name, ())) for name in takers}).items():
         # Nobody has had it since that round: no token of it is as great, and who may still serve it is in the plan's waits.
         owners.setdefault(name, {})[item] = plan.round
-    placed = msgspec.json.encode(msgspec.structs.replace(plan, resource_version=plan.resource_version + 1, owners=owners))
-    if len(placed) + len(writes.puts[keys.resource]) <= MAX_COMMIT_BYTES - ROOM:
+    _put_plan(look, keys, plan, owners, writes)
+
+
+def _put_plan(look: Look, keys: Keys, plan: Plan, owners: dict[str, dict[str, int]], writes: Writes) -> None:
+    """Make it the plan of the resource that is put beside it, if both fit into the commit."""
+    encoded = msgspec.json.encode(msgspec.structs.replace(plan, resource_version=plan.resource_version + 1, owners=owners))
+    if len(encoded) + len(writes.puts[keys.resource]) <= MAX_COMMIT_BYTES - ROOM:
         # Not the round: if one is being opened, it is about whatever the plan is when it is sealed, and sealing checks the resource.
         writes.checks[keys.plan] = look.stamp(keys.plan)
-        writes.puts[keys.plan] = placed
+        writes.puts[keys.plan] = encoded
 
 
 def _claim_new(look: Look, keys: Keys, new: list[str], late: Collection[str], writes: Writes) -> None:
