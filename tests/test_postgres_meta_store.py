@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from postgres_server import PostgresServer, server_or_skip
+from sluiceway.adapters.meta import postgres
 from sluiceway.adapters.meta.commit import HISTORY
 from sluiceway.adapters.meta.postgres import PostgresMetaStore
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
@@ -57,7 +58,8 @@ async def test_a_commit_whose_line_is_cut_is_unknown(server: PostgresServer, sch
         await store.commit(puts={"a": b"1"})
 
         def treat(data: bytes) -> bytes:
-            if b"COMMIT\x00" not in data:
+            # Every commit names the channel of its notification.
+            if b"sluiceway Odd" not in data:
                 return data
             if landed:
                 proxy.answers = False
@@ -153,3 +155,41 @@ async def test_many_writers_of_two_openings_count_without_a_gap(open_store: Open
     async with Opened(open_store) as one, Opened(open_store) as two:
         await asyncio.gather(*(count(store) for store in (one, two) * 4))
         assert (await one.read(["total"])).entries["total"].value == b"160"
+
+
+@driven
+async def test_a_store_of_the_first_layout_is_brought_up_to_date(
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres, "MIGRATIONS", postgres.MIGRATIONS[:1])
+        old = PostgresMetaStore(server.dsn(), schema=schema)
+        assert (await old.read(["a"])).stamp == 0
+        async with old._link() as link, link.transaction():
+            await link.execute("UPDATE store SET stamp = 7")
+            await link.execute("INSERT INTO entry VALUES (%s, 7, %s)", [b"a", b"1"])
+        await old.close()
+    store = PostgresMetaStore(server.dsn(), schema=schema)
+    assert await store.commit({"a": 7}, {"a": 7}, {"b": b"2"}) == 8
+    assert (await store.read(["a"])).entries["a"] == (b"1", 7)
+    await store.close()
+
+
+@driven
+async def test_a_commit_of_a_process_that_is_away_holds_up_nobody(server: PostgresServer, schema: str) -> None:
+    """All commits wait for one lock, so none may hold it while its client does something else."""
+    proxy = Proxy()
+    async with proxy.to(server.port) as port:
+        away, other = PostgresMetaStore(server.dsn(port), schema=schema), PostgresMetaStore(server.dsn(), schema=schema)
+        await away.commit(puts={"a": b"1"})
+        proxy.answers = False
+        waiting = asyncio.create_task(away.commit(puts={"a": b"2"}))
+        while (await other.read(["a"])).entries["a"].value == b"1":
+            await asyncio.sleep(0.01)
+        assert not waiting.done()
+        await other.commit(puts={"b": b"3"})
+        proxy.cut()
+        with pytest.raises(MetaUnknownError):
+            await waiting
+        await away.close()
+        await other.close()

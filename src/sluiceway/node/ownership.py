@@ -30,6 +30,11 @@ FIRST_PLAN: Millis = 10_000
 FOLLOW: Millis = 2_000
 
 
+PARAMETERS = Parameters(settle_timeout=100, round_interval=200, beat_interval=500, lease_timeout=3_000, member_timeout=4_000)
+"""Patient with a machine that is busy: to take partitions away from an instance that lives costs more than to wait a second longer for one
+that has died."""
+
+
 def item_of(incarnation: str, partition: int) -> str:
     """The partition as an item of the group."""
     return f"{incarnation}.{partition}"
@@ -67,6 +72,27 @@ class Ownership(Protocol):
     @property
     def name(self) -> str:
         """This instance's, in the cluster."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The URL by which others reach this instance; empty: not known."""
+        ...
+
+    @property
+    def era(self) -> int: ...
+
+    @property
+    def look(self) -> Look | None:
+        """The last look at the cluster; None: there is none, or it has not been seen yet."""
+        ...
+
+    def still(self) -> dict[str, Millis]:
+        """For how long each instance has not been heard of here."""
+        ...
+
+    async def rounds(self) -> list[SealedRound]:
+        """The last rounds, the newest first. Raises StoreUnavailableError."""
         ...
 
     async def start(self, meta: MetaStore, tell: Tell) -> None: ...
@@ -112,10 +138,22 @@ class Static:
     """One instance has it all, for as long as it holds the lock on its data directory. Each start is a new owner."""
 
     is_alone = True
-    name = ""
+    name = "instance"
+    address = ""
+    look = None
 
     def __init__(self) -> None:
         self._token = Token(1, 0)
+
+    @property
+    def era(self) -> int:
+        return self._token.era
+
+    def still(self) -> dict[str, Millis]:
+        return {}
+
+    async def rounds(self) -> list[SealedRound]:
+        return []
 
     async def start(self, meta: MetaStore, tell: Tell) -> None:
         """Take a new grant: its fence shuts out whatever an earlier process may have left in flight."""
@@ -172,8 +210,8 @@ class Clustered:
 
     is_alone = False
 
-    def __init__(self, name: str, address: str, strategy: Strategy = "rounds", parameters: Parameters | None = None) -> None:
-        self._wanted_name, self._address = name, address
+    def __init__(self, name: str, address: str, strategy: Strategy = "rounds", parameters: Parameters = PARAMETERS) -> None:
+        self._wanted_name, self.address = name, address
         self._strategy: Strategy = strategy
         self._parameters = parameters
         self._member: GroupMember | None = None
@@ -190,6 +228,17 @@ class Clustered:
         return self.member.name
 
     @property
+    def era(self) -> int:
+        return self.look.resource.era if self.look is not None and self.look.resource is not None else 1
+
+    @property
+    def look(self) -> Look | None:
+        return self.member.look
+
+    def still(self) -> dict[str, Millis]:
+        return self.member.still()
+
+    @property
     def member(self) -> GroupMember:
         assert self._member is not None, "it is started first"
         return self._member
@@ -198,7 +247,7 @@ class Clustered:
         """Join; returns with the first share of everything, or after FIRST_PLAN without."""
         await self._define(meta)
         self._meta, self._tell = meta, tell
-        self._member = GroupMember(meta, GROUP, self._handle, name=self._wanted_name, address=self._address, on_look=self._look)
+        self._member = GroupMember(meta, GROUP, self._handle, name=self._wanted_name, address=self.address, on_look=self._look)
         self._peers[self._member.name] = HERE
         await self._member.join()
         with contextlib.suppress(TimeoutError):
@@ -284,6 +333,5 @@ class Clustered:
                 await moved.wait()
 
     async def rounds(self) -> list[SealedRound]:
-        """The last rounds, the newest first. Raises StoreUnavailableError."""
         assert self._meta is not None, "it is started first"
         return rounds_of(await self._meta.read(prefixes=[KEYS.history]), KEYS)

@@ -50,6 +50,7 @@ from sluiceway.model.requests import (
     Redriven,
     Settle,
     Settled,
+    WholeQueueStats,
 )
 from sluiceway.node import looking
 from sluiceway.node.audit import AuditTrail
@@ -62,8 +63,9 @@ from sluiceway.node.demand import Demand
 from sluiceway.node.driver import Around, QueueDriver
 from sluiceway.node.health import check_backends, check_meta, check_partitions
 from sluiceway.node.inspection import Asked
+from sluiceway.node.instances import Instances
 from sluiceway.node.leasing import Leasing
-from sluiceway.node.ownership import GRANT, Clustered, Ownership, Static
+from sluiceway.node.ownership import GRANT, PARAMETERS, Clustered, Ownership, Static
 from sluiceway.node.queue_changes import DROPPING, QueueChanges, dropped
 from sluiceway.node.reconfigure import plan
 from sluiceway.node.router import Router
@@ -93,7 +95,7 @@ class Membership:
     address: str
     name: str = "instance"
     strategy: Strategy = "rounds"
-    parameters: Parameters | None = None
+    parameters: Parameters = PARAMETERS
 
 
 class Service:
@@ -125,6 +127,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: dict[str, asyncio.Task[None]] = {}
         self.ownership: Ownership = _clustered(membership) if membership else Static()
+        self.instances = Instances(self.ownership)
 
     # ---- life -------------------------------------------------------------------------------------------------
 
@@ -449,8 +452,8 @@ class Service:
     async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
         return await self._router.peek(self.queue(queue_name), request)
 
-    async def count(self, queue_name: str) -> QueueStats:
-        """The counts of the whole queue."""
+    async def count(self, queue_name: str) -> WholeQueueStats:
+        """The counts of the whole queue, and of each instance's share of it."""
         return await self._router.count(self.queue(queue_name))
 
     def stats(self, queue_name: str) -> QueueStats:

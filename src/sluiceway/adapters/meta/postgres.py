@@ -25,6 +25,42 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     CREATE INDEX trace ON entry (stamp) WHERE value IS NULL;
     INSERT INTO store VALUES (1, 0);
     """,
+    # A commit is one call: its lock, for which all others wait, is held for as long as the server takes, and not while a client is away.
+    # Taking the row's lock puts the commits of all processes into one order; each statement after it sees all the commits before.
+    """
+    CREATE FUNCTION commit_entries(
+        check_keys bytea[], check_stamps bigint[], prefixes text[], firsts bytea[], pasts bytea[], sinces bigint[],
+        put_keys bytea[], put_values bytea[], delete_keys bytea[], history bigint, channel text, OUT new_stamp bigint, OUT wrong text)
+    LANGUAGE plpgsql AS $$
+    #variable_conflict use_column
+    DECLARE last_stamp bigint;
+    BEGIN
+        PERFORM set_config('synchronous_commit', 'on', true);
+        SELECT stamp INTO last_stamp FROM store FOR UPDATE;
+        SELECT convert_from(wanted.key, 'UTF8') INTO wrong FROM unnest(check_keys, check_stamps) AS wanted (key, stamp)
+            LEFT JOIN entry ON entry.key = wanted.key AND entry.value IS NOT NULL
+            WHERE entry.stamp IS DISTINCT FROM wanted.stamp LIMIT 1;
+        IF wrong IS NULL THEN
+            SELECT 'something under ' || span.prefix INTO wrong
+                FROM unnest(prefixes, firsts, pasts, sinces) AS span (prefix, first, past, since)
+                WHERE span.since < last_stamp AND (span.since < last_stamp - history OR EXISTS (
+                    SELECT 1 FROM entry WHERE entry.key >= span.first AND entry.key < span.past AND entry.stamp > span.since)) LIMIT 1;
+        END IF;
+        IF wrong IS NOT NULL THEN
+            RETURN;
+        END IF;
+        new_stamp := last_stamp + 1;
+        UPDATE store SET stamp = new_stamp;
+        INSERT INTO entry (key, stamp, value)
+            SELECT fresh.key, new_stamp, fresh.value FROM unnest(put_keys, put_values) AS fresh (key, value)
+            ON CONFLICT (key) DO UPDATE SET stamp = EXCLUDED.stamp, value = EXCLUDED.value;
+        IF cardinality(delete_keys) > 0 THEN
+            UPDATE entry SET value = NULL, stamp = new_stamp WHERE key = ANY (delete_keys) AND value IS NOT NULL;
+            DELETE FROM entry WHERE value IS NULL AND stamp <= new_stamp - history;
+        END IF;
+        PERFORM pg_notify(channel, '');
+    END $$;
+    """,
 )
 """Number n takes the layout from version n to n + 1. One that was released is never changed."""
 
@@ -34,17 +70,10 @@ SELECT NULL::bytea, stamp, NULL::bytea FROM store
 UNION ALL SELECT key, stamp, value FROM entry WHERE key = ANY (%s::bytea[]) AND value IS NOT NULL
 UNION ALL SELECT entry.* FROM unnest(%s::bytea[], %s::bytea[]) AS span (first, past), LATERAL (
     SELECT key, stamp, value FROM entry WHERE key >= first AND key < past AND value IS NOT NULL) AS entry"""
-# Taking this row's lock puts the commits of all processes into one order; each statement after it sees all the commits before.
-_NEXT = "UPDATE store SET stamp = stamp + 1 RETURNING stamp"
-_CHECK = """
-SELECT convert_from(wanted.key, 'UTF8') FROM unnest(%s::bytea[], %s::bigint[]) AS wanted (key, stamp)
-LEFT JOIN entry ON entry.key = wanted.key AND entry.value IS NOT NULL WHERE entry.stamp IS DISTINCT FROM wanted.stamp LIMIT 1"""
+_COMMIT = """
+SELECT new_stamp, wrong FROM commit_entries(%s::bytea[], %s::bigint[], %s::text[], %s::bytea[], %s::bytea[], %s::bigint[],
+    %s::bytea[], %s::bytea[], %s::bytea[], %s::bigint, %s::text)"""
 _CHANGED = "SELECT 1 FROM entry WHERE key >= %s AND key < %s AND stamp > %s LIMIT 1"
-_PUT = """
-INSERT INTO entry (key, stamp, value) SELECT fresh.key, %s, fresh.value FROM unnest(%s::bytea[], %s::bytea[]) AS fresh (key, value)
-ON CONFLICT (key) DO UPDATE SET stamp = EXCLUDED.stamp, value = EXCLUDED.value"""
-_DELETE = "UPDATE entry SET value = NULL, stamp = %s WHERE key = ANY (%s::bytea[]) AND value IS NOT NULL"
-_FORGET = "DELETE FROM entry WHERE value IS NULL AND stamp <= %s"
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
@@ -97,38 +126,21 @@ class PostgresMetaStore:
     ) -> Stamp:
         puts = puts or {}
         check_commit(puts, deletes)
+        checks, unchanged = checks or {}, unchanged or {}
+        spans = [_range(prefix) for prefix in unchanged]
+        wanted = [[key.encode() for key in checks], list(checks.values())]
+        wanted += [list(unchanged), [first for first, _ in spans], [past for _, past in spans], list(unchanged.values())]
+        written = [[key.encode() for key in puts], list(puts.values()), [key.encode() for key in deletes]]
         try:
-            async with self._link() as link, link.transaction():
-                stamp = await self._commit(link, checks or {}, unchanged or {}, puts, deletes)
+            async with self._link() as link:
+                ((stamp, wrong),) = await link.execute(_COMMIT, [*wanted, *written, HISTORY, self._channel])
         except (psycopg.Error, StoreUnavailableError) as error:
             raise MetaUnknownError(f"meta store: {error}") from error
+        if wrong is not None:
+            raise ConflictError(f"{wrong} has changed")
         self._seen = max(self._seen, stamp)
         self._wake()
-        return stamp
-
-    async def _commit(
-        self,
-        link: Link,
-        checks: Mapping[str, Stamp | None],
-        unchanged: Mapping[str, Stamp],
-        puts: Mapping[str, bytes],
-        deletes: Sequence[str],
-    ) -> Stamp:
-        stamp: Stamp = (await link.execute(_NEXT))[0][0]
-        if checks:
-            wrong = await link.execute(_CHECK, [[key.encode() for key in checks], list(checks.values())])
-            if wrong:
-                raise ConflictError(f"{wrong[0][0]} has changed")
-        for prefix, since in unchanged.items():
-            if await self._changed(link, prefix, since, stamp - 1):
-                raise ConflictError(f"something under {prefix} has changed")
-        if puts:
-            await link.execute(_PUT, [stamp, [key.encode() for key in puts], list(puts.values())])
-        if deletes:
-            await link.execute(_DELETE, [stamp, [key.encode() for key in deletes]])
-            await link.execute(_FORGET, [stamp - HISTORY])
-        await link.execute("SELECT pg_notify(%s, '')", [self._channel])
-        return stamp
+        return int(stamp)
 
     async def _changed(self, link: Link, prefix: str, since: Stamp, now: Stamp) -> bool:
         if since >= now or forgotten(since, now):

@@ -30,6 +30,7 @@ def _session(schema: str, statement_timeout: Millis) -> dict[str, str]:
     return {
         "search_path": '"' + schema.replace('"', '""') + '"',
         "statement_timeout": str(statement_timeout),
+        "default_transaction_isolation": "read committed",
         "lock_timeout": str(max(1, statement_timeout // 2)),
         "idle_in_transaction_session_timeout": str(statement_timeout + MARGIN),
         # The server's side of a dead line: what a vanished client left open must not keep its locks.
