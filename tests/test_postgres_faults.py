@@ -48,6 +48,8 @@ class Proxy:
         self.treat: Callable[[bytes], bytes] = bytes
         self.answers = True
         """Whether what the server says reaches the client; the line is cut when it says something and this is off."""
+        self.swallows = False
+        """What the server says is lost, and the line stays."""
         self._writers: list[asyncio.StreamWriter] = []
 
     @contextlib.asynccontextmanager
@@ -80,7 +82,8 @@ class Proxy:
             while data := await answers.read(1 << 20):
                 if not self.answers:
                     self.cut()
-                to_client.write(data)
+                if not self.swallows:
+                    to_client.write(data)
 
     def send(self, data: bytes) -> None:
         """To the server, on the newest line."""
