@@ -69,7 +69,11 @@ class EtcdServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        ended = None if self._process is None else self._process.poll()
+        log = self.log()
         self._remove()
+        # Otherwise nobody would learn why its tests failed.
+        assert ended is None, f"etcd had ended by itself with {ended}:\n{log}"
 
     def url(self, name: str, port: int | None = None) -> str:
         """By way of another port, if there is a proxy."""
@@ -101,10 +105,13 @@ class EtcdServer:
         assert self._process is not None
         self._process.kill()
         self._process.wait(PATIENCE)
+        self._process = None
 
     def pause(self) -> None:
+        """Returns when it has stopped."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
 
     def resume(self) -> None:
         assert self._process is not None

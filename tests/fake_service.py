@@ -13,11 +13,14 @@ import pyarrow as pa
 import uvloop
 
 from server_process import PATIENCE
+from sluiceway.core.assignment.group import SealedRound
+from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.health import Check
 from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.instances import Belonging, ClusterInfo
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
 from sluiceway.model.requests import (
     Clear,
@@ -37,6 +40,7 @@ from sluiceway.model.requests import (
     Redriven,
     Settle,
     Settled,
+    WholeQueueStats,
 )
 from sluiceway.server.app import Fittings, create_app
 from sluiceway.server.listeners import bind, url_of
@@ -45,6 +49,26 @@ from sluiceway.server.tls import TlsFiles
 
 NOW = 1_700_000_000_000
 RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
+
+
+class FakeInstances:
+    """One instance `i-1` at `http://i-1`, which has partition 0; nobody has the others. `script` as that of the service."""
+
+    def __init__(self) -> None:
+        self.script: list[object] = []
+        self.owners = {0: Peer("i-1", "http://i-1")}
+
+    def owner(self, record: QueueRecord, partition: int) -> Peer | None:
+        return self.owners.get(partition)
+
+    def cluster(self) -> ClusterInfo:
+        return cast(ClusterInfo, self.script.pop(0))
+
+    async def rounds(self, limit: int) -> Sequence[SealedRound]:
+        return cast("Sequence[SealedRound]", self.script.pop(0))[:limit]
+
+    async def why(self, record: QueueRecord, partition: int) -> Belonging:
+        return cast(Belonging, self.script.pop(0))
 
 
 class FakeService:
@@ -58,6 +82,7 @@ class FakeService:
         self.asked: list[object] = []
         self.script: list[object] = []
         self.changed_by: list[Actor] = []
+        self.instances = FakeInstances()
 
     def _answer(self, request: object) -> Any:
         self.asked.append(request)
@@ -140,8 +165,11 @@ class FakeService:
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
         return cast(Explanation, self._answer((partition, offset)))
 
-    async def count(self, queue_name: str) -> QueueStats:
-        return self.stats(queue_name)
+    async def count(self, queue_name: str) -> WholeQueueStats:
+        share = self.stats(queue_name)
+        whole = WholeQueueStats(0, 0, 0, 0, [], {"i-1": share})
+        whole.add(share)
+        return whole
 
     def stats(self, queue_name: str) -> QueueStats:
         return cast(QueueStats, self._answer(queue_name))

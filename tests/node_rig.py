@@ -27,8 +27,8 @@ class Store:
     Like every store it carries a call that has begun to its end, whether its caller still waits or not.
     """
 
-    def __init__(self, directory: Path) -> None:
-        self._store = SqlitePartitionStore(directory)
+    def __init__(self, directory: Path, store: PartitionStore | None = None) -> None:
+        self._store = store or SqlitePartitionStore(directory)
         self.fences: list[Fence] = []
         self.on_open: Callable[[PartitionRef], Awaitable[None]] = fine
         self.on_apply: Callable[[PartitionRef], Awaitable[Outcome | None]] = fine

@@ -172,24 +172,39 @@ def test_strict_is_3_and_names_what_was_ignored(shell: Shell) -> None:
     assert shell.json("complete", shell.queue, two)[0]["ignored"][0]["reason"] == "completed"
 
 
-@verb("stats", "explain", "partition list", "top")
+@verb("stats", "explain", "partition list", "partition explain", "top")
 def test_looking(shell: Shell) -> None:
     item = shell.json("produce", shell.queue, "x")[0]["first_id"]
     assert re.search(r"(?m)^all +1 ", shell.says("stats", shell.queue))
     assert shell.json("stats", shell.queue)[0]["queue_name"] == shell.queue
     assert re.search(r"state +ready", shell.says("explain", shell.queue, item))
     assert shell.json("explain", shell.queue, item)[0]["ahead"] == 0
-    assert re.search(r"(?m)^1 +default +available ", shell.says("partition", "list", shell.queue))
-    assert [(each["partition"], each["backend"]) for each in shell.json("partition", "list", shell.queue)] == [
-        (0, "default"),
-        (1, "default"),
+    assert re.search(r"(?m)^1 +default +available +instance ", shell.says("partition", "list", shell.queue))
+    assert [(each["partition"], each["backend"], each["owner"]) for each in shell.json("partition", "list", shell.queue)] == [
+        (0, "default", "instance"),
+        (1, "default", "instance"),
     ]
+    assert re.search(r"why +this server is alone", shell.says("partition", "explain", shell.queue, "1"))
+    (why,) = shell.json("partition", "explain", shell.queue, "1")
+    assert (why["partition"], why["owner"], why["state"], why["era"]) == (1, "instance", "available", 1)
+    assert shell.ends("partition", "explain", shell.queue, "2")[0] == 3
     assert re.search(rf"(?m)^{re.escape(shell.queue)} +2 +1 +0 +0 ", shell.says("top", shell.queue, "--once"))
     (look,) = shell.json("top", shell.queue, "--once")
     assert [(row["queue_name"], row["ready"], row["produced_per_second"]) for row in look["queues"]] == [(shell.queue, 1, None)]
 
 
 # -- whoever runs the server ------------------------------------------------------------------------------------------
+
+
+@verb("instance list", "instance rounds")
+def test_instances(shell: Shell) -> None:
+    assert re.search(r"(?m)^\* +instance +- +alive ", shell.says("instance", "list"))
+    (seen,) = shell.json("instance", "list")
+    assert ([each["instance"] for each in seen["items"]], seen["strategy"], seen["round"]) == (["instance"], "static", None)
+    code, out, err = shell.ends("instance", "rounds")
+    assert (code, out) == (0, "")
+    assert err.startswith("no rounds")
+    assert shell.json("instance", "rounds") == []
 
 
 @verb("backend list")

@@ -9,7 +9,19 @@ from typing import Any
 import msgspec
 import pytest
 
-from sluiceway.client import Backoff, CallError, Ignored, Item, Retry, SluicewayError, Verdict, item_calls, protocol, queue_calls
+from sluiceway.client import (
+    Backoff,
+    CallError,
+    Ignored,
+    Item,
+    Retry,
+    SluicewayError,
+    Verdict,
+    admin_calls,
+    item_calls,
+    protocol,
+    queue_calls,
+)
 from sluiceway.client.item_calls import Check
 from sluiceway.client.protocol import LONGEST_PAUSE, Call, Repeats
 from sluiceway.kernel.errors import KINDS
@@ -154,6 +166,9 @@ def test_what_may_be_repeated() -> None:
         queue_calls.clear("q", True, False, None),
         queue_calls.redrive("q", None, None, None, None, True, None),
         queue_calls.queue_info("q"),
+        admin_calls.list_instances(),
+        admin_calls.list_rounds(None),
+        item_calls.explain_partition("q", 0),
         queue_calls.list_queues(None, None),
     ]
     once: list[Call[Any]] = [
@@ -248,7 +263,7 @@ def error(code: str) -> CallError:
 @pytest.mark.parametrize("call", [KEYED, UNKEYED])
 def test_only_what_may_help_and_cannot_harm_is_repeated(code: str, call: Call[Any]) -> None:
     repeats = Repeats(call, retry_for=10, started=100)
-    surely_nothing = code in ("unavailable", "queue_paused", "too_many_requests", "rate_limited")
+    surely_nothing = code in ("unavailable", "queue_paused", "too_many_requests", "rate_limited", "not_here")
     if surely_nothing or (call.repeatable and code == "outcome_unknown"):
         assert 0 < repeats.pause(error(code), now=100, roll=0.5) < 1
     else:

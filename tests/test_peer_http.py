@@ -26,7 +26,7 @@ from sluiceway.model.items import batch_from_rows
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.peers import Ask, Learn, Load, PeerRequest, Poll, Polled
 from sluiceway.model.requests import DONE, Lease, Leased, LeaseInfo, Produce, Produced, Selection, Settle, Settled
-from sluiceway.node import peer_http
+from sluiceway.node import peer_connection, peer_http
 from sluiceway.node.peer_http import HttpTransport
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.server.app import Fittings
@@ -241,7 +241,7 @@ def test_who_cannot_be_reached_surely_did_nothing() -> None:
 
 
 def test_a_peer_that_takes_no_connection_surely_did_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http, "_CONNECT_TIMEOUT", 0.05)
+    monkeypatch.setattr(peer_http, "_CONNECT_TIMEOUT", 50)
     with ExitStack() as open_, socket.create_server(("127.0.0.1", 0), backlog=0) as full:
         address = full.getsockname()
         # What is beyond the backlog is left without an answer.
@@ -344,7 +344,7 @@ def test_what_was_sent_and_not_answered_is_unknown(act: Callable[[Raw, socket.so
 
 
 def test_an_answer_that_is_too_large_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_http, "MAX_ANSWERS_BYTES", 10)
+    monkeypatch.setattr(peer_connection, "MAX_ANSWERS_BYTES", 10)
     with Raw(answering(said(bytes(1_000)))) as raw, pytest.raises(PeerUnknownError, match="larger than 10 bytes"):
         ask(raw.url, Learn(5))
 

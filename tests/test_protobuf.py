@@ -53,7 +53,7 @@ QUEUE = {
     "reference": "mine",
     "paused": [],
     "requested_partitions": 2,
-    "partitions": [{"partition": 0, "backend": "default"}, {"partition": 1, "backend": "default"}],
+    "partitions": [{"partition": n, "backend": "b", "state": "available", "owner": None, "address": None} for n in range(2)],
 }
 
 
@@ -246,7 +246,7 @@ def test_counts_stay_within_their_fields() -> None:
     zero = ("ready", "transferring", "leases", "failures", "produced", "deduplicated", "leased", "completed", "retried", "expired")
     counters = dict.fromkeys((*zero, "dead", "released", "cleared", "redriven"), 0)
     partition = {**counters, "partition": 1, "backend": "b", "state": "available", "commit_time_ms": 1.5, "degraded": False}
-    waiting = {"produce_waiting": 1, "lease_waiting": 2, "complete_waiting": 3, "in_flight": 4}
+    waiting = {"instance": "i-1", "produce_waiting": 1, "lease_waiting": 2, "complete_waiting": 3, "in_flight": 4}
     full = {**partition, "total": 1 << 40, "total_leased": 5, "scheduled": 6}
     said = answered(
         "/v1/queue.stats", {"queue_name": "q", "logical_queues": [{**waiting, "partitions": [full]}]}, "StatsAnswer", queue_name="q"

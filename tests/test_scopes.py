@@ -57,7 +57,7 @@ FIELDS = {
     ("/v1/queue.redrive", "source"): {"queue_name": OWN},
 }
 """Where else a queue is named: the call and its field, and the rest of it."""
-NO_QUEUE = {"/v1/queues.list"}
+NO_QUEUE = {"/v1/queues.list", "/v1/instances.list", "/v1/rounds.list"}
 ANY_KEY = {"/v1/keys.self"}
 PUBLIC = {"/livez", "/readyz", "/openapi.json", "/docs", "/docs/errors"}
 PAGES = {"/metrics", "/v1/events"}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import functools
 import itertools
+import os
 import signal
 import sys
 import threading
@@ -145,8 +147,9 @@ def test_of_many_that_open_a_new_partition_at_once_the_highest_has_it(where: str
 
 
 @pytest.fixture
-def busy(tmp_path: Path) -> Iterator[tuple[PartitionFile, apsw.Connection]]:
-    """A partition that is open here, and a commit that another connection is in the middle of."""
+def busy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[PartitionFile, apsw.Connection]]:
+    """A partition that is open here, and a commit that another connection is in the middle of. Nothing but an opening waits for it."""
+    monkeypatch.setattr(partition_file, "BUSY_TIMEOUT", 0)
     file = PartitionFile(tmp_path / "k7f3q2ma-0.sqlite", shared=True)
     file.open(FENCE)
     other = apsw.Connection(str(tmp_path / "k7f3q2ma-0.sqlite"))
@@ -156,12 +159,16 @@ def busy(tmp_path: Path) -> Iterator[tuple[PartitionFile, apsw.Connection]]:
     file.close()
 
 
-def test_an_opening_waits_for_the_commit_of_the_owner_before(busy: tuple[PartitionFile, apsw.Connection]) -> None:
+def test_an_opening_waits_for_the_commit_of_the_owner_before(
+    busy: tuple[PartitionFile, apsw.Connection], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(partition_file, "TAKEOVER_TIMEOUT", int(PATIENCE * 1_000))
     file, other = busy
     opening = threading.Thread(target=file.open, args=[Fence(1, 2, 1)])
     opening.start()
-    # There it has not failed yet, and cannot have succeeded.
-    wait_for(lambda: "_begin_takeover" in where_is(opening))
+    # It is there whenever one looks, where it has not failed yet and cannot have succeeded.
+    looks = itertools.count()
+    wait_for(lambda: "_begin_takeover" in where_is(opening) and next(looks) == 3)
     other.execute("ROLLBACK")
     opening.join(PATIENCE)
     assert file.apply(turn(1), Fence(1, 2, 1)) is Outcome.DONE
@@ -248,10 +255,11 @@ def test_one_at_a_time_waits(tmp_path: Path) -> None:
         with one_at_a_time(tmp_path):
             entered.set()
 
-    other = threading.Thread(target=enter)
+    other, handle = threading.Thread(target=enter), os.open(tmp_path, os.O_RDONLY)
     with one_at_a_time(tmp_path):
         other.start()
-        wait_for(lambda: "enter" in where_is(other))
-        assert not entered.is_set()
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(handle)
+    assert entered.wait(PATIENCE)
     other.join(PATIENCE)
-    assert entered.is_set()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId
@@ -193,7 +194,7 @@ durations = st.integers(1, MAX_SCHEDULE)
 def test_settings_come_back_as_they_are_shown(settings: dict[str, Any]) -> None:
     """What `queues.info` shows makes the same queue, created or updated."""
     record = msgspec.structs.replace(RECORD, **settings)
-    shown = json.loads(answers.encode(answers.queue_info(record)))
+    shown = json.loads(answers.encode(answers.queue_info(record, lambda record, partition: None)))
     fields = {name: shown[name] for name in json_queues._CHECKS}
     spec = create(**fields)()
     assert spec == replace(QueueSpec("q"), **settings)
@@ -216,7 +217,8 @@ def test_settings_of_any_kind_are_taken_or_refused_by_name(fields: dict[str, obj
 
 def test_queue_info_shows_every_setting() -> None:
     record = msgspec.structs.replace(RECORD, retry_backoff=Backoff(1_000, 600_000), write_timeout=2_500, paused=("lease",), version=7)
-    shown = json.loads(answers.encode(answers.queue_info(record)))
+    owners = {0: Peer("i-1", "http://i-1"), 1: Peer("alone", "")}
+    shown = json.loads(answers.encode(answers.queue_info(record, lambda record, partition: owners.get(partition))))
     assert shown == {
         "queue_name": "q",
         "incarnation": "k7f3q2ma",
@@ -234,7 +236,10 @@ def test_queue_info_shows_every_setting() -> None:
         "reference": "",
         "paused": ["lease"],
         "requested_partitions": 3,
-        "partitions": [{"partition": n, "backend": "default", "state": "available"} for n in range(3)],
+        "partitions": [
+            {"partition": n, "backend": "default", "state": "available", "owner": owner, "address": address}
+            for n, (owner, address) in enumerate([("i-1", "http://i-1"), ("alone", None), (None, None)])
+        ],
     }
     assert format_duration(MAX_LEASE_TIMEOUT) == "30d"
 
@@ -261,7 +266,12 @@ def test_counts() -> None:
     assert json.loads(answers.cleared(Cleared(3, 4))) == {"ready": 3, "scheduled": 4}
     assert json.loads(answers.redriven(Redriven(5, 4, {"a": 4}))) == {"matched": 5, "redriven": 4, "targets": {"a": 4}}
     part = PartitionStats(2, backend="b", commit_time=1.23456, degraded=True, released=1, cleared=2, redriven=3)
-    shown = json.loads(answers.stats("q", QueueStats(0, 0, 0, 0, [part])))["logical_queues"][0]["partitions"][0]
+    shares = {"i-1": QueueStats(1, 2, 3, 4, [part]), "": QueueStats(0, 0, 0, 0, [PartitionStats(0, "unavailable")])}
+    (first, nobodys) = json.loads(answers.stats("q", shares))["logical_queues"]
+    waiting = ("instance", "produce_waiting", "lease_waiting", "complete_waiting", "in_flight")
+    assert [first[name] for name in waiting] == ["i-1", 1, 2, 3, 4]
+    assert (nobodys["instance"], [each["state"] for each in nobodys["partitions"]]) == (None, ["unavailable"])
+    (shown,) = first["partitions"]
     assert {name: shown[name] for name in ("backend", "commit_time_ms", "degraded", "released", "cleared", "redriven")} == {
         "backend": "b",
         "commit_time_ms": 1.235,

@@ -23,6 +23,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.configuration import Address, ClusterSettings, Configuration, ServerSettings
 from sluiceway.server.run import cluster_of
 from sluiceway.server.workers import LONGEST_DELAY, Said, next_delay
+from test_tls import Files
 
 STAND_IN = Path(__file__).with_name("worker_stand_in.py")
 
@@ -116,10 +117,10 @@ def family(folder: Path, workers: int = 3, behaviour: str = "") -> Iterator[Fami
     finally:
         watch.cancel()
         made.process.kill()
-        made.process.communicate()
         for pid in made.living():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        made.process.communicate()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -127,6 +128,8 @@ def test_all_serve_before_it_says_so_and_all_end_when_it_is_told_to(tmp_path: Pa
     with family(tmp_path / "pids") as server:
         assert server.line() == "ready"
         assert len(server.living()) == 3
+        # What a terminal sends to everybody goes to the parent alone, which passes it on.
+        assert os.getpgid(server.process.pid) not in set(map(os.getpgid, server.living()))
         server.process.send_signal(number)
         out, err = server.finish()
         assert (out, server.process.returncode) == ("ended\n", 0)
@@ -249,6 +252,17 @@ def test_workers_serve_one_address_and_survive_one_another(tmp_path: Path) -> No
         assert not any(map(lives, server.workers()))
 
 
+def test_workers_reach_one_another_without_the_certificate_that_others_see(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    with serving(tmp_path, "--tls-certificate", str(files.certificate), "--tls-key", str(files.key)) as server:
+        assert server.url.startswith("https://")
+        with Client(server.url, ca_file=str(files.ca_file)) as client:
+            client.create_queue("tasks", requested_partitions=4)
+            # Two of them are the other's.
+            assert states(client) == ["available"] * 4
+            assert "others reach it at http://127.0.0.1:" in server.log
+
+
 def test_when_their_supervisor_is_killed_workers_end(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         assert len(server.workers()) == 2
@@ -269,8 +283,7 @@ def test_what_keeps_workers_from_starting_is_said_as_a_server_by_itself_says_it(
 
 def test_a_server_by_itself_does_not_come_between_workers(tmp_path: Path) -> None:
     with serving(tmp_path):
-        second = subprocess.run(
-            [*COMMAND, "serve", "--data", tmp_path / "data"], capture_output=True, text=True, timeout=PATIENCE, check=False
-        )
+        command = [*COMMAND, "serve", "--data", str(tmp_path / "data"), "--listen", "127.0.0.1:0"]
+        second = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert second.returncode == 4
         assert "is in use by instances of a cluster" in second.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
 
@@ -11,7 +10,7 @@ from cluster.cutting import Line
 from cluster.fleet import PostgresFleet
 from cluster.history import History
 from cluster.report import Report, most_and_median
-from cluster.serving import seconds_until_served
+from cluster.serving import longest_hole, seconds_until_served
 from cluster.traffic import Traffic
 
 RECOVERED_WITHIN = 30.0
@@ -54,16 +53,17 @@ def _cut(traffic: Traffic, line: Line, cut: Callable[[Line], None], label: str, 
     begun = time.monotonic()
     cut(line)
     try:
-        served = seconds_until_served(traffic, label, (home + 1) % traffic.fleet.homes, begun, seconds)
-        threading.Event().wait(max(0.0, seconds - (time.monotonic() - begun)))
+        # What only the one that is cut off could serve is not served until the line is whole again.
+        hole = longest_hole(traffic, label, (home + 1) % traffic.fleet.homes, lambda: time.monotonic() - begun > seconds, seconds)
     finally:
         line.mend()
     mended = time.monotonic()
     again = seconds_until_served(traffic, f"{label}-mended", home, mended)
-    missing = f", but for {len(served.missing)}" if served.missing else ""
     if again.missing:
         return f"never served again: {', '.join(again.missing)}", float("inf")
-    return f"all served after {served.seconds:.1f} s{missing}", again.seconds
+    if hole.missing:
+        return f"{len(hole.missing)} partitions not served", again.seconds
+    return f"a partition not served for {hole.seconds:.1f} s", again.seconds
 
 
 def run_cuts(report: Report, fleet: PostgresFleet, traffic: Traffic, history: History, chance: random.Random, seconds: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 import time
@@ -12,7 +11,7 @@ from typing import NamedTuple
 from cluster.fleet import Fleet
 from cluster.history import History
 from cluster.report import Report, most_and_median
-from cluster.serving import Served, seconds_until_served
+from cluster.serving import Served, longest_hole, seconds_until_served
 from cluster.traffic import Traffic
 
 SERVED_WITHIN = 10.0
@@ -79,7 +78,11 @@ def stop_one_after_the_other(report: Report, traffic: Traffic, chance: random.Ra
         with ThreadPoolExecutor(1) as pool:
             stopping = pool.submit(instance.stop)
             stopping.add_done_callback(lambda _, begun=begun: exits.append(time.monotonic() - begun))  # type: ignore[misc]
-            holes.append(_longest_hole(report, traffic, f"stop{number}", (number + 1) % fleet.homes, stopping))
+            hole = longest_hole(traffic, f"stop{number}", (number + 1) % fleet.homes, stopping.done)
+        if hole.missing:
+            report.fail(f"after {instance.name} was stopped, these were never served again: {', '.join(hole.missing)}")
+        report.within(f"while {instance.name} was stopped, {hole.last}", hole.seconds, SERVED_WITHIN)
+        holes.append(hole.seconds)
         if code := stopping.result():
             report.fail(f"{instance.name} was stopped, and its exit code is {code}")
         fleet.restart(instance)
@@ -90,21 +93,6 @@ def stop_one_after_the_other(report: Report, traffic: Traffic, chance: random.Ra
         f"stopped one after the other: a partition was not served for {most_and_median(holes)}, "
         f"a process gone after {most_and_median(exits)}, {cut_off} calls without an answer"
     )
-
-
-def _longest_hole(report: Report, traffic: Traffic, label: str, home: int, stopping: Future[int]) -> float:
-    """Ask every partition again and again until the process is gone, and once more: the longest time that one of them did not answer."""
-    longest = 0.0
-    for number in itertools.count():
-        was_gone = stopping.done()
-        served = seconds_until_served(traffic, f"{label}n{number}", home)
-        longest = max(longest, served.seconds)
-        if served.missing:
-            report.fail(f"{label}: never served again: {', '.join(served.missing)}")
-        report.within(f"{label}: {served.last}", served.seconds, SERVED_WITHIN)
-        if was_gone:
-            break
-    return longest
 
 
 def run_kills(report: Report, fleet: Fleet, traffic: Traffic, history: History | None, chance: random.Random, pace: Pace) -> None:

@@ -6,6 +6,7 @@ import base64
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ GIVE_UP = 60.0
 
 
 class Served(NamedTuple):
-    """Seconds from `begun` until the last partition was served, and which it was; those that never were."""
+    """Seconds from `begun` until the last partition was served, and which it was; those that had not been when it was given up."""
 
     seconds: float
     last: str
@@ -62,8 +63,19 @@ def seconds_until_served(traffic: Traffic, label: str, home: int, begun: float |
         times = dict(zip(places, pool.map(until_served, places), strict=True))
     missing = [f"{queue}/{partition}" for (queue, partition), seconds in times.items() if seconds is None]
     found = {f"{queue}/{partition}": seconds for (queue, partition), seconds in times.items() if seconds is not None}
-    last = max(found, key=lambda place: found[place], default="none")
-    return Served(found.get(last, 0.0), last, missing)
+    last = max(found, key=lambda place: found[place], default="")
+    return Served(time.monotonic() - start if missing else found[last], missing[0] if missing else last, missing)
+
+
+def longest_hole(traffic: Traffic, label: str, home: int, is_over: Callable[[], bool], give_up: float = GIVE_UP) -> Served:
+    """Ask every partition again and again until it is over, and once more: the longest that one of them took to answer."""
+    longest = Served(0.0, "none", [])
+    for number in itertools.count():
+        was_over = is_over()
+        longest = max(longest, seconds_until_served(traffic, f"{label}n{number}", home, give_up=give_up), key=lambda each: each.seconds)
+        if was_over or longest.missing:
+            break
+    return longest
 
 
 def _try(traffic: Traffic, door: Door, queue: str, partition: int, name: str) -> Answer:

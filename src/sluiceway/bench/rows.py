@@ -46,7 +46,10 @@ from sluiceway.model.requests import (
     Redriven,
     Settle,
     Settled,
+    WholeQueueStats,
 )
+from sluiceway.node.instances import Instances
+from sluiceway.node.ownership import Static
 from sluiceway.server.app import create_app
 from sluiceway.server.listeners import bind, url_of
 from sluiceway.server.run import Server, announce
@@ -140,6 +143,7 @@ class RowService:
         self._record: QueueRecord | None = None
         self._partitions: list[RowPartition] = []
         self._turn = 0
+        self.instances = Instances(Static(), self.queues)
 
     async def start(self) -> None:
         self._data.mkdir(parents=True, exist_ok=True)
@@ -206,8 +210,8 @@ class RowService:
     async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
         raise _unsupported()
 
-    async def count(self, queue_name: str) -> QueueStats:
-        return self.stats(queue_name)
+    async def count(self, queue_name: str) -> WholeQueueStats:
+        raise _unsupported()
 
     def stats(self, queue_name: str) -> QueueStats:
         raise _unsupported()

@@ -1,4 +1,4 @@
-"""Commands that count and explain: stats, explain, partition list."""
+"""Commands that count and explain: stats, explain, partition."""
 
 from __future__ import annotations
 
@@ -91,15 +91,45 @@ def partition() -> None:
 @queue_argument()
 @connected
 def list_(session: Session, queue: str) -> None:
-    """List the partitions of QUEUE: where each lies, whether it serves, and what is in it."""
-    parts = session.client.stats(queue).partitions
+    """List the partitions of QUEUE: where each lies, which instance has it, whether it serves, and what is in it."""
+    found = session.client.stats(queue)
+    owned = [(each.instance, part) for each in found.logical_queues for part in each.partitions]
+    owned.sort(key=lambda pair: pair[1].partition)
     numbers = ("ready", "leased", "scheduled", "leases", "failures", "commit ms")
     rows = [
         (
-            *(each.partition, each.backend, state_of(each)),
+            *(each.partition, each.backend, state_of(each), owner or "-"),
             *(each.ready, each.total_leased, each.scheduled, each.leases, each.failures, f"{each.commit_time_ms:.1f}"),
         )
-        for each in parts
+        for owner, each in owned
     ]
-    columns = ("partition", "backend", "state", *numbers)
-    session.print_all(parts, table(columns, rows, right=numbers), "no partitions")
+    columns = ("partition", "backend", "state", "owner", *numbers)
+    shown = [fields_of(each) | {"owner": owner} for owner, each in owned] if session.as_json else found.partitions
+    session.print_all(shown, table(columns, rows, right=numbers), "no partitions")
+
+
+def fields_of(part: PartitionStats) -> dict[str, object]:
+    import msgspec
+
+    return msgspec.structs.asdict(part)
+
+
+@partition.command("explain")
+@queue_argument()
+@click.argument("number", type=click.IntRange(0))
+@connected
+def explain_partition(session: Session, queue: str, number: int) -> None:
+    """Say which instance has partition NUMBER of QUEUE, and why."""
+    answer = session.client.explain_partition(queue, number)
+    facts = (
+        ("partition", answer.partition),
+        ("owner", answer.owner or "nobody"),
+        ("at", answer.address),
+        ("state", answer.state),
+        ("why", printable(answer.reason.encode(), 1_000)),
+        ("waits for", ", ".join(answer.waits_for) or None),
+        ("backend", answer.backend),
+        ("era", answer.era),
+        ("grant", answer.grant),
+    )
+    session.print(answer, table(("", ""), [(name, value) for name, value in facts if value is not None]))

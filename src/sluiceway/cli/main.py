@@ -23,6 +23,7 @@ _ROOMS = {
     "redrive": "redrive",
     "partition": "looking",
     **dict.fromkeys(("backend", "key", "audit", "events"), "admin"),
+    "instance": "instances",
     "top": "top",
     "context": "contexts",
     "completion": "completion",

@@ -1,4 +1,4 @@
-"""The calls of whoever runs a server: keys, the audit trail, configuration, backends."""
+"""The calls of whoever runs a server: keys, the audit trail, configuration, backends, instances."""
 
 from __future__ import annotations
 
@@ -48,6 +48,14 @@ def reload_config() -> Call[answers.Reloaded]:
 
 def show_config() -> Call[dict[str, object]]:
     return call("/v1/config.show", dict[str, object], {})
+
+
+def list_instances() -> Call[answers.InstanceList]:
+    return call("/v1/instances.list", answers.InstanceList, {})
+
+
+def list_rounds(limit: int | None) -> Call[answers.RoundList]:
+    return call("/v1/rounds.list", answers.RoundList, given(limit=limit))
 
 
 def list_backends() -> Call[answers.BackendPage]:

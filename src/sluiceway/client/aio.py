@@ -283,6 +283,10 @@ class AsyncClient:
         """As `Client.explain`."""
         return await self._run(item_calls.explain(queue_name, item_id))
 
+    async def explain_partition(self, queue_name: str, partition: int) -> answers.PartitionExplanation:
+        """As `Client.explain_partition`."""
+        return await self._run(item_calls.explain_partition(queue_name, partition))
+
     def producer(
         self,
         queue_name: str,
@@ -356,6 +360,14 @@ class AsyncClient:
     async def list_backends(self) -> list[dict[str, object]]:
         """As `Client.list_backends`."""
         return (await self._run(admin_calls.list_backends())).items
+
+    async def list_instances(self) -> answers.InstanceList:
+        """As `Client.list_instances`."""
+        return await self._run(admin_calls.list_instances())
+
+    async def list_rounds(self, *, limit: int | None = None) -> list[answers.Round]:
+        """As `Client.list_rounds`."""
+        return (await self._run(admin_calls.list_rounds(limit))).items
 
     async def events(self, *, queue_name: str | None = None, types: Iterable[str] | None = None) -> AsyncGenerator[answers.Event, None]:
         """As `Client.events`."""

@@ -9,9 +9,13 @@ import msgspec
 
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
+    """`owner` is the instance that has it (None: nobody at the moment), `address` its URL, if that is known."""
+
     partition: int
     backend: str
     state: str
+    owner: str | None = None
+    address: str | None = None
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -191,6 +195,23 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     lease_deadline: datetime | None = None
 
 
+class PartitionExplanation(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose a partition is (`owner`, at `address`; None: nobody's) and why (`reason`, in words); `state` says whether it serves.
+
+    `era` and `grant` are of its fence. Those of `waits_for` may still serve it, and have to stop first.
+    """
+
+    partition: int
+    backend: str
+    state: str
+    reason: str
+    owner: str | None = None
+    address: str | None = None
+    era: int = 1
+    grant: int | None = None
+    waits_for: list[str] = []
+
+
 class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     """Items now (`total` = `ready` + `total_leased` + `scheduled`), live `leases`, and counts since the queue was created.
 
@@ -222,6 +243,9 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogicalQueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """What one `instance` has of the queue; None: partitions that nobody has at the moment."""
+
+    instance: str | None = None
     produce_waiting: int = 0
     lease_waiting: int = 0
     complete_waiting: int = 0
@@ -237,6 +261,62 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     def partitions(self) -> list[PartitionStats]:
         """All partitions of the queue, by number."""
         return sorted((part for logical in self.logical_queues for part in logical.partitions), key=lambda part: part.partition)
+
+
+# -- the instances of a cluster ---------------------------------------------------------------------------------------
+
+
+class Instance(msgspec.Struct, frozen=True, kw_only=True):
+    """An instance, as the one that answers (`here`) sees it. `state` is alive, silent, leaving or joining.
+
+    `silent_for` (such as `300ms`) is how long it was not heard of; `partitions` counts those of all queues that are given to it.
+    """
+
+    instance: str
+    address: str | None = None
+    here: bool = False
+    state: str = "alive"
+    silent_for: str = "0s"
+    joined_at: datetime | None = None
+    partitions: int = 0
+
+
+class LastRound(msgspec.Struct, frozen=True, kw_only=True):
+    """The last round. Until it is `sealed`, the plan is that of the one before."""
+
+    number: int
+    sealed: bool
+    trigger: str
+    participants: list[str] = []
+    moved: int = 0
+    kept: int = 0
+
+
+class InstanceList(msgspec.Struct, frozen=True, kw_only=True):
+    """The instances by name, and how they divide the partitions. A server that is alone has no `parameters` and no `round`."""
+
+    items: list[Instance]
+    strategy: str
+    era: int
+    parameters: dict[str, str] | None = None
+    round: LastRound | None = None
+
+
+class Round(msgspec.Struct, frozen=True, kw_only=True):
+    """A round that is over. `moved` partitions have another instance since. `duration` is a text such as `250ms`."""
+
+    number: int
+    trigger: str
+    participants: list[str]
+    moved: int
+    kept: int
+    duration: str
+    sealed_at: datetime
+    sealed_by: str
+
+
+class RoundList(msgspec.Struct, frozen=True, kw_only=True):
+    items: list[Round]
 
 
 # -- for whoever runs a server ----------------------------------------------------------------------------------------

@@ -214,3 +214,7 @@ def peek(queue_name: str, limit: int, partition: int | None, lease_id: str | Non
 
 def explain(queue_name: str, item_id: str) -> Call[answers.Explanation]:
     return call("/v1/queue.explain", answers.Explanation, {"queue_name": queue_name, "id": item_id})
+
+
+def explain_partition(queue_name: str, partition: int) -> Call[answers.PartitionExplanation]:
+    return call("/v1/queue.explain", answers.PartitionExplanation, {"queue_name": queue_name, "partition": partition})

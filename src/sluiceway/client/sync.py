@@ -332,6 +332,10 @@ class Client:
         """Where an item is, and why it is not being served."""
         return self._run(item_calls.explain(queue_name, item_id))
 
+    def explain_partition(self, queue_name: str, partition: int) -> answers.PartitionExplanation:
+        """Which instance has that partition, why, and whether it serves."""
+        return self._run(item_calls.explain_partition(queue_name, partition))
+
     def producer(
         self,
         queue_name: str,
@@ -413,6 +417,14 @@ class Client:
     def list_backends(self) -> list[dict[str, object]]:
         """The storage backends and how they are."""
         return self._run(admin_calls.list_backends()).items
+
+    def list_instances(self) -> answers.InstanceList:
+        """The instances of the cluster, how each is, and how they divide the partitions."""
+        return self._run(admin_calls.list_instances())
+
+    def list_rounds(self, *, limit: int | None = None) -> list[answers.Round]:
+        """The last times that the instances divided the partitions, newest first."""
+        return self._run(admin_calls.list_rounds(limit)).items
 
     def events(self, *, queue_name: str | None = None, types: Iterable[str] | None = None) -> Generator[answers.Event, None, None]:
         """What happens on the server, as it happens, without end: of one queue, of some types.

@@ -50,10 +50,11 @@ class Left(NamedTuple):
 
 @dataclass(slots=True)
 class FindLeases:
-    """How many live leases there are under that key. Answered by a number."""
+    """How many live leases there are under that key in those partitions. Answered by a number."""
 
     client_id: str
     lease_key: str
+    partitions: tuple[int, ...]
 
 
 @dataclass(slots=True)

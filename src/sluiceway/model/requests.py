@@ -321,6 +321,13 @@ class QueueStats:
 
 
 @dataclass(slots=True)
+class WholeQueueStats(QueueStats):
+    """The counts of all shares of a queue together, and of each, by the name of its instance; what nobody has is that of ''."""
+
+    shares: dict[str, QueueStats] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
 class QueueSpec:
     """What `queues.create` asks for."""
 

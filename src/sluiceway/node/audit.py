@@ -152,7 +152,7 @@ class AuditTrail:
 
 def settings_of(record: QueueRecord) -> dict[str, Any]:
     """A queue's settings, as the API writes them, and how many partitions it has."""
-    shown: dict[str, Any] = msgspec.to_builtins(queue_info(record))
+    shown: dict[str, Any] = msgspec.to_builtins(queue_info(record, lambda record, partition: None))
     return {name: value for name, value in shown.items() if name not in _NO_SETTING}
 
 

@@ -125,6 +125,7 @@ class QueueDriver:
 
     def owns(self, number: int) -> bool:
         """Whether that partition is served here."""
+        self._drop_lapsed()
         return number in self._queue.lanes
 
     async def reload(self, timeout: Millis) -> None:
@@ -241,6 +242,7 @@ class QueueDriver:
 
     def counts(self) -> QueueStats:
         """The counts of what is served here."""
+        self._drop_lapsed()
         return self._queue.stats()
 
     def load(self) -> Load:

@@ -254,8 +254,10 @@ class GroupMember:
         if self._lapse is not None:
             self._lapse.cancel()
         async with self._telling:
+            # Whoever asked in between has found out by itself that nothing was held, and must be told of all of it again.
+            lapsed = not self.holds
             self._lease_deadline = lease_deadline
-            for item in [item for item, token in self._held.items() if owned.get(item) != token]:
+            for item in [item for item, token in self._held.items() if lapsed or owned.get(item) != token]:
                 del self._held[item]
                 await self._tell(Lost(item))
             for item, token in owned.items():

@@ -12,7 +12,7 @@ from typing import cast
 
 from sluiceway.adapters import system
 from sluiceway.core.distribution import home
-from sluiceway.core.routing import HERE, Peer
+from sluiceway.core.routing import HERE, Peer, by_owner
 from sluiceway.core.tickets import Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -200,13 +200,14 @@ class Leasing:
     async def _holders(self, record: QueueRecord, request: Lease) -> list[Peer]:
         """Who has leases under the key. Raises `unavailable` if that cannot be known."""
         assert request.lease_key is not None
-        owners = {self._router.owner(record, each.partition) for each in record.partitions}
-        if None in owners:
+        owned = by_owner((each.partition for each in record.partitions), lambda number: self._router.owner(record, number))
+        peers = sorted(peer for peer in owned if peer is not None)
+        if None in owned:
             raise SluicewayError("unavailable", "a partition that may hold this key's leases has no owner at the moment")
-        asked = FindLeases(request.client_id, request.lease_key)
+        # By name, so that who has a partition no more does not pass over what is leased there.
+        asked = ((peer, FindLeases(request.client_id, request.lease_key, tuple(owned[peer]))) for peer in peers)
         try:
-            peers = sorted(peer for peer in owners if peer is not None)
-            counts = await asyncio.gather(*(self._router.ask(record, peer, asked) for peer in peers))
+            counts = await asyncio.gather(*(self._router.ask(record, peer, each) for peer, each in asked))
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             raise SluicewayError("unavailable", f"a partition that may hold this key's leases is not available: {plain(error)}") from error
         return [peer for peer, count in zip(peers, counts, strict=True) if count]

@@ -6,35 +6,33 @@ import asyncio
 import contextlib
 import ssl
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
+from urllib.parse import urlsplit
 
-import httpx
 import msgspec
 
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import KINDS, SluicewayError
-from sluiceway.kernel.limits import MAX_ANSWERS_BYTES
 from sluiceway.model.peers import PeerRequest
+from sluiceway.node.peer_connection import Answer, NoAnswerError, PeerConnection, PeerConnections
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.wire import peer
 
-_CONNECT_TIMEOUT: Final = 3.0
-"""Seconds, or half of the call's time if that is less. Instances of one cluster are near to one another."""
+_CONNECT_TIMEOUT: Final = 3_000
+"""Milliseconds, or half of the call's time if that is less. Instances of one cluster are near to one another."""
 
-_LIMITS: Final = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=30.0)
-"""No cap, as what waits holds one. Idle ones are closed before the peer does it: a call into a closing one ends unknown."""
-
-_NOT_SENT: Final = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.UnsupportedProtocol)
-"""Anything else may have come after the last byte of the request, also what is called a failed write."""
-
+_PORTS: Final = {"http": 80, "https": 443}
 _TYPE: Final = peer.CONTENT_TYPE.encode()
 _PASSED_ON: Final = frozenset({"body_too_large", "too_many_requests", "unavailable", "outcome_unknown", "internal"})
 """Codes of an instance that did not get as far as asking its share. Any other says that it does not take us for a peer of its."""
 
 
-class _Peer(NamedTuple):
-    url: httpx.URL
-    transport: httpx.AsyncHTTPTransport
+class _Peer:
+    """`head` has the secret in it: this is no tuple, so that it never shows."""
+
+    def __init__(self, connections: PeerConnections, head: bytes) -> None:
+        self.connections = connections
+        self.head = head
 
 
 class _Problem(msgspec.Struct):
@@ -50,79 +48,77 @@ class HttpTransport:
     """
 
     def __init__(self, secret: str, ca_file: Path | None = None) -> None:
-        self._authorization = f"Bearer {secret}".encode()
+        self._secret = secret.encode()
         self._trusted = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
         self._peers: dict[str, _Peer] = {}
 
     async def ask(self, address: str, request: PeerRequest, timeout: Millis, request_id: str = "") -> Any:
         body = peer.encode_request(request)
-        seconds = timeout / 1_000
+        deadline = asyncio.get_running_loop().time() + timeout / 1_000
+        found = self._peers.get(address) or self._meet(address)
+        connection = found.connections.idle() or await _open(found.connections, address, min(_CONNECT_TIMEOUT, timeout // 2))
+        # From here on the peer may do it.
         try:
-            async with asyncio.timeout(seconds):
-                status, headers, said = await self._exchange(address, body, seconds, request_id)
+            async with asyncio.timeout_at(deadline):
+                answer = await connection.ask(found.head, _rest(body, request_id), body)
         except TimeoutError:
             raise PeerUnknownError(f"{address} did not answer within {format_duration(timeout)}") from None
-        except httpx.InvalidURL as error:
-            raise PeerRefusedError(f"{address[:200]!r} is not a URL: {error}") from None
-        except httpx.RequestError as error:
-            reason = str(error) or type(error).__name__
-            if isinstance(error, _NOT_SENT):
-                raise PeerRefusedError(f"cannot reach {address}: {reason}") from None
-            raise PeerUnknownError(f"no answer from {address}: {reason}") from None
-        if headers.get("content-type") != peer.CONTENT_TYPE:
-            raise _refusal(address, status, said)
-        try:
-            if status == 200:
-                return peer.decode_answer(request, said)
-            error_there = peer.decode_error(said)
-        except SluicewayError as unreadable:
-            raise PeerUnknownError(f"{address}: {unreadable.detail}") from None
-        raise error_there
+        except NoAnswerError as error:
+            raise PeerUnknownError(f"no answer from {address}: {error}") from None
+        finally:
+            found.connections.give_back(connection)
+        return _read(address, request, answer)
 
     async def close(self) -> None:
         peers, self._peers = self._peers, {}
         for each in peers.values():
-            await each.transport.aclose()
-
-    async def _exchange(self, address: str, body: bytes, seconds: float, request_id: str) -> tuple[int, httpx.Headers, bytes]:
-        found = self._peers.get(address) or self._meet(address)
-        headers = [
-            (b"Host", found.url.netloc),
-            (b"Authorization", self._authorization),
-            (b"Content-Type", _TYPE),
-            (b"Content-Length", b"%d" % len(body)),
-        ]
-        if request_id:
-            headers.append((b"X-Request-Id", request_id.encode()))
-        timeouts = {"connect": min(_CONNECT_TIMEOUT, seconds / 2), "read": None, "write": None, "pool": None}
-        # By hand, since the checks of `httpx.AsyncClient` cost as much again as the call.
-        asked = httpx.Request("POST", found.url, headers=headers, stream=httpx.ByteStream(body), extensions={"timeout": timeouts})
-        response = await found.transport.handle_async_request(asked)
-        try:
-            return response.status_code, response.headers, await _read(response)
-        finally:
-            await response.aclose()
+            each.connections.close()
 
     def _meet(self, address: str) -> _Peer:
-        url = httpx.URL(address.rstrip("/") + peer.PATH)
-        if url.scheme == "https" and self._trusted is None:
+        try:
+            url = urlsplit(address)
+            host, port = url.netloc.encode("idna"), url.port
+        except ValueError as error:
+            raise PeerRefusedError(f"{address[:200]!r} is not a URL: {error}") from None
+        if url.scheme not in _PORTS or not url.hostname or address.rstrip("/").lower() != f"{url.scheme}://{url.netloc}".lower():
+            raise PeerRefusedError(f"{address[:200]!r} is not a URL such as http://HOST:PORT")
+        secure = url.scheme == "https"
+        if secure and self._trusted is None:
             # To read the system's takes longer than many calls, so only where they are needed.
             self._trusted = ssl.create_default_context()
-        # A pool of its own, as each call looks through all connections of its pool.
-        transport = httpx.AsyncHTTPTransport(verify=self._trusted or False, limits=_LIMITS)
-        self._peers[address] = _Peer(url, transport)
+        fields = ((b"Host", host), (b"Authorization", b"Bearer " + self._secret), (b"Content-Type", _TYPE), (b"Content-Length", b""))
+        head = b"POST %s HTTP/1.1" % peer.PATH.encode() + b"".join(b"\r\n%s: %s" % field for field in fields)
+        connections = PeerConnections(url.hostname, port or _PORTS[url.scheme], self._trusted if secure else None)
+        self._peers[address] = _Peer(connections, head)
         return self._peers[address]
 
 
-async def _read(response: httpx.Response) -> bytes:
-    parts, size = [], 0
-    assert isinstance(response.stream, httpx.AsyncByteStream)
-    async for part in response.stream:
-        size += len(part)
-        if size > MAX_ANSWERS_BYTES:
-            raise httpx.ReadError(f"the answer is larger than {MAX_ANSWERS_BYTES} bytes")
-        parts.append(part)
-    return b"".join(parts)
+async def _open(connections: PeerConnections, address: str, timeout: Millis) -> PeerConnection:
+    try:
+        async with asyncio.timeout(timeout / 1_000):
+            return await connections.open()
+    except Exception as error:
+        # Also what event loops raise by mistake when the peer goes away in that moment: nothing was written yet.
+        reason = str(error) or f"no connection within {format_duration(timeout)}"
+        raise PeerRefusedError(f"cannot reach {address}: {reason}") from None
+
+
+def _rest(body: bytes, request_id: str) -> bytes:
+    """What follows the peer's `head`."""
+    return b"%d\r\nX-Request-Id: %s\r\n\r\n" % (len(body), request_id.encode()) if request_id else b"%d\r\n\r\n" % len(body)
+
+
+def _read(address: str, request: PeerRequest, answer: Answer) -> Any:
+    """What the peer answered. Raises what it raised, PeerRefusedError, PeerUnknownError."""
+    if answer.content_type != _TYPE:
+        raise _refusal(address, answer.status, answer.body)
+    try:
+        if answer.status == 200:
+            return peer.decode_answer(request, answer.body)
+        error_there = peer.decode_error(answer.body)
+    except SluicewayError as unreadable:
+        raise PeerUnknownError(f"{address}: {unreadable.detail}") from None
+    raise error_there
 
 
 def _refusal(address: str, status: int, said: bytes) -> Exception:

@@ -34,6 +34,7 @@ from sluiceway.model.requests import (
     Redriven,
     Settle,
     Settled,
+    WholeQueueStats,
 )
 from sluiceway.node.driver import QueueDriver
 from sluiceway.node.ownership import Ownership
@@ -212,17 +213,25 @@ class Router:
 
     # ---- all of the queue -------------------------------------------------------------------------------------
 
-    async def count(self, record: QueueRecord) -> QueueStats:
+    async def count(self, record: QueueRecord) -> WholeQueueStats:
         """The counts of all partitions. Of those whose owner does not answer it is only said that they are `unavailable`."""
-        total = QueueStats(0, 0, 0, 0, [])
-        for each in await self._of_each(record, Count()):
-            if isinstance(each, QueueStats):
-                total.add(each)
-        there = {each.partition for each in total.partitions}
-        missing = [each for each in record.partitions if each.partition not in there]
-        total.partitions += [PartitionStats(each.partition, "unavailable", backend=each.backend) for each in missing]
+        owners = self.owners(record)
+        answers = await self._ask_all(record, owners, Count())
+        found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, QueueStats)}
+        there = {each.partition for share in found.values() for each in share.partitions}
+        for each in record.partitions:
+            if each.partition not in there:
+                share = found.setdefault(self._name(self.owner(record, each.partition)), QueueStats(0, 0, 0, 0, []))
+                share.partitions.append(PartitionStats(each.partition, "unavailable", backend=each.backend))
+        total = WholeQueueStats(0, 0, 0, 0, [], found)
+        for share in found.values():
+            share.partitions.sort(key=lambda each: each.partition)
+            total.add(share)
         total.partitions.sort(key=lambda each: each.partition)
         return total
+
+    def _name(self, peer: Peer | None) -> str:
+        return self._ownership.name if peer is HERE else peer.name if peer is not None else ""
 
     async def redrive(self, record: QueueRecord, request: Redrive) -> Redriven:
         """One owner after the other, up to the limit."""

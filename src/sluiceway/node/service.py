@@ -127,7 +127,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: dict[str, asyncio.Task[None]] = {}
         self.ownership: Ownership = _clustered(membership) if membership else Static()
-        self.instances = Instances(self.ownership)
+        self.instances = Instances(self.ownership, self.queues)
 
     # ---- life -------------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sluiceway.core.lane import not_here
@@ -24,9 +24,7 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, exi
     Raises `not_here`, before anything is done, if it names one that is not.
     """
     if isinstance(request, Settle | Extend | DeleteItems | Clear):
-        for number in numbers_of(request):
-            if not driver.owns(number):
-                raise not_here(number)
+        _check_here(driver, numbers_of(request))
         return await driver.ask(request)
     if isinstance(request, Produce | Lease):
         return await driver.ask(request, payload)
@@ -45,8 +43,15 @@ def _look(driver: QueueDriver, request: Explain | Count | Close | FindLeases) ->
     if isinstance(request, Explain):
         return looking.explain(driver, request)
     if isinstance(request, FindLeases):
+        _check_here(driver, request.partitions)
         return len(looking.keyed_leases(driver, request.client_id, request.lease_key))
     if isinstance(request, Close):
         driver.close_for(request.close_timeout)
         return looking.left(driver)
     return looking.stats(driver)
+
+
+def _check_here(driver: QueueDriver, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        if not driver.owns(number):
+            raise not_here(number)

@@ -32,6 +32,7 @@ from sluiceway.server.http import (
     respond,
 )
 from sluiceway.server.inspection_calls import InspectionCalls
+from sluiceway.server.instance_calls import InstanceCalls
 from sluiceway.server.item_calls import ItemCalls
 from sluiceway.server.openapi import Documentation
 from sluiceway.server.peer_calls import PeerCalls
@@ -101,7 +102,7 @@ class App:
         self._bodies = BodyMemory()
         self.answer_memory = AnswerMemory()
         self._items = ItemCalls(service, self.answer_memory)
-        rooms = (self._items, QueueCalls(service), InspectionCalls(service, self.answer_memory))
+        rooms = (self._items, QueueCalls(service), InspectionCalls(service, self.answer_memory), InstanceCalls(service))
         self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]
         pages = [*Health(service, fittings.guard, lambda: self.is_stopping).pages(), *fittings.pages]
         self.pages = [*pages, *Documentation(self.endpoints, pages).pages()]

@@ -109,7 +109,8 @@ class _ApiPage:
     def _answer(self, status: str, answer: Json) -> str:
         kinds = " or ".join(f"<code>{escape(kind)}</code>" for kind in answer["content"])
         schema = answer["content"].get(_JSON, {}).get("schema", {})
-        return f"<h4>Answer {status} <small>{kinds}</small></h4>{self._fields(schema)}"
+        fields = "<p>or</p>".join(self._fields(each) for each in schema.get("anyOf", [schema]))
+        return f"<h4>Answer {status} <small>{kinds}</small></h4>{fields}"
 
     def _errors(self, responses: Json) -> str:
         shown = [

@@ -21,9 +21,9 @@ class Endpoint:
     """A call: `POST` with a JSON object of type `call`, answered with JSON of type `answer`.
 
     With `query` the body may be an Arrow stream instead, and the other fields are in the query string, as that type. With `gives_arrow` the
-    answer may be one. `action` is what a key must be allowed to do; the handler checks it for each queue that the call names, by
-    `request.permit`, before it looks for the queue. None: any key will do, for a call on no queue. `errors` are the codes that this call
-    may answer with beside those of every call.
+    answer may be one. An answer of one type or another, as was asked, has a union of them. `action` is what a key must be allowed to do;
+    the handler checks it for each queue that the call names, by `request.permit`, before it looks for the queue. None: any key will do, for
+    a call on no queue. `errors` are the codes that this call may answer with beside those of every call.
     """
 
     path: str

@@ -72,15 +72,16 @@ class Health:
         if not isinstance(self._guard, OpenDoor):
             return False
         try:
-            return _sees_all(await self._guard.admit(request))
+            return sees_all(await self._guard.admit(request))
         except SluicewayError:
             return False
 
 
-def _sees_all(caller: Caller) -> bool:
+def sees_all(caller: Caller) -> bool:
+    """Whether it may be told how the server is, whatever names that has in it."""
     return caller.may_all("read") or caller.may("admin")
 
 
 def _check_right(caller: Caller) -> None:
-    if not _sees_all(caller):
+    if not sees_all(caller):
         raise SluicewayError("forbidden", "the checks name queues: they need a key with the scope read:* or admin")

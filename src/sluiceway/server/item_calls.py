@@ -13,11 +13,12 @@ from sluiceway.model.requests import DONE, RELEASE
 from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
+from sluiceway.server.instance_calls import explain_partition
 from sluiceway.server.service import QueueService
 from sluiceway.server.waiting import Waiting
-from sluiceway.wire import answers, arrow_codec, json_items, json_settling, shapes
+from sluiceway.wire import answers, arrow_codec, json_instances, json_items, json_settling, shapes
 from sluiceway.wire.decoding import from_query
-from sluiceway.wire.settling import belongs
+from sluiceway.wire.settling import belongs, check_partition
 
 
 class ItemCalls:
@@ -111,8 +112,8 @@ class ItemCalls:
                 "read",
                 self._explain,
                 json_items.ExplainCall,
-                shapes.Explained,
-                "Say where an item is, and why it is not being served",
+                shapes.Explained | json_instances.PartitionExplained,
+                "Say where an item is and why it is not being served, or whose a partition is and why",
                 ("queue_not_found",),
             ),
         ]
@@ -188,6 +189,10 @@ class ItemCalls:
     async def _explain(self, request: Request) -> Body:
         call = json_items.decode_explain(request.body)
         record, item = await self._queue(request, call.queue_name), call.item()
+        if item is None:
+            check_partition(call.partition, record)
+            assert call.partition is not None, "one of the two is there"
+            return await explain_partition(self._service, record, call.partition)
         if not belongs(item, record):
             return answers.explained(item, answers.FOREIGN)
         return answers.explained(item, await self._service.explain(call.queue_name, item.partition, item.offset))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, Final
+from types import UnionType
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -76,7 +77,7 @@ class _Description:
         self._endpoints, self._pages = endpoints, pages
         types: dict[Any, None] = {Problem: None}
         for endpoint in endpoints:
-            types.update(dict.fromkeys((endpoint.call, endpoint.answer, *([endpoint.query] if endpoint.query else ()))))
+            types.update(dict.fromkeys((endpoint.call, *_kinds(endpoint.answer), *([endpoint.query] if endpoint.query else ()))))
         for page in pages:
             types.update(dict.fromkeys((page.answer, *([page.query] if page.query else ()))))
         made, self._schemas = msgspec.json.schema_components(types, ref_template=_REF)
@@ -127,7 +128,8 @@ class _Description:
         if endpoint.query is not None:
             content[ARROW.decode()] = {"schema": {}}
             parameters += self._query(endpoint.query, "With an Arrow body only, for what JSON has in its fields. ", required=False)
-        answers: Json = {JSON.decode(): {"schema": self._made[endpoint.answer]}}
+        kinds = [self._made[kind] for kind in _kinds(endpoint.answer)]
+        answers: Json = {JSON.decode(): {"schema": kinds[0] if len(kinds) == 1 else {"anyOf": kinds}}}
         if endpoint.gives_arrow:
             answers[ARROW.decode()] = {"schema": {}}
         return {
@@ -188,6 +190,11 @@ class _Description:
             "content": {PROBLEM.decode(): {"schema": {"allOf": [self._made[Problem], said]}}},
         }
         return name
+
+
+def _kinds(answer: Any) -> tuple[Any, ...]:
+    """The types of an answer that may be of one or another, depending on what was asked."""
+    return get_args(answer) if isinstance(answer, UnionType) else (answer,)
 
 
 def tag_of(path: str) -> str:

@@ -207,6 +207,47 @@ _ADMIN: Final = {
     "problem": "Why it does not serve; null: it does.",
 }
 
+_CLUSTER: Final = {
+    "instance": "The instance's name in the cluster; it is new at each start.",
+    "LogicalQueueCounts.instance": "The instance whose share it is; null: partitions that nobody has at the moment.",
+    "address": "The URL by which other instances reach it; null: not known.",
+    "PartitionInfo.address": "The owner's URL; null: not known.",
+    "PartitionExplained.address": "The owner's URL; null: not known.",
+    "owner": "The instance that the partition is given to; null: nobody has it at the moment.",
+    "here": "Whether it is the one that answers.",
+    "InstanceInfo.state": "As the one that answers sees it. `silent`: not heard of for so long that it serves nothing any more. "
+    "`leaving`: it hands over. `joining`, of the one that answers: it is no member yet, or not any more.",
+    "silent_for": "For how long the one that answers has not heard of it; below a second while all is well.",
+    "joined_at": "When it came, by its own clock; null: not known.",
+    "InstanceInfo.partitions": "How many are given to it, of all queues.",
+    "InstanceList.items": "The instances.",
+    "strategy": "How they divide the partitions: `rounds`, `claims`, or `static` (one has them all).",
+    "era": "Rises with each change of the strategy; part of the fence.",
+    "parameters": "The times that they go by; null: a server that is alone.",
+    "round": "The last one; null: there was none.",
+    "settle_timeout": "A round is sealed once nobody has joined it for so long.",
+    "round_interval": "The least between two rounds.",
+    "heartbeat_interval": "There is a round at least so often.",
+    "beat_interval": "How often an instance shows that it lives.",
+    "GroupTimes.lease_timeout": "An instance that could not show it for so long serves nothing.",
+    "member_timeout": "One that was not seen alive for so long is given up.",
+    "number": "Rises with each round.",
+    "sealed": "Whether it is over; until then the plan is that of the round before.",
+    "trigger": "Why there was one, in words.",
+    "participants": "The instances that took part.",
+    "moved": "Partitions that went to another instance, or to one for the first time.",
+    "kept": "Partitions that stayed.",
+    "duration": "How long it took.",
+    "sealed_at": "When it was over, by the clock of who sealed it.",
+    "sealed_by": "The instance that made the plan; any of them may.",
+    "RoundList.items": "The rounds.",
+    "grant": "Which assignment of the partition this is, part of the fence: with `rounds` the number of the round. Null: a server that is "
+    "alone, or nobody has it.",
+    "waits_for": "Instances that may still serve it and have to stop first, or be given up.",
+    "ExplainCall.id": "The item; or else `partition`.",
+    "ExplainCall.partition": "The partition to explain, in place of an item.",
+}
+
 _HEALTH: Final = {
     "alive": "Always true: who is not alive does not answer.",
     "Ready.ready": "Whether every partition serves.",
@@ -220,4 +261,4 @@ _HEALTH: Final = {
     "EventsQuery.queue_name": "Only what is about this queue.",
 }
 
-FIELDS: Final[dict[str, str]] = _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _HEALTH
+FIELDS: Final[dict[str, str]] = _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _CLUSTER | _HEALTH

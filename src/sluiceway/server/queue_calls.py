@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.names import check_queue_name
+from sluiceway.model.queue import QueueRecord
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService
@@ -90,18 +91,21 @@ class QueueCalls:
             ),
         ]
 
+    def _shown(self, record: QueueRecord) -> Body:
+        return answers.encode(answers.queue_info(record, self._service.instances.owner))
+
     async def _create(self, request: Request) -> Body:
         spec = json_queues.decode_create(request.body).spec()
         request.permit(spec.queue_name)
         _permit_dead_queue(request, spec.dead_queue)
-        return answers.encode(answers.queue_info(await self._service.create_queue(spec, request.actor)))
+        return self._shown(await self._service.create_queue(spec, request.actor))
 
     async def _update(self, request: Request) -> Body:
         call = json_queues.decode_update(request.body)
         patch, queue_name = call.patch(), request.permit(call.queue_name)
         _permit_dead_queue(request, patch.settings.get("dead_queue"))
         call.check_partitions(len((await self._service.look_up(queue_name)).partitions))
-        return answers.encode(answers.queue_info(await self._service.update_queue(queue_name, patch, request.actor)))
+        return self._shown(await self._service.update_queue(queue_name, patch, request.actor))
 
     async def _list(self, request: Request) -> Body:
         call = json_queues.decode_list(request.body)
@@ -109,11 +113,11 @@ class QueueCalls:
         seen = (record for record in self._service.queues() if request.caller.may("read", record.queue_name))
         page = [record for record in seen if record.queue_name > pivot]
         following = page[call.limit - 1].queue_name if len(page) > call.limit else None
-        return answers.queue_page(page[: call.limit], following)
+        return answers.queue_page(page[: call.limit], self._service.instances.owner, following)
 
     async def _info(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
-        return answers.encode(answers.queue_info(await self._service.look_up(queue_name)))
+        return self._shown(await self._service.look_up(queue_name))
 
     async def _delete(self, request: Request) -> Body:
         call = json_queues.decode_delete(request.body)
@@ -123,7 +127,7 @@ class QueueCalls:
     async def _stats(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
         await self._service.look_up(queue_name)
-        return answers.stats(queue_name, await self._service.count(queue_name))
+        return answers.stats(queue_name, (await self._service.count(queue_name)).shares)
 
     async def _pause(self, request: Request) -> Body:
         return await self._set_paused(request, True)
@@ -134,7 +138,7 @@ class QueueCalls:
     async def _set_paused(self, request: Request, paused: bool) -> Body:
         call = json_queues.decode_pause(request.body)
         record = await self._service.pause(request.permit(call.queue_name), call.wanted(), paused, request.actor)
-        return answers.encode(answers.queue_info(record))
+        return self._shown(record)
 
     async def _clear(self, request: Request) -> Body:
         call = json_queues.decode_clear(request.body)

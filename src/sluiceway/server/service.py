@@ -7,10 +7,13 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from sluiceway.core.assignment.group import SealedRound
+from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.health import Check
 from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.instances import Belonging, ClusterInfo
 from sluiceway.model.queue import QueueRecord, Verb
 from sluiceway.model.requests import (
     Clear,
@@ -30,7 +33,26 @@ from sluiceway.model.requests import (
     Redriven,
     Settle,
     Settled,
+    WholeQueueStats,
 )
+
+
+class ClusterView(Protocol):
+    """What can be told of the instances and of what each owns. Of the others it may be a second or so out of date."""
+
+    def owner(self, record: QueueRecord, partition: int) -> Peer | None:
+        """The instance that a partition of the queue is given to; None: nobody has it at the moment."""
+        ...
+
+    def cluster(self) -> ClusterInfo: ...
+
+    async def rounds(self, limit: int) -> Sequence[SealedRound]:
+        """The last rounds, the newest first. Raises `unavailable`."""
+        ...
+
+    async def why(self, record: QueueRecord, partition: int) -> Belonging:
+        """Whose that partition of the queue is, and why. Raises `unavailable`."""
+        ...
 
 
 class QueueService(Protocol):
@@ -40,6 +62,9 @@ class QueueService(Protocol):
     has not begun is not begun. A lease whose commit is under way is taken all the same, and ends by its deadline.
     Every change leaves an audit entry that names who it was `by`.
     """
+
+    @property
+    def instances(self) -> ClusterView: ...
 
     async def create_queue(self, spec: QueueSpec, by: Actor = SYSTEM) -> QueueRecord:
         """Raises `queue_exists`, and `invalid_request` for a dead queue that does not exist or is the queue itself."""
@@ -111,8 +136,8 @@ class QueueService(Protocol):
         """Where the item is that had that place; `partition` is one of the queue's."""
         ...
 
-    async def count(self, queue_name: str) -> QueueStats:
-        """The counts of all partitions, whoever serves them."""
+    async def count(self, queue_name: str) -> WholeQueueStats:
+        """The counts of all partitions, whoever serves them, together and by the instance that does."""
         ...
 
     def stats(self, queue_name: str) -> QueueStats:

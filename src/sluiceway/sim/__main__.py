@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sluiceway.sim.bank import BANK, GROUP_BANK, SEEDS_PER_BUG, hunt
+from sluiceway.sim.bank import BANK, CLUSTER_BANK, GROUP_BANK, MEMBER_BANK, SEEDS_PER_BUG, hunt
+from sluiceway.sim.cluster import ClusterWorld
+from sluiceway.sim.cluster_group import MemberWorld
 from sluiceway.sim.group import GroupWorld
 from sluiceway.sim.history import History
 from sluiceway.sim.planting import Bug
@@ -18,26 +20,47 @@ PROGRESS_EVERY = 5.0
 """Seconds."""
 
 
+Life = tuple[Callable[[], None], Callable[[], int]]
+"""What lives a history, and what then says how many events there were."""
+
+
 class Storey(NamedTuple):
     """A kind of history."""
 
     name: str
     flag: str
-    begin: Callable[[int, EventLog | None], tuple[Callable[[], None], Callable[[], int]]]
-    """From a seed to what lives the history, and what then says how many events there were."""
+    begin: Callable[[int, EventLog | None], Life]
+    bank: Sequence[Bug]
+    share: int = 1
+    """One of so many seeds, unless histories of this kind only are asked for: they take longer."""
 
 
-def _queues(seed: int, log: EventLog | None) -> tuple[Callable[[], None], Callable[[], int]]:
+def _queues(seed: int, log: EventLog | None) -> Life:
     history = History(seed, log)
     return history.live, lambda: history.world.happened
 
 
-def _groups(seed: int, log: EventLog | None) -> tuple[Callable[[], None], Callable[[], int]]:
+def _groups(seed: int, log: EventLog | None) -> Life:
     world = GroupWorld(seed, log)
     return world.live, lambda: world.happened
 
 
-QUEUES, GROUPS = STOREYS = (Storey("queues", "", _queues), Storey("groups", " --group", _groups))
+def _members(seed: int, log: EventLog | None) -> Life:
+    world = MemberWorld(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
+def _cluster(seed: int, log: EventLog | None) -> Life:
+    world = ClusterWorld(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
+QUEUES = Storey("queues", "", _queues, BANK)
+OTHERS = (
+    Storey("groups", "--group", _groups, GROUP_BANK),
+    Storey("members", "--members", _members, MEMBER_BANK, 4),
+    Storey("cluster", "--cluster", _cluster, CLUSTER_BANK, 10),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,19 +68,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sluiceway.sim", description="Real machines in a simulated world.")
     parser.add_argument("--seeds", type=_positive, default=200, metavar="N", help="how many histories (200)")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="the first seed (0)")
-    parser.add_argument("--group", action="store_true", help="histories of groups only; without it, of queues and then of groups")
+    only = parser.add_mutually_exclusive_group()
+    for storey in OTHERS:
+        only.add_argument(storey.flag, action="store_const", const=storey, dest="only", help=f"histories of the storey {storey.name} only")
     parser.add_argument("--seed", type=int, metavar="S", help="one history only")
     parser.add_argument("--trace", action="store_true", help="with --seed: print what happened")
     parser.add_argument("--bank", action="store_true", help=f"plant each bug of the bank and find it, within {SEEDS_PER_BUG} seeds")
     options = parser.parse_args(arguments)
     if options.trace and options.seed is None:
         parser.error("--trace needs --seed")
+    storeys: Sequence[Storey] = (QUEUES, *OTHERS) if options.only is None else (options.only,)
     if options.bank:
-        return _bank(GROUP_BANK if options.group else BANK + GROUP_BANK)
+        return _bank([bug for storey in storeys for bug in storey.bank])
     if options.seed is not None:
-        return _replay(GROUPS if options.group else QUEUES, options.seed, options.trace)
-    seeds = range(options.first, options.first + options.seeds)
-    return max([_run(storey, seeds) for storey in STOREYS if storey is GROUPS or not options.group])
+        return _replay(options.only or QUEUES, options.seed, options.trace)
+    return max([_run(storey, _seeds(options, storey)) for storey in storeys])
+
+
+def _seeds(options: argparse.Namespace, storey: Storey) -> range:
+    seeds = options.seeds if options.only is storey else -(-options.seeds // storey.share)
+    return range(options.first, options.first + seeds)
 
 
 def _positive(text: str) -> int:
@@ -75,7 +105,7 @@ def _run(storey: Storey, seeds: range) -> int:
             live()
         except Exception as error:
             failed += 1
-            replay = f"python -m sluiceway.sim{storey.flag} --seed {seed} --trace"
+            replay = " ".join(f"python -m sluiceway.sim {storey.flag} --seed {seed} --trace".split())
             print(f"seed {seed}: {type(error).__name__}: {error}\n  replay it: {replay}", flush=True)
         events += happened()
         if time.monotonic() - told > PROGRESS_EVERY or done == len(seeds):

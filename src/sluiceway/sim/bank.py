@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sluiceway.sim import bugs_group, bugs_life, bugs_partition, bugs_placing, bugs_queue
+from sluiceway.sim import bugs_cluster, bugs_group, bugs_life, bugs_partition, bugs_placing, bugs_queue
 from sluiceway.sim.checks import BrokenPromiseError
+from sluiceway.sim.cluster import run_cluster
+from sluiceway.sim.cluster_group import run_members
 from sluiceway.sim.group import run_group
 from sluiceway.sim.history import run_history
 from sluiceway.sim.planting import Bug, planted
 
 BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
 GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS)
+MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
+CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 SEEDS_PER_BUG = 200
+
+_LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
+    (BANK, run_history),
+    (GROUP_BANK, run_group),
+    (MEMBER_BANK, run_members),
+    (CLUSTER_BANK, run_cluster),
+)
 
 
 class Found(NamedTuple):
@@ -25,7 +36,7 @@ class Found(NamedTuple):
 
 def hunt(bug: Bug, seeds: Iterable[int]) -> Found | None:
     """The first of the seeds that shows the bug. A crash of the code under test shows it too."""
-    live: Callable[[int], object] = run_group if bug in GROUP_BANK else run_history
+    live = next((live for bank, live in _LIVES if bug in bank), run_history)
     with planted(bug):
         for seed in seeds:
             try:

@@ -103,7 +103,7 @@ def roads_of(random: Random) -> Roads:
         slow=pick([1, 2, 10, 50]),
         refused=pick([0, 0, 0.03]),
         lost=pick([0, 0, 0.03]),
-        late=pick([0, 0.01, 0.05]),
+        late=pick([0, 0.03, 0.15]),
         unheard=pick([0, 0.01, 0.05]),
         latest=pick([3_000, 12_000]),
     )

@@ -111,6 +111,7 @@ class Clients:
             pass
         finally:
             batch.asking -= 1
+        self.ledger.check_refused(batch)
 
     # ---- consumers --------------------------------------------------------------------------------------------
 
@@ -129,6 +130,7 @@ class Clients:
             await self.use(holds)
 
     async def lease(self, request: Lease, instance: Instance | None = None) -> list[Hold]:
+        before = self.ledger.live(request.client_id)
         try:
             answer = await self.ask(lambda service: service.lease(self.ledger.queue, request), request.request_timeout, instance)
         except SluicewayError as error:
@@ -136,7 +138,7 @@ class Clients:
         except (UnheardError, NotSentError):
             pass
         else:
-            return self.ledger.leased(request, answer)
+            return self.ledger.leased(request, answer, before)
         return []
 
     async def use(self, holds: Sequence[Hold]) -> None:

@@ -106,10 +106,26 @@ class QueueLedger:
         batch.answer = answer
         self.tally["produced"] += answer.items
 
+    def check_refused(self, batch: Batch) -> None:
+        """What was refused each time that it was asked for has not happened."""
+        for item in batch.items:
+            check(batch.may_exist or item.origin is None, f"{item.payload} is durable, and its producer was told that it was refused")
+
     # ---- lease ------------------------------------------------------------------------------------------------
 
-    def leased(self, request: Lease, answer: Leased) -> list[Hold]:
-        """Each lease was made for this client, with just these items; it may be over by now."""
+    def live(self, client_id: str) -> set[tuple[int, int]]:
+        """The leases that the client has, whether or not it was told."""
+        scenes = ((number, store.scene()) for number, store in self.stores.items())
+        return {(number, lease.number) for number, scene in scenes for lease in scene.leases.values() if lease.client_id == client_id}
+
+    def leased(self, request: Lease, answer: Leased, before: set[tuple[int, int]]) -> list[Hold]:
+        """Each lease was made for this client, with just these items; it may be over by now.
+
+        `before`: the leases that it had when it asked. With a key, those that it has still are in the answer.
+        """
+        if request.lease_key is not None:
+            missing = (before & self.live(request.client_id)) - {each[:2] for each in answer.leases}
+            check(not missing, f"a repeated lease key did not find {missing}")
         rows: dict[tuple[int, int], dict[int, str]] = {}
         for batch in answer.batches:
             columns = (batch.column(name).to_pylist() for name in ("partition", "lease", "offset", "payload"))

@@ -262,7 +262,7 @@ class Trail:
             check(to_dead, f"{item.payload} goes elsewhere than to the dead queue")
             check(dies, f"{item.payload} dies without a cause")
             self._check_reason(item, transfer.transfer or "", spent, stale)
-            self.fates[was.offset] = {"expired" if ran_out else "dead"}
+            self.fates[was.offset] = {"expired"} if ran_out and not asked else {"expired", "dead"} if ran_out else {"dead"}
             return
         fates: set[IgnoredReason] = {"completed", "settled"} if "done" in asked else set()
         if dies and self.record.dead_queue is None:

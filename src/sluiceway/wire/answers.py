@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis, format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
-from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import (
     Cleared,
     Explanation,
@@ -35,6 +36,7 @@ from sluiceway.wire.shapes import (
     Ignored,
     LogicalQueueCounts,
     PartitionCounts,
+    PartitionInfo,
     Peeked,
     Problem,
     QueueCounts,
@@ -48,6 +50,8 @@ from sluiceway.wire.shapes import (
 
 encode = msgspec.json.encode
 Body = bytes | memoryview
+Owner = Callable[[QueueRecord, int], Peer | None]
+"""Which instance has that partition of the queue; None: nobody at the moment."""
 _NAMED = 3
 """Ignored ids in the text of an error."""
 _LISTED = 1_000
@@ -71,7 +75,7 @@ class StaleIdsError(SluicewayError):
         self.ignored = ignored
 
 
-def queue_info(record: QueueRecord) -> QueueInfo:
+def queue_info(record: QueueRecord, owner: Owner) -> QueueInfo:
     backoff = record.retry_backoff
     return QueueInfo(
         queue_name=record.queue_name,
@@ -90,13 +94,18 @@ def queue_info(record: QueueRecord) -> QueueInfo:
         reference=record.reference,
         paused=record.paused,
         requested_partitions=len(record.partitions),
-        partitions=record.partitions,
+        partitions=[_partition(each, owner(record, each.partition)) for each in record.partitions],
     )
 
 
-def queue_page(records: Iterable[QueueRecord], following: str | None) -> bytes:
+def _partition(record: PartitionRecord, owner: Peer | None) -> PartitionInfo:
+    name, address = (None, None) if owner is None else (owner.name, owner.address or None)
+    return PartitionInfo(record.partition, record.backend, record.state, name, address)
+
+
+def queue_page(records: Iterable[QueueRecord], owner: Owner, following: str | None) -> bytes:
     """One page of queues; `following` is the pivot of the next one."""
-    return encode(QueuePage([queue_info(record) for record in records], following))
+    return encode(QueuePage([queue_info(record, owner) for record in records], following))
 
 
 def produced(record: QueueRecord, answer: Produced) -> bytes:
@@ -238,15 +247,20 @@ def _time(at: Millis | None) -> str | None:
     return None if at is None else format_time(at)
 
 
-def stats(queue_name: str, answer: QueueStats) -> bytes:
-    logical_queue = LogicalQueueCounts(
-        produce_waiting=answer.produce_waiting,
-        lease_waiting=answer.lease_waiting,
-        complete_waiting=answer.complete_waiting,
-        in_flight=answer.in_flight,
-        partitions=[_partition_counts(partition) for partition in answer.partitions],
+def stats(queue_name: str, shares: Mapping[str, QueueStats]) -> bytes:
+    """The shares of the queue, by their instances; that of '' is nobody's."""
+    return encode(QueueCounts(queue_name, [_logical_queue(name or None, share) for name, share in shares.items()]))
+
+
+def _logical_queue(instance: str | None, share: QueueStats) -> LogicalQueueCounts:
+    return LogicalQueueCounts(
+        instance=instance,
+        produce_waiting=share.produce_waiting,
+        lease_waiting=share.lease_waiting,
+        complete_waiting=share.complete_waiting,
+        in_flight=share.in_flight,
+        partitions=[_partition_counts(partition) for partition in share.partitions],
     )
-    return encode(QueueCounts(queue_name, [logical_queue]))
 
 
 def _partition_counts(stats: PartitionStats) -> PartitionCounts:

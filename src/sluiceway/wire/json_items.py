@@ -162,10 +162,18 @@ class PeekCall(Call):
 
 
 class ExplainCall(Call):
-    id: ItemIdText
+    """Of an item, or of a partition."""
 
-    def item(self) -> ItemId:
-        return parse_item_id(self.id, "id")
+    id: ItemIdText | None = None
+    partition: PartitionNumber | None = None
+
+    def item(self) -> ItemId | None:
+        """None: of the partition."""
+        if self.id is None and self.partition is None:
+            raise invalid("id", "required, or partition")
+        if self.id is not None and self.partition is not None:
+            raise invalid("partition", "goes without id: either says what to explain")
+        return None if self.id is None else parse_item_id(self.id, "id")
 
 
 _decode_produce = JsonDecoder(ProduceCall)

@@ -14,7 +14,7 @@ from msgspec import Meta
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_TEXT_BYTES
 from sluiceway.kernel.names import QUEUE_NAME
-from sluiceway.model.queue import PartitionRecord, Verb
+from sluiceway.model.queue import Verb
 from sluiceway.model.requests import IgnoredReason, Whereabouts
 
 
@@ -61,6 +61,16 @@ class BackoffInfo(Shape):
     most: Duration
 
 
+class PartitionInfo(Shape):
+    """A partition, and the instance that has it."""
+
+    partition: int
+    backend: str
+    state: str
+    owner: str | None
+    address: str | None
+
+
 class QueueInfo(Shape):
     """A queue with its settings."""
 
@@ -80,7 +90,7 @@ class QueueInfo(Shape):
     reference: str
     paused: tuple[Verb, ...]
     requested_partitions: int
-    partitions: tuple[PartitionRecord, ...]
+    partitions: list[PartitionInfo]
 
 
 class QueuePage(Shape):
@@ -237,8 +247,9 @@ class PartitionCounts(Shape):
 
 
 class LogicalQueueCounts(Shape):
-    """Requests that wait, and are in flight, at one logical queue."""
+    """Requests that wait, and are in flight, at one logical queue, which is an instance's share of the queue."""
 
+    instance: str | None
     produce_waiting: int
     lease_waiting: int
     complete_waiting: int

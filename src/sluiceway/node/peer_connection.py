@@ -1,0 +1,179 @@
+"""Connections to one peer: on each, one request at a time, its answer, or that there will be none."""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import ssl
+from collections import deque
+from typing import Final, NamedTuple, cast
+
+import httptools
+
+from sluiceway.kernel.limits import MAX_ANSWERS_BYTES
+
+IDLE_TIMEOUT: Final = 30.0
+"""Seconds. The peer closes its idle ones later, so that hardly a request meets a connection that is just being closed."""
+
+
+class Answer(NamedTuple):
+    status: int
+    content_type: bytes
+    body: bytes
+
+
+class NoAnswerError(Exception):
+    """The request was written, maybe in part, and its answer will not come whole."""
+
+
+class PeerConnection(asyncio.Protocol):
+    """The client's side of HTTP/1.1, for `loop.create_connection`. An answer is one only if its end was announced, and came."""
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport
+        self._system = select.poll()
+        self._waiter: asyncio.Future[Answer] | None = None
+        self._answered = False
+
+    # ---- for the caller ---------------------------------------------------------------------------------------
+
+    async def ask(self, *request: bytes) -> Answer:
+        """Write the request and wait for its answer; one at a time. Raises NoAnswerError."""
+        self._waiter = asyncio.get_running_loop().create_future()
+        self._answered, self._size = False, 0
+        self._transport.writelines(request)
+        try:
+            return await self._waiter
+        finally:
+            self._waiter = None
+
+    @property
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    @property
+    def is_reusable(self) -> bool:
+        """The last answer has come whole, and nothing since, not even the end of the connection."""
+        # The system is asked, as the event loop may not have looked yet.
+        return self._answered and not self.is_closing and not self._system.poll(0)
+
+    def close(self) -> None:
+        self._transport.abort()
+
+    # ---- for the event loop -----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._system.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_asked:
+            self.close()
+            return
+        self._size += len(data)
+        if self._size > MAX_ANSWERS_BYTES:
+            self._fail(f"its answer is larger than {MAX_ANSWERS_BYTES} bytes")
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._fail(f"its answer cannot be read: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(str(exc or "") or "it closed the connection")
+
+    @property
+    def _is_asked(self) -> bool:
+        return self._waiter is not None and not self._waiter.done()
+
+    def _fail(self, reason: str) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(NoAnswerError(reason))
+        self.close()
+
+    # ---- for the parser ---------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        if not self._is_asked:
+            self.close()
+        self._type = b""
+        self._parts: list[bytes] = []
+        self._has_end = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"content-type":
+            self._type = value
+        elif name == b"content-length" or (name == b"transfer-encoding" and value.lower() == b"chunked"):
+            self._has_end = True
+
+    def on_headers_complete(self) -> None:
+        # What is below 200 announces an answer that is still to come; nobody here asks for that.
+        if not self._has_end or self._parser.get_status_code() < 200:
+            self._fail("its answer does not say where it ends")
+
+    def on_body(self, body: bytes) -> None:
+        self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._answered = self._parser.should_keep_alive()
+            self._waiter.set_result(Answer(self._parser.get_status_code(), self._type, b"".join(self._parts)))
+        self._parts.clear()
+
+
+class PeerConnections:
+    """Those to one peer, for one event loop: each call has one to itself, and leaves it to the next.
+
+    However many are in use, it costs the same to get one. Idle ones are closed after IDLE_TIMEOUT.
+    """
+
+    def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
+        self._host, self._port, self._tls = host, port, tls
+        self._idle: deque[tuple[float, PeerConnection]] = deque()
+        """With the loop's time since when; the latest, which are used first, at the end."""
+        self._look: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def idle(self) -> PeerConnection | None:
+        """One that is open and unused, if there is any."""
+        while self._idle:
+            _, connection = self._idle.pop()
+            if connection.is_reusable:
+                return connection
+            connection.close()
+        return None
+
+    async def open(self) -> PeerConnection:
+        """A new one. Whatever this raises, nothing was sent."""
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(PeerConnection, self._host, self._port, ssl=self._tls)
+        if connection.is_closing:
+            raise ConnectionResetError("it closed the connection at once")
+        return connection
+
+    def give_back(self, connection: PeerConnection) -> None:
+        """It is not used any more; what became of its last call does not matter."""
+        if self._closed or not connection.is_reusable:
+            connection.close()
+            return
+        loop = asyncio.get_running_loop()
+        self._idle.append((loop.time(), connection))
+        if self._look is None:
+            self._look = loop.call_later(IDLE_TIMEOUT, self._close_idle)
+
+    def close(self) -> None:
+        """Close the idle ones, and those in use once they are given back."""
+        self._closed = True
+        if self._look is not None:
+            self._look.cancel()
+        while self._idle:
+            self._idle.pop()[1].close()
+
+    def _close_idle(self) -> None:
+        loop = asyncio.get_running_loop()
+        latest = loop.time() - IDLE_TIMEOUT
+        while self._idle and self._idle[0][0] <= latest:
+            self._idle.popleft()[1].close()
+        self._look = loop.call_at(self._idle[0][0] + IDLE_TIMEOUT, self._close_idle) if self._idle else None

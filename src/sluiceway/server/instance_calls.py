@@ -1,0 +1,63 @@
+"""The calls on the instances of a cluster."""
+
+from __future__ import annotations
+
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.queue import QueueRecord
+from sluiceway.server.endpoints import Endpoint
+from sluiceway.server.health import sees_all
+from sluiceway.server.http import Body, Request
+from sluiceway.server.service import QueueService
+from sluiceway.wire import json_instances
+from sluiceway.wire.json_config import NoFields, decode_no_fields
+
+
+class InstanceCalls:
+    """Show who is there, and how they have divided the partitions."""
+
+    def __init__(self, service: QueueService) -> None:
+        self._service = service
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                "/v1/instances.list",
+                "read",
+                self._list,
+                NoFields,
+                json_instances.InstanceList,
+                "List the instances of the cluster, and how each is",
+            ),
+            Endpoint(
+                "/v1/rounds.list",
+                "read",
+                self._rounds,
+                json_instances.RoundsListCall,
+                json_instances.RoundList,
+                "List the last rounds in which the instances divided the partitions, newest first",
+            ),
+        ]
+
+    async def _list(self, request: Request) -> Body:
+        _check_right(request)
+        decode_no_fields(request.body)
+        return json_instances.instance_list(self._service.instances.cluster())
+
+    async def _rounds(self, request: Request) -> Body:
+        _check_right(request)
+        call = json_instances.decode_rounds_list(request.body)
+        return json_instances.round_list(await self._service.instances.rounds(call.limit))
+
+
+async def explain_partition(service: QueueService, record: QueueRecord, partition: int) -> Body:
+    """Whose that partition of the queue is and why, and how it is."""
+    found = await service.instances.why(record, partition)
+    backend = next(each.backend for each in record.partitions if each.partition == partition)
+    counted = await service.count(record.queue_name)
+    state = next((each.state for each in counted.partitions if each.partition == partition), "unavailable")
+    return json_instances.partition_explained(partition, backend, state, found)
+
+
+def _check_right(request: Request) -> None:
+    if not sees_all(request.caller):
+        raise SluicewayError("forbidden", "how the cluster is takes a key with the scope read:* or admin")

@@ -1,0 +1,145 @@
+"""JSON calls on the instances of a cluster, and their answers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sluiceway.core.assignment.group import SealedRound
+from sluiceway.kernel.clock import Millis, format_duration, format_time
+from sluiceway.model import instances
+from sluiceway.model.instances import Belonging, ClusterInfo, InstanceState
+from sluiceway.wire.decoding import JsonDecoder
+from sluiceway.wire.shapes import Duration, Shape, Time
+
+MOST_ROUNDS = 100
+
+
+class RoundsListCall(msgspec.Struct, forbid_unknown_fields=True):
+    limit: Annotated[int, Meta(ge=1, le=MOST_ROUNDS)] = 20
+
+
+class InstanceInfo(Shape):
+    """An instance, as the one that answers sees it."""
+
+    instance: str
+    address: str | None
+    here: bool
+    state: InstanceState
+    silent_for: Duration
+    joined_at: Time | None
+    partitions: int
+
+
+class LastRound(Shape):
+    """The last round; `rounds.list` has those that are sealed, with their times."""
+
+    number: int
+    sealed: bool
+    trigger: str
+    participants: list[str]
+    moved: int
+    kept: int
+
+
+class GroupTimes(Shape):
+    """The times by which the instances follow one another."""
+
+    settle_timeout: Duration
+    round_interval: Duration
+    heartbeat_interval: Duration
+    beat_interval: Duration
+    lease_timeout: Duration
+    member_timeout: Duration
+
+
+class InstanceList(Shape):
+    """The instances of the cluster by name, and how they divide the partitions. A server that is alone has no times and no rounds."""
+
+    items: list[InstanceInfo]
+    strategy: str
+    era: int
+    parameters: GroupTimes | None
+    round: LastRound | None
+
+
+class SealedRoundInfo(Shape):
+    """A round that is over. `sealed_at`, and how long it took, are by the clocks of the instance that sealed it."""
+
+    number: int
+    trigger: str
+    participants: list[str]
+    moved: int
+    kept: int
+    duration: Duration
+    sealed_at: Time
+    sealed_by: str
+
+
+class RoundList(Shape):
+    """The last rounds, the newest first."""
+
+    items: list[SealedRoundInfo]
+
+
+class PartitionExplained(Shape):
+    """Whose a partition is, and why."""
+
+    partition: int
+    owner: str | None
+    address: str | None
+    backend: str
+    state: str
+    reason: str
+    era: int
+    grant: int | None
+    waits_for: list[str]
+
+
+decode_rounds_list = JsonDecoder(RoundsListCall)
+
+
+def instance_list(cluster: ClusterInfo) -> bytes:
+    shown = InstanceList(
+        [_instance(each) for each in cluster.instances], cluster.strategy, cluster.era, _times(cluster.parameters), _round(cluster.round)
+    )
+    return msgspec.json.encode(shown)
+
+
+def _instance(info: instances.InstanceInfo) -> InstanceInfo:
+    joined_at = None if info.joined_at is None else format_time(info.joined_at)
+    return InstanceInfo(
+        info.name, info.address or None, info.here, info.state, format_duration(info.silent_for), joined_at, info.partitions
+    )
+
+
+def _times(parameters: Mapping[str, Millis] | None) -> GroupTimes | None:
+    return None if parameters is None else GroupTimes(**{name: format_duration(each) for name, each in parameters.items()})
+
+
+def _round(found: instances.RoundInfo | None) -> LastRound | None:
+    if found is None:
+        return None
+    return LastRound(found.number, found.sealed, found.trigger, list(found.participants), found.moved, found.kept)
+
+
+def round_list(rounds: Iterable[SealedRound]) -> bytes:
+    return msgspec.json.encode(RoundList([_sealed(each) for each in rounds]))
+
+
+def _sealed(found: SealedRound) -> SealedRoundInfo:
+    duration, sealed_at = format_duration(found.duration), format_time(found.sealed_at)
+    return SealedRoundInfo(
+        found.number, found.trigger, list(found.participants), found.moved, found.kept, duration, sealed_at, found.sealed_by
+    )
+
+
+def partition_explained(partition: int, backend: str, state: str, found: Belonging) -> bytes:
+    return msgspec.json.encode(
+        PartitionExplained(
+            partition, found.owner, found.address, backend, state, found.reason, found.era, found.grant, list(found.waits_for)
+        )
+    )

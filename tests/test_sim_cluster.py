@@ -1,0 +1,61 @@
+"""Random histories of whole clusters: promises are kept, each ablation and each planted bug is found, and a seed is a history for good."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from sluiceway.sim import bugs_cluster
+from sluiceway.sim.bank import SEEDS_PER_BUG, hunt
+from sluiceway.sim.cluster import ClusterWorld, run_cluster
+from sluiceway.sim.planting import Bug
+from sluiceway.sim.world import EventLog
+
+SEEDS = 24
+SOME = 8
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SOME))
+def test_promises_are_kept_whatever_befalls_the_instances(first: int) -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(first, first + SOME):
+        world = ClusterWorld(seed)
+        world.live()
+        for ledger in world.ledgers.values():
+            tally.update(ledger.tally)
+        tally["asked"] += world.network.asked
+        tally["instances"] += len(world.instances)
+        tally["spanned"] += world.spanned
+        tally["owners"] += len({owner for kept in world.vault.partitions.values() for owner in kept.users.values()})
+    # A world in which nothing happens would prove nothing.
+    for what in ("produced", "leased", "done", "asked"):
+        assert tally[what] > 100, what
+    for what in ("instances", "owners"):
+        assert tally[what] > 3 * SOME, what
+    assert tally["spanned"], "no settle was of several partitions"
+
+
+@pytest.mark.parametrize("ablation", bugs_cluster.ABLATIONS, ids=lambda bug: bug.name)
+def test_without_what_it_stands_on_it_falls(ablation: Bug) -> None:
+    assert hunt(ablation, range(SEEDS_PER_BUG)) is not None, ablation.what
+
+
+@pytest.mark.parametrize("bug", bugs_cluster.BUGS, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    assert hunt(bug, range(SEEDS_PER_BUG)) is not None, bug.what
+
+
+def test_a_seed_is_the_same_history_in_every_process() -> None:
+    def replay(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "sluiceway.sim", "--cluster", "--seed", "3"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    log = EventLog()
+    run_cluster(3, log)
+    assert log.digest() in replay("1")
+    assert log.digest() in replay("2")

@@ -1,0 +1,68 @@
+"""Random histories of group members with their real driver: promises are kept, planted bugs are found, and a seed is a history for good."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from sluiceway.sim.__main__ import main
+from sluiceway.sim.bank import MEMBER_BANK, SEEDS_PER_BUG, hunt
+from sluiceway.sim.cluster_group import MemberWorld, run_members
+from sluiceway.sim.planting import Bug
+from sluiceway.sim.world import EventLog
+
+SEEDS = 30
+
+
+def test_promises_are_kept_in_any_weather() -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        log = EventLog()
+        world = MemberWorld(seed, log)
+        world.live()
+        text = "\n".join(log.lines)
+        for what in (
+            " gained ",
+            " lost ",
+            "is killed",
+            "freezes",
+            "is cut off",
+            "leaves",
+            "stops",
+            "ran out",
+            "no answer",
+            "handler failed",
+        ):
+            tally[what] += text.count(what)
+        tally[world.strategy] += 1
+    # A world in which nothing happens would prove nothing.
+    for what in (" gained ", " lost ", "is killed", "freezes", "is cut off", "leaves", "stops", "ran out", "no answer", "handler failed"):
+        assert tally[what] > 5, what
+    assert tally["rounds"] > 5
+    assert tally["claims"] > 5
+
+
+@pytest.mark.parametrize("bug", MEMBER_BANK, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    assert hunt(bug, range(SEEDS_PER_BUG)) is not None, bug.what
+
+
+def test_a_seed_is_the_same_history_in_every_process() -> None:
+    def replay(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "sluiceway.sim", "--members", "--seed", "7"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    log = EventLog()
+    run_members(7, log)
+    assert log.digest() in replay("1")
+    assert log.digest() in replay("2")
+
+
+def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--members", "--seeds", "2", "--first", "5"]) == 0
+    assert "members: 2 of 2 seeds, 0 failed" in capsys.readouterr().out
