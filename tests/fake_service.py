@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -60,6 +60,9 @@ class FakeInstances:
 
     def owner(self, record: QueueRecord, partition: int) -> Peer | None:
         return self.owners.get(partition)
+
+    def elsewhere(self, record: QueueRecord, partitions: Iterable[int]) -> str | None:
+        return "http://i-1" if {*partitions} == {0} else None
 
     def cluster(self) -> ClusterInfo:
         return cast(ClusterInfo, self.script.pop(0))

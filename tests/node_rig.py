@@ -30,6 +30,7 @@ class Store:
     def __init__(self, directory: Path, store: PartitionStore | None = None) -> None:
         self._store = store or SqlitePartitionStore(directory)
         self.fences: list[Fence] = []
+        self.released: list[PartitionRef] = []
         self.on_open: Callable[[PartitionRef], Awaitable[None]] = fine
         self.on_apply: Callable[[PartitionRef], Awaitable[Outcome | None]] = fine
         self.on_read: Callable[[PartitionRef], Awaitable[None]] = fine
@@ -65,6 +66,10 @@ class Store:
     async def drop(self, ref: PartitionRef) -> None:
         await self.on_drop(ref)
         await self._store.drop(ref)
+
+    async def release(self, ref: PartitionRef) -> None:
+        self.released.append(ref)
+        await self._store.release(ref)
 
     async def close(self) -> None:
         await self._store.close()

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from random import Random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.core.breaker import PROBE_INTERVAL, Breaker
-from sluiceway.model.changes import PartitionRef
+from sluiceway.model.changes import Changes, Fence, PartitionRef, Snapshot
+from sluiceway.model.outcomes import Outcome
+from sluiceway.node.backends import Backend
+from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.sim.loop import Loop, simulated
 
 A, B, C = (PartitionRef("k7f3q2ma", number) for number in range(3))
 NOW = 1_000_000
@@ -92,3 +101,40 @@ def test_while_it_is_open_there_is_one_probe_at_a_time_and_at_most_one_a_second(
             probes.clear()
             breaker.succeeded()
             assert breaker.admits(ref, now)
+
+
+def test_what_the_backend_is_not_asked_for_any_more_says_nothing() -> None:
+    breaker = Breaker()
+    breaker.failed(A, 3)
+    breaker.forget(A)
+    assert not breaker.failed(B, 3), "one that has gone and one that fails are not two"
+    assert breaker.failed(C, 3)
+    assert breaker.admits(B, NOW)
+    breaker.forget(B)
+    assert breaker.wants_probe(NOW + PROBE_INTERVAL), "the probe of one that has gone is not waited for"
+
+
+def test_a_backend_is_tried_again_when_all_that_failed_has_gone_to_another_instance() -> None:
+    class Store(MemoryPartitionStore):
+        async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+            if ref != B:
+                raise StoreUnavailableError("away")
+            return await super().open(ref, fence)
+
+    async def history() -> None:
+        backend, fence = Backend("default", Store(), 1_000), Fence(1, 1, 1)
+        for ref in (A, B, C):
+            backend.attach(ref, lambda _: False)
+        await backend.open(B, fence)
+        for ref in (A, C):
+            with pytest.raises(StoreUnavailableError):
+                await backend.open(ref, fence)
+        assert await backend.apply(B, Changes(1, b""), fence, 1_000) is Outcome.REFUSED, "they failed together"
+        backend.detach(A)
+        backend.detach(C)
+        await asyncio.sleep(2 * PROBE_INTERVAL / 1000)
+        assert await backend.apply(B, Changes(1, b""), fence, 1_000) is Outcome.DONE
+
+    loop = Loop(Random(0))
+    with simulated(loop):
+        loop.run_until_complete(history())

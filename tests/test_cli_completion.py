@@ -45,7 +45,7 @@ def test_commands_and_options() -> None:
     assert offered("lease", "q", "--lease") == ["--lease-timeout"]
 
 
-@pytest.mark.parametrize("command", ["lease", "queue info", "partition list", "redrive", "audit list --queue"])
+@pytest.mark.parametrize("command", ["lease", "queue info", "partition list", "partition explain", "redrive", "audit list --queue"])
 def test_names_of_queues(url: str, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setenv("SLUICEWAY_URL", url)
     assert offered(*command.split(), "") == ["q"]

@@ -33,6 +33,7 @@ ITEM, LEASE = "k7f3q2ma.0.7", "k7f3q2ma.2.L4"
 SETTINGS = (
     *("--lease-timeout", "90s", "--max-lease-timeout", "1h", "--max-attempts", "2", "--dead-queue", "d", "--expire-timeout", "1d"),
     *("--retry-backoff", "1s", "10m", "--idempotency-window", "1h", "--write-timeout", "2s", "--reference", "mine"),
+    *("--logical-queues", "3"),
 )
 MEANT = {
     "lease_timeout": 90_000,
@@ -43,6 +44,7 @@ MEANT = {
     "retry_backoff": Backoff(1_000, 600_000),
     "idempotency_window": 3_600_000,
     "write_timeout": 2_000,
+    "logical_queues": 3,
     "reference": "mine",
 }
 
@@ -79,10 +81,10 @@ def test_every_setting_can_be_created_and_updated(service: FakeService, shell: S
 
 def test_an_update_says_only_what_was_typed(service: FakeService, shell: Shell) -> None:
     service.script = [RECORD, RECORD]
-    shell.says("queue", "update", "q", "--no-dead-queue", "--no-retry-backoff", "--no-write-timeout")
+    shell.says("queue", "update", "q", "--no-dead-queue", "--no-retry-backoff", "--no-write-timeout", "--no-logical-queues")
     (shown,) = shell.json("queue", "update", "q", "--max-attempts", "0")
     assert service.asked == [
-        QueuePatch({"dead_queue": None, "retry_backoff": None, "write_timeout": None}),
+        QueuePatch({"dead_queue": None, "retry_backoff": None, "write_timeout": None, "logical_queues": None}),
         QueuePatch({"max_attempts": 0}),
     ]
     assert (shown["queue_name"], shown["version"]) == ("q", 1)
@@ -98,6 +100,9 @@ def test_an_update_says_only_what_was_typed(service: FakeService, shell: Shell) 
         (("queue", "update", "q", "--retry-backoff", "1s", "long"), "'long' is not a duration"),
         (("queue", "update", "q", "--retry-backoff", "1s"), "requires 2 arguments"),
         (("queue", "update", "q", "--write-timeout", "2"), "'2' is not a duration"),
+        (("queue", "update", "q", "--logical-queues", "0"), "'0' is neither a number, at least 1, nor auto"),
+        (("queue", "create", "q", "--logical-queues", "many"), "'many' is neither a number"),
+        (("queue", "update", "q", "--logical-queues", "2", "--no-logical-queues"), "exclude each other"),
         (("queue", "clear", "q"), "give --yes if that is meant"),
         (("redrive", "q", "--all", "--limit", "3"), "exclude each other"),
         (("redrive", "q", "--rate", "fast"), "'fast' is not a number of items per second"),

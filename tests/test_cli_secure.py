@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ import trustme
 
 from cli_shell import Shell
 from server_process import COMMAND, PATIENCE
+from sluiceway.adapters.lock import DirectoryLock
+from sluiceway.node.api_keys import keys_of
 
 ADMIN = "an-admin-key-of-the-configuration-0123456789"
 
@@ -134,3 +137,41 @@ def test_doctor_tells_the_scopes_of_a_key(shell: Shell, secure: Secure, monkeypa
         assert text not in out
         assert (code == 0) == (text != "slw_aaaaaaaa_bbbb")
         assert "trusted, until " in by_name["tls"]["detail"]
+
+
+async def names(data: Path, meta: str) -> list[str]:
+    async with keys_of(data, meta) as keys:
+        return [each.name for each in await keys.list()]
+
+
+@pytest.mark.parametrize("said", ["flag", "file", "environment"])
+def test_the_first_key_of_a_cluster_is_made_in_its_meta_store(
+    said: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    data, meta = tmp_path / "data", f"sqlite:{tmp_path / 'shared.sqlite'}"
+    data.mkdir()
+    ways: list[str] = []
+    if said == "flag":
+        ways = ["--cluster-meta", meta]
+    elif said == "file":
+        (tmp_path / "sluiceway.toml").write_text('[cluster]\nmeta = "sqlite:shared.sqlite"\n')
+        ways = ["--config", str(tmp_path / "sluiceway.toml")]
+    else:
+        monkeypatch.setenv("SLUICEWAY_CLUSTER__META", meta)
+    shell = Shell("", monkeypatch, capsysbinary)
+    code, key, err = shell.ends("key", "create", "root", "--scope", "admin", "--data", str(data), *ways)
+    assert (code, key.startswith("slw_")) == (0, True), err
+    assert asyncio.run(names(data, meta)) == ["root"]
+    assert not list(data.iterdir())
+
+
+def test_no_key_is_made_where_no_server_looks(
+    monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    shell = Shell("", monkeypatch, capsysbinary)
+    DirectoryLock(tmp_path, shared=True).release()
+    code, _, err = shell.ends("key", "create", "root", "--scope", "admin", "--data", str(tmp_path))
+    assert (code, "--cluster-meta" in err, "server.admin_key" in err) == (3, True, True)
+    assert [each.name for each in tmp_path.iterdir()] == ["lock"]
+    code, _, err = shell.ends("key", "create", "root", "--scope", "admin", "--cluster-meta", "sqlite:x")
+    assert (code, "they go with --data" in err) == (2, True)

@@ -39,6 +39,12 @@ def test_counts_are_added_up_and_rates_are_what_came_in_between() -> None:
     assert (look.problems, look.more) == (["a problem"], True)
 
 
+def test_instances_are_counted_once_and_nobody_is_none() -> None:
+    logical = [LogicalQueueStats(instance=name, partitions=[PartitionStats(partition=n)]) for n, name in enumerate(("a", "b", None))]
+    queues = [QueueStats(queue_name=name, logical_queues=logical) for name in ("q", "r")]
+    assert summarise(queues, {}, 0.0, [], more=False).instances == 2
+
+
 def test_the_first_look_has_no_rates_and_a_queue_made_anew_no_negative_ones() -> None:
     now = stats("q", PartitionStats(partition=0, produced=1))
     assert summarise([now], {}, 0.0, [], more=False).queues[0].produced_per_second is None
@@ -48,15 +54,18 @@ def test_the_first_look_has_no_rates_and_a_queue_made_anew_no_negative_ones() ->
 
 def test_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     row = QueueRow("q", 2, 1_234, 5, 6, 7, 12.3, 0.25)
-    wide_console().print(frame(Look([row], [BackendRow("default", 2, 1, 1, 3.25)], ["\x1b[31mdown"], True), "http://x", "NOT UP TO DATE"))
+    wide_console().print(
+        frame(Look([row], [BackendRow("default", 2, 1, 1, 3.25)], ["\x1b[31mdown"], True, 3), "http://x", "NOT UP TO DATE")
+    )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert ["http://x", "NOT", "UP", "TO", "DATE"] in lines
+    assert ["http://x", "3", "instances", "NOT", "UP", "TO", "DATE"] in lines
     assert ["q", "2", "1,234", "5", "6", "7", "12", "0.2"] in lines
     assert ["default", "2", "1", "1", "3.2"] in lines
     assert ["problem:", "\\x1b[31mdown"] in lines
     assert any(line[:3] == ["…", "and", "more"] for line in lines)
-    wide_console().print(frame(Look([], [], [], False), "http://x"))
+    wide_console().print(frame(Look([], [], [], False, 1), "http://x"))
     out = capsys.readouterr().out
+    assert "instances" not in out
     assert "no queues" in out
     assert "problem" not in out
 

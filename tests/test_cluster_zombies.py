@@ -120,7 +120,7 @@ def test_it_does_not_say_that_nothing_is_leased_under_a_key(tmp_path: Path) -> N
             assert await asked(frozen, FindLeases("c", "k", (0,))) in ("not_here", "unavailable")
             # Nor does it take more under the key from others.
             with pytest.raises(SluicewayError) as raised:
-                await frozen.answer(Ask(frozen.queue("q").incarnation, Lease("c", 1, lease_key="k")))
+                await frozen.lease("q", Lease("c", 1, lease_key="k"))
             assert raised.value.code == "unavailable"
             with pytest.raises(SluicewayError):
                 await other.lease("q", Lease("c", 1, lease_key="k"))

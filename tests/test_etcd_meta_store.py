@@ -7,14 +7,14 @@ import itertools
 import random
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
 from etcd_server import EtcdServer, etcd_or_skip
 from sluiceway.adapters.meta import etcd
-from sluiceway.adapters.meta.etcd import MOST_OPS, TRACE_BYTES, EtcdMetaStore
+from sluiceway.adapters.meta.etcd import MOST_AT_ONCE, MOST_OPS, TRACE_BYTES, EtcdMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.group import open_meta_store
 from sluiceway.kernel.errors import SluicewayError
@@ -352,47 +352,45 @@ async def test_many_checks_hold_at_the_moment_of_the_commit(open_store: OpenStor
         assert (await one.read(["total"])).entries["total"].value == b"40"
 
 
+class Between:
+    """Does something once, between the moment that a view shows and the reading of it."""
+
+    def __init__(self, store: EtcdMetaStore, act: Callable[[], Awaitable[object]]) -> None:
+        self.done = False
+        self._act = act
+        self._read = store._read
+        store._read = self._act_and_read  # type: ignore[method-assign, assignment]
+
+    async def _act_and_read(self, *args: Any) -> Any:
+        if not self.done:
+            await self._act()
+            self.done = True
+        return await self._read(*args)
+
+
 @driven
-async def test_many_keys_are_read_as_of_one_moment(open_store: OpenStore[MetaStore]) -> None:
-    keys = [f"k{number}" for number in range(3 * MOST_OPS)]
+async def test_all_of_a_view_is_of_one_moment(open_store: OpenStore[MetaStore]) -> None:
+    keys = [f"k{number}" for number in range(2 * MOST_AT_ONCE + 1)]
     async with Opened(open_store) as store, Opened(open_store) as writer:
-        await writer.commit(puts=dict.fromkeys(keys, b""))
-        writing = asyncio.create_task(write_all(writer, keys, 30))
-        seen = set()
-        while not writing.done():
-            view = await store.read(keys)
-            assert len(view.entries) == len(keys)
-            assert {entry.stamp for entry in view.entries.values()} == {view.stamp}
-            seen.add(view.stamp)
-        await writing
-        assert len(seen) > 1
-
-
-async def write_all(store: MetaStore, keys: list[str], times: int) -> None:
-    for number in range(times):
-        await store.commit(puts=dict.fromkeys(keys, b"%d" % number))
+        assert isinstance(store, EtcdMetaStore)
+        stamp = await writer.commit(puts=dict.fromkeys(keys, b""))
+        expected = View(stamp, dict.fromkeys(keys, Entry(b"", stamp)))
+        between = Between(store, lambda: writer.commit(puts=dict.fromkeys(keys[:9], b"later"), deletes=keys[9:]))
+        assert await store.read(keys, ["k", "k1"]) == expected
+        assert between.done
+        assert (await store.read(keys, ["k", "k1"])).stamp > stamp
 
 
 @driven
-async def test_a_view_whose_moment_is_compacted_before_the_last_page_is_read_anew(
+async def test_a_view_whose_moment_is_compacted_before_it_is_read_is_read_anew(
     server: EtcdServer, open_store: OpenStore[MetaStore]
 ) -> None:
-    keys = [f"k{number}" for number in range(2 * MOST_OPS)]
     async with Opened(open_store) as store:
         assert isinstance(store, EtcdMetaStore)
-        stamp = await store.commit(puts=dict.fromkeys(keys, b""))
-        ask, compacted = store._etcd.ask, 0
-
-        async def compact_before_the_second_page(*args: object, **options: object) -> object:
-            nonlocal compacted
-            if "revision" in str(args[1]) and not compacted:
-                compacted += 1
-                server.compact()
-            return await ask(*args, **options)  # type: ignore[arg-type]
-
-        store._etcd.ask = compact_before_the_second_page  # type: ignore[assignment]
-        assert await store.read(keys) == View(stamp, dict.fromkeys(keys, Entry(b"", stamp)))
-        assert compacted
+        stamp = await store.commit(puts={"a": b"1"})
+        between = Between(store, lambda: asyncio.to_thread(server.compact))
+        assert await store.read(["a"]) == View(stamp, {"a": Entry(b"1", stamp)})
+        assert between.done
 
 
 # ---- watching ---------------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, Roun
 from sluiceway.model.meta import Entry, View
 from sluiceway.model.requests import PartitionStats, QueueStats
 from sluiceway.node.instances import belonging, instances_of
+from sluiceway.node.ownership import PARAMETERS
 from sluiceway.wire import json_instances
 
 KEYS = Keys("partitions")
@@ -291,6 +292,16 @@ def test_a_server_that_is_alone_answers_with_itself(tmp_path: Path) -> None:
         assert why.reason == "this server is alone, and has all partitions"
         assert [part.owner for part in client.queue_info(queue).partitions] == ["instance"] * 2
         assert [each.instance for each in client.stats(queue).logical_queues] == ["instance"]
+
+
+def test_the_times_in_the_documentation_are_those_of_a_cluster() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "cluster.md").read_text()
+    takeover = PARAMETERS.member_timeout + PARAMETERS.round_interval + PARAMETERS.settle_timeout
+    round_ = PARAMETERS.round_interval + PARAMETERS.settle_timeout
+    assert f"shows every {PARAMETERS.beat_interval} ms that it lives. If it cannot for {PARAMETERS.lease_timeout // 1000} s," in text
+    assert f"do not hear of it for {PARAMETERS.member_timeout // 1000} s, they give it up; then a round takes {round_ / 1000} s" in text
+    assert text.count(f"about {takeover / 1000} s") == 2
+    assert text.count(f" {PARAMETERS.lease_timeout // 1000} s") == 4
 
 
 def test_the_record_s_shape_is_what_is_encoded() -> None:

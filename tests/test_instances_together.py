@@ -20,7 +20,9 @@ from sluiceway.node.service import Service
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:
     async with asyncio.timeout(PATIENCE):
-        while not await condition():
+        while True:
+            if await condition():
+                return
             await asyncio.sleep(0.01)
 
 
@@ -57,6 +59,8 @@ def test_each_instance_shows_all_and_itself(tmp_path: Path) -> None:
             assert set(rounds[0].participants) == set(names(services))
             assert [each.number for each in rounds] == list(range(len(rounds), 0, -1))
             assert await services[1].instances.rounds(1) == rounds[:1]
+            # None is sealed before that.
+            assert min(each.duration for each in rounds) >= STEADY.settle_timeout
 
     asyncio.run(scenario())
 
@@ -79,9 +83,8 @@ def test_each_partition_is_shown_with_one_owner_everywhere_and_why(tmp_path: Pat
             assert sorted(counted.shares) == names(services)
             assert sorted(each.partition for each in counted.partitions) == [0, 1, 2, 3]
             for name, share in counted.shares.items():
-                assert {each.partition for each in share.partitions} == {
-                    n for n, owner in enumerate(owners[0]) if owner and owner.name == name
-                }
+                owned = {number for number, owner in enumerate(owners[0]) if owner is not None and owner.name == name}
+                assert {each.partition for each in share.partitions} == owned
 
     asyncio.run(scenario())
 

@@ -48,12 +48,18 @@ def test_ours_and_the_libraries_lines_are_one_stream(stream: io.StringIO) -> Non
     assert (theirs["logger"], theirs["level"], "color_message" in theirs) == ("uvicorn.error", "warning", False)
 
 
+def configure_alone(format: Any, stream: io.StringIO) -> None:
+    """What is logged then is in no report of the tests, of which it cannot be a part: it is not UTF-8."""
+    logging.getLogger().handlers.clear()
+    configure(format, "info", stream)
+
+
 FORGED = "x\n2026-01-31T08:00:00Z [info     ] queue q deleted\r\x1b[2J\u2028\x85\u202e\udcff"
 
 
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_nothing_that_is_logged_looks_like_another_line(stream: io.StringIO, format: Any) -> None:
-    configure(format, "info", stream)
+    configure_alone(format, stream)
     logging.getLogger("sluiceway").info("refused %s", FORGED, extra={"queue": FORGED})
     (line,) = stream.getvalue().splitlines()
     assert line.isprintable()
@@ -62,7 +68,7 @@ def test_nothing_that_is_logged_looks_like_another_line(stream: io.StringIO, for
 
 @pytest.mark.parametrize("format", ["text", "json"])
 def test_nor_does_a_line_of_an_exception(stream: io.StringIO, format: Any) -> None:
-    configure(format, "info", stream)
+    configure_alone(format, stream)
     try:
         raise ValueError(FORGED)
     except ValueError:

@@ -19,6 +19,7 @@ from sluiceway.model.backends import MemoryBackend, SqliteBackend
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Peek, QueueSpec
 from sluiceway.node import backends as backends_module
+from sluiceway.node.backends import NOT_CONFIGURED
 from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
@@ -116,11 +117,11 @@ async def test_a_backend_that_is_not_configured_is_named_and_holds_up_nothing_el
         await produce(service, "doomed", "x")
     left = [*(tmp_path / "b").glob(f"{record.incarnation}-*.sqlite")]
     async with serving_on(tmp_path, a=SqliteBackend()) as (service, _):
-        assert service.problems() == ["backend b, which holds 2 partitions, is not served: it is not configured"]
+        assert service.problems() == [f"backend b, which holds 2 partitions, is not served: {NOT_CONFIGURED}"]
         assert payloads((await lease(service, "both", 10, most=2)).batches) == ["on a"]
         assert {(await produce(service, "both", "more")).partition for _ in range(3)} == {0}
         await service.delete_queue("doomed", True)
-        assert service.problems() == ["backend b, which holds 1 partitions, is not served: it is not configured"]
+        assert service.problems() == [f"backend b, which holds 1 partitions, is not served: {NOT_CONFIGURED}"]
         assert left[0].exists()
     async with serving_on(tmp_path, a=SqliteBackend(), b=SqliteBackend()) as (service, _):
         assert service.problems() == []

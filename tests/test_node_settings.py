@@ -24,6 +24,7 @@ SETTINGS: dict[str, Any] = {
     "retry_backoff": Backoff(1, 2),
     "idempotency_window": 8_000,
     "write_timeout": 9_000,
+    "logical_queues": 3,
     "reference": "mine",
 }
 

@@ -50,6 +50,7 @@ QUEUE = {
     "retry_backoff": None,
     "idempotency_window": "1d",
     "write_timeout": None,
+    "logical_queues": None,
     "reference": "mine",
     "paused": [],
     "requested_partitions": 2,

@@ -82,7 +82,7 @@ async def test_what_has_changed_is_applied_and_audited(tmp_path: Path) -> None:
 
 @driven
 async def test_a_file_that_is_wrong_changes_nothing_and_says_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    async with rig(tmp_path) as on:
+    async with rig(tmp_path, {"ADMIN": SECRET}) as on:
         before = on.reloader.loaded
         good = "[limits]\nrequests_per_second = 3\n[backends.default]\nkind = 'sqlite'\n[backends.b]\nkind = 'sqlite'\n"
         for wrong, code, named in (
@@ -94,7 +94,6 @@ async def test_a_file_that_is_wrong_changes_nothing_and_says_why(tmp_path: Path,
             (good + f"[server]\nadmin_key = '{SECRET}'", "invalid_request", "server.admin_key: a secret does not stand here"),
             (good + "[backends.c]\nkind = 'sqlite'\npath = 'sluiceway.toml'", "invalid_request", "backends.c: it cannot be used"),
         ):
-            on.environment["ADMIN"] = SECRET
             error = await on.refused(wrong)
             assert (error.code, named in error.detail) == (code, True), error.detail
         assert on.reloader.loaded is before

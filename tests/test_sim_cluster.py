@@ -44,7 +44,13 @@ def test_without_what_it_stands_on_it_falls(ablation: Bug) -> None:
     assert hunt(ablation, range(SEEDS_PER_BUG)) is not None, ablation.what
 
 
-@pytest.mark.parametrize("bug", bugs_cluster.BUGS, ids=lambda bug: bug.name)
+RARE = {"passes_on_what_a_peer_asks", "refuses_what_it_was_writing", "takes_more_under_a_key", "follows_hints_alone"}
+"""They need some dozens of histories, which take a second each."""
+
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=pytest.mark.slow if bug.name in RARE else (), id=bug.name) for bug in bugs_cluster.BUGS]
+)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     assert hunt(bug, range(SEEDS_PER_BUG)) is not None, bug.what
 

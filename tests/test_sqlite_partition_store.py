@@ -192,6 +192,30 @@ async def test_files_that_were_needed_at_one_time_do_not_stay_open(tmp_path: Pat
 
 
 @driven
+async def test_what_is_released_has_no_open_file(tmp_path: Path) -> None:
+    # Of another process, which serves the partition and drops it.
+    here, there = SqlitePartitionStore(tmp_path, shared=True), SqlitePartitionStore(tmp_path, shared=True)
+    await here.open(REF, FENCE)
+    await here.open(OTHER, FENCE)
+    await here.release(REF)
+    assert logs(tmp_path) == ["k7f3q2ma-1.sqlite-wal"]
+    await here.release(REF)
+    await there.open(REF, NEXT)
+    assert await there.apply(REF, turn(1), NEXT) is Outcome.DONE
+    assert await here.browse(REF) == after(1)
+    await there.drop(REF)
+    await here.release(REF)
+    assert not [path for path in map(os.readlink, handles()) if path.endswith(" (deleted)") and str(tmp_path) in path]
+    for store in (here, there):
+        await store.close()
+
+
+def handles() -> list[Path]:
+    """The open files of this process. The one that lists them is gone by then."""
+    return [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+
+
+@driven
 async def test_the_log_is_bounded(tmp_path: Path) -> None:
     store = SqlitePartitionStore(tmp_path)
     await store.open(REF, FENCE)

@@ -132,7 +132,7 @@ def test_a_server_says_that_the_data_is_of_a_newer_version(tmp_path: Path) -> No
 
 PINNED: dict[type[msgspec.Struct], str] = {
     QueueRecord: "queue_name incarnation created_at updated_at lease_timeout max_attempts dead_queue reference partitions version "
-    "max_lease_timeout expire_timeout retry_backoff idempotency_window write_timeout paused",
+    "max_lease_timeout expire_timeout retry_backoff idempotency_window write_timeout paused logical_queues",
     PartitionRecord: "partition backend state",
     Backoff: "first most",
     Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven",
@@ -144,7 +144,7 @@ PINNED: dict[type[msgspec.Struct], str] = {
     Seen: "digest first_offset count",
     ApiKey: "key_id name scopes digest created_at expires_at requests_per_second bytes_per_second",
     AuditEntry: "id at actor action queue_name request_id detail",
-    Resource: "items parameters strategy era version",
+    Resource: "items parameters strategy era version limits",
     Parameters: "settle_timeout round_interval heartbeat_interval beat_interval lease_timeout member_timeout",
     MemberRecord: "beat lease_timeout applied era leaving address",
     Round: "number sealed trigger participants moved kept",

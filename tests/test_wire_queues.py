@@ -93,6 +93,11 @@ SETTINGS_REFUSED: list[tuple[dict[str, object], str]] = [
     ({"idempotency_window": "24h1ms"}, "idempotency_window"),
     ({"write_timeout": "0s"}, "write_timeout"),
     ({"write_timeout": "16m"}, "write_timeout"),
+    ({"logical_queues": 0}, "logical_queues"),
+    ({"logical_queues": 1_001}, "logical_queues"),
+    ({"logical_queues": 1.5}, "logical_queues"),
+    ({"logical_queues": True}, "logical_queues"),
+    ({"logical_queues": "many"}, "logical_queues"),
     ({"reference": LONG}, "reference"),
     ({"colour": "red"}, "colour"),
 ]
@@ -187,6 +192,7 @@ durations = st.integers(1, MAX_SCHEDULE)
             "retry_backoff": st.none() | st.tuples(durations, durations).map(lambda pair: Backoff(min(pair), max(pair))),
             "idempotency_window": st.integers(LEAST_KEY_WINDOW, KEY_WINDOW),
             "write_timeout": st.none() | st.integers(1, MAX_REQUEST_TIMEOUT),
+            "logical_queues": st.none() | st.integers(1, 1_000) | st.just("auto"),
             "reference": st.text(max_size=20),
         },
     )
@@ -233,6 +239,7 @@ def test_queue_info_shows_every_setting() -> None:
         "retry_backoff": SECOND,
         "idempotency_window": "1d",
         "write_timeout": "2s500ms",
+        "logical_queues": None,
         "reference": "",
         "paused": ["lease"],
         "requested_partitions": 3,

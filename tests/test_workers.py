@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,8 +23,11 @@ from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.client import Client
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.configuration import Address, ClusterSettings, Configuration, ServerSettings
+from sluiceway.node.configuration import load
+from sluiceway.server.assembly import Door
 from sluiceway.server.run import cluster_of
-from sluiceway.server.workers import LONGEST_DELAY, Said, next_delay
+from sluiceway.server.workers import COMMAND as COMMAND_OF_WORKERS
+from sluiceway.server.workers import LONGEST_DELAY, Said, WorkerOrder, next_delay
 from test_tls import Files
 
 STAND_IN = Path(__file__).with_name("worker_stand_in.py")
@@ -150,6 +155,46 @@ def test_a_worker_that_dies_is_started_again(tmp_path: Path) -> None:
         out, err = server.finish()
         assert out == "ended\n"
         assert f"(process {first}) was killed by SIGKILL; it is started again in 100ms" in err
+
+
+def test_a_worker_that_stands_still_is_killed_and_started_again(tmp_path: Path) -> None:
+    with family(tmp_path / "pids", 2, "watched") as server:
+        assert server.line() == "ready"
+        frozen = min(server.pids())
+        os.kill(frozen, signal.SIGSTOP)
+        eventually(lambda: frozen not in server.living() and len(server.living()) == 2)
+        server.process.terminate()
+        out, err = server.finish()
+        assert out == "ended\n"
+        assert f"(process {frozen}) has stood still for 3s, and is killed" in err
+        assert f"(process {frozen}) was killed by SIGKILL; it is started again" in err
+
+
+def test_who_was_frozen_with_the_supervisor_is_not_killed_for_it(tmp_path: Path) -> None:
+    with family(tmp_path / "pids", 2, "watched") as server:
+        assert server.line() == "ready"
+        for pid in (server.process.pid, *server.pids()):
+            os.kill(pid, signal.SIGSTOP)
+        begun = time.monotonic()
+        eventually(lambda: time.monotonic() > begun + 5)
+        for pid in (server.process.pid, *server.pids()):
+            os.kill(pid, signal.SIGCONT)
+        server.process.terminate()
+        assert "stood still" not in server.finish()[1]
+
+
+def test_a_worker_that_serves_says_so_again_and_again(tmp_path: Path) -> None:
+    order = WorkerOrder(tmp_path, load(environment={}, flags={"server.workers": "2"}), Door(keys=False), ())
+    with subprocess.Popen(COMMAND_OF_WORKERS, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        try:
+            assert worker.stdin is not None
+            assert worker.stdout is not None
+            worker.stdin.write(pickle.dumps(order))
+            worker.stdin.flush()
+            assert worker.stdout.readline().startswith(b'{"url":"http://127.0.0.1:')
+            assert worker.stdout.read(3) == b"\n" * 3
+        finally:
+            worker.kill()
 
 
 def test_a_hangup_goes_to_all_of_them(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import pickle
+import select
 import signal
 import socket
 import sys
@@ -26,6 +27,8 @@ def parent(folder: Path, count: int, behaviour: str) -> None:
     logging.basicConfig(stream=sys.stderr, level="INFO", format="%(message)s")
     sock = socket.create_server(("127.0.0.1", 0))
     order = pickle.dumps((str(folder), behaviour))
+    if behaviour == "watched":
+        module.MOST_MISSED = 3
     if behaviour == "stuck":
         module.KILL_AFTER = 0
     supervisor = Supervisor(count, order, [sock], 0 if behaviour == "stuck" else SHUTDOWN_TIMEOUT, [sys.executable, __file__])
@@ -58,7 +61,9 @@ def worker() -> None:
         sys.exit(7)
     say(Said(url=f"http://worker-{os.getpid()}"))
     while True:
-        if os.read(came, 1)[0] == signal.SIGHUP:
+        if not select.select([came], [], [], module.BEAT / 1_000)[0]:
+            os.write(1, b"\n")
+        elif os.read(came, 1)[0] == signal.SIGHUP:
             me.write_text("reload")
         elif behaviour != "stuck":
             sys.exit(0)

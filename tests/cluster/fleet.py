@@ -32,7 +32,9 @@ HANGOVER = 15.0
 class Instance:
     """`sluiceway serve` on a data directory of its own. `config` makes its configuration file anew for each start, told its number."""
 
-    def __init__(self, folder: Path, name: str, config: Callable[[int], str], flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, folder: Path, name: str, config: Callable[[int], str], flags: Sequence[str] = (), command: Sequence[str] = COMMAND
+    ) -> None:
         self.name = name
         self.url = ""
         """Where it is, or was when it was last there."""
@@ -41,6 +43,7 @@ class Instance:
         self._data = folder / name
         self._config = config
         self._flags = flags
+        self._command = command
         self._child: subprocess.Popen[str] | None = None
         self.is_frozen = False
         self._hung_until = 0.0
@@ -50,7 +53,7 @@ class Instance:
         self.starts += 1
         path = self.log.with_suffix(".toml")
         path.write_text(self._config(self.starts))
-        command = [*COMMAND, "serve", "--data", str(self._data), "--config", str(path), "--listen", f"{HOST}:0", *self._flags]
+        command = [*self._command, "serve", "--data", str(self._data), "--config", str(path), "--listen", f"{HOST}:0", *self._flags]
         with self.log.open("ab") as log:
             self._child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
@@ -195,13 +198,15 @@ class Lines(NamedTuple):
 class PostgresFleet(Fleet):
     """Instances whose meta store and backend are one PostgreSQL database, made for them; with a switchboard, over lines that can be cut."""
 
-    def __init__(self, folder: Path, postgres: PostgresServer, size: int, switchboard: Switchboard | None = None) -> None:
+    def __init__(
+        self, folder: Path, postgres: PostgresServer, size: int, switchboard: Switchboard | None = None, command: Sequence[str] = COMMAND
+    ) -> None:
         database = f"fleet{next(_fleets)}"
         postgres.administer(f"CREATE DATABASE {database} OWNER sluiceway")
         self._parts = {name: str(value) for name, value in conninfo_to_dict(postgres.dsn()).items()} | {"dbname": database}
         self._is_cluster = size > 1
         self.lines = [] if switchboard is None else [Lines(*(switchboard.line(postgres.port) for _ in Lines._fields)) for _ in range(size)]
-        super().__init__([Instance(folder, f"i{n}", self._config_of(n)) for n in range(size)])
+        super().__init__([Instance(folder, f"i{n}", self._config_of(n), command=command) for n in range(size)])
 
     def history(self) -> History:
         """From now on; a queue must have been created."""

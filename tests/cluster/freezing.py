@@ -54,7 +54,7 @@ def freeze_an_owner(report: Report, traffic: Traffic, history: History, chance: 
     for write in too_late[:10]:
         report.fail(f"{write.writer} wrote {write.place} under {write.fence} after {at[write.place].writer} had it")
     report.figure(
-        f"frozen for {seconds:.0f} s with {len(places)} partitions: taken over after {served.seconds:.1f} s; "
+        f"frozen for {seconds:.0f} s with {len(places)} partitions: taken over after {served.seconds:.1f} s (last {served.last}); "
         f"the writes that waited for it: {dict(outcomes)}; under an old fence: {len(too_late)}"
     )
 

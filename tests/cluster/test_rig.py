@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 from collections.abc import Iterator
@@ -12,15 +13,18 @@ import pytest
 from ledger import Tally
 from psycopg.conninfo import conninfo_to_dict
 
+from cluster import unfenced
 from cluster.campaign import SCENARIOS, arguments
 from cluster.cutting import Switchboard
 from cluster.fleet import Fleet, Instance, PostgresFleet, postgres_url, started
+from cluster.freezing import freeze_an_owner
 from cluster.history import faults
 from cluster.kills import Pace, kill_again_and_again
 from cluster.report import Report, most_and_median, quantile
 from cluster.serving import Awake, seconds_until_served
 from cluster.traffic import AWAY, Door, Traffic
 from postgres_server import PostgresServer, server_or_skip
+from server_process import COMMAND
 
 QUEUES = {"wide": 3, "single": 1}
 
@@ -138,3 +142,23 @@ def test_a_partition_that_is_not_served_is_found_and_so_is_when_it_is_again(tmp_
             finally:
                 traffic.end()
         assert traffic.tally.faults == 0, traffic.tally.examples
+
+
+@pytest.mark.crash
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [COMMAND, unfenced.COMMAND], ids=["honest", "unfenced"])
+def test_a_frozen_owner_that_goes_on_writing_is_found_out(tmp_path: Path, postgres: PostgresServer, command: list[str]) -> None:
+    fleet = PostgresFleet(tmp_path, postgres, 2, command=command)
+    traffic = Traffic(fleet, Tally(), QUEUES)
+    guilty = command is unfenced.COMMAND
+    with started(fleet):
+        try:
+            traffic.create_queues()
+            history = fleet.history()
+            # With two owners everything may go wrong, also what is needed to go on.
+            with contextlib.suppress(AssertionError) if guilty else contextlib.nullcontext():
+                freeze_an_owner(Report("frozen"), traffic, history, random.Random(1), 15)
+        finally:
+            traffic.end()
+    assert bool(faults(history.writes())) == guilty
+    assert guilty or traffic.tally.faults == 0, traffic.tally.examples

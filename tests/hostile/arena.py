@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -11,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -18,6 +20,8 @@ from typing import Any, Final, NamedTuple
 import httpx
 
 from server_process import PATIENCE, wait_until
+from sluiceway.adapters.meta.opening import open_meta_store
+from sluiceway.node.cluster_secret import secret_of
 
 MIB: Final = 1 << 20
 CEILING: Final = 1_024 * MIB
@@ -85,7 +89,7 @@ class Neighbour:
 
 @dataclass
 class Arena:
-    """The server. Leaving the context kills it."""
+    """The server, which is the one instance of a cluster. Leaving the context kills it."""
 
     folder: Path
     sockets: list[socket.socket] = field(default_factory=list)
@@ -93,7 +97,9 @@ class Arena:
 
     def __enter__(self) -> Arena:
         self._log = (self.folder / "server.log").open("ab")
-        command = [sys.executable, "-m", "sluiceway.server.run", "--data", str(self.folder / "data")]
+        config = self.folder / "sluiceway.toml"
+        config.write_text(f'[cluster]\nmeta = "{self._meta}"\n')
+        command = [sys.executable, "-m", "sluiceway.server.run", "--data", str(self.folder / "data"), "--config", str(config)]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -129,6 +135,29 @@ class Arena:
         assert self.process.poll() is None, f"the server has ended with {self.process.returncode}; see {self._log.name}"
         peak = self.peak()
         assert peak < CEILING, f"the server took {peak // MIB} MiB"
+
+    # ---- the cluster ------------------------------------------------------------------------------------------
+
+    @property
+    def _meta(self) -> str:
+        return f"sqlite:{self.folder / 'meta.sqlite'}"
+
+    @cached_property
+    def secret(self) -> str:
+        """By which the instances of its cluster know one another."""
+
+        async def find() -> str:
+            meta = open_meta_store(self._meta)
+            try:
+                return await secret_of(meta)
+            finally:
+                await meta.close()
+
+        return asyncio.run(find())
+
+    def logged(self) -> int:
+        """Bytes that the server has logged."""
+        return Path(self._log.name).stat().st_size
 
     # ---- memory -----------------------------------------------------------------------------------------------
 

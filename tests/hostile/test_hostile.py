@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import attacks_connections as connections
 import attacks_payloads as payloads
+import attacks_peers as peers
 import attacks_requests as requests
 import pytest
 from arena import MIB, Arena, Attack
@@ -21,6 +22,9 @@ FAST: list[Attack] = [
     payloads.huge_json_numbers,
     payloads.odd_json,
     payloads.wrong_types,
+    peers.bombs_with_the_secret,
+    peers.far_numbers_with_the_secret,
+    peers.strangers_that_ask,
     requests.bombs_in_the_query,
     requests.huge_header,
     requests.injected_headers,
@@ -42,6 +46,9 @@ SLOW: list[Attack] = [
     payloads.arrow_bombs,
     payloads.lying_arrow,
     payloads.swelling_json,
+    peers.floods_of_wrong_secrets,
+    peers.lying_messages_with_the_secret,
+    peers.waiting_with_the_secret,
     requests.bodies_that_are_held,
     requests.chunked_bombs,
     requests.floods_of_keys,

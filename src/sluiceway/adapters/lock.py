@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+_FILE = "lock"
+
 
 class DirectoryInUseError(Exception):
     """Others use the directory in a way that does not go with this one. Names the directory, who they are, and what to do."""
@@ -22,7 +24,7 @@ class DirectoryLock:
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
         # The file stays behind: unlinking it would let two owners lock two files of the same name.
-        self._file = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             if not self._take(shared):
                 raise DirectoryInUseError(self._refusal(directory, shared))
@@ -55,6 +57,11 @@ class DirectoryLock:
 
     def release(self) -> None:
         os.close(self._file)
+
+
+def has_been_used(directory: Path) -> bool:
+    """Whether somebody owns it, or did once."""
+    return (directory / _FILE).exists()
 
 
 @contextlib.contextmanager

@@ -51,6 +51,9 @@ class Hanging:
     async def drop(self, ref: PartitionRef) -> None:
         await self._store.drop(ref)
 
+    async def release(self, ref: PartitionRef) -> None:
+        await self._store.release(ref)
+
     async def close(self) -> None:
         await self._store.close()
 

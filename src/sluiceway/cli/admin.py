@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sluiceway.cli.common import duration_option, print_json, printable, table
+from sluiceway.cli.config import FILE
 from sluiceway.cli.session import Session, connected, queue_names
 
 if TYPE_CHECKING:
@@ -71,15 +72,21 @@ def key() -> None:
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     help="Make it in this data folder, without asking a server: the first key. A server may be running there.",
 )
+@click.option("--config", type=FILE, help="With --data: the server's configuration file, which may name a cluster.")
+@click.option("--cluster-meta", metavar="URL", help="With --data: the meta store of the server's cluster, as for `serve`.")
 @connected
-def create(session: Session, name: str, scopes: tuple[str, ...], data: Path | None, **limits: Any) -> None:
+def create(
+    session: Session, name: str, scopes: tuple[str, ...], data: Path | None, config: Path | None, cluster_meta: str | None, **limits: Any
+) -> None:
     """Make an API key called NAME, and print it: on stdout, this once and never again."""
     if data is None:
+        if config is not None or cluster_meta is not None:
+            raise click.UsageError("--config and --cluster-meta say where the keys of a server are that is not asked: they go with --data")
         made = session.client.create_key(name, scopes, **limits)
     else:
         from sluiceway.cli.bootstrap import create_key
 
-        made = create_key(data, name, scopes, **limits)
+        made = create_key(data, config, cluster_meta, name, scopes, **limits)
     if session.as_json:
         print_json(made)
         return

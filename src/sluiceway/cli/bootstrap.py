@@ -1,4 +1,4 @@
-"""The first API key, made in a data folder: whoever may write there needs no server's leave."""
+"""The first API key, made where the server keeps them: whoever may write there needs no server's leave."""
 
 from __future__ import annotations
 
@@ -13,24 +13,31 @@ from sluiceway.kernel.clock import Millis, parse_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Actor, KeySpec
 from sluiceway.node import api_keys
+from sluiceway.node.configuration import load
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 
 def create_key(
     data: Path,
+    config: Path | None,
+    cluster_meta: str | None,
     name: str,
     scopes: Sequence[str],
     expires_after: str | None,
     requests_per_second: int | None,
     bytes_per_second: int | None,
 ) -> CreatedKey:
-    """A new key in the folder's meta store, which a server may be using. Raises as `ApiKeys.create` does, and `unavailable`."""
+    """A new key in the meta store of the folder, or of the cluster that the configuration names; a server may be using it.
+
+    Raises as `ApiKeys.create` and `load` do, and `unavailable`.
+    """
+    cluster = load(config, flags={} if cluster_meta is None else {"cluster.meta": cluster_meta}).configuration.cluster
     expires_at = None if expires_after is None else now() + parse_duration(expires_after, "expires_after")
     spec = KeySpec(name, scopes, expires_at, requests_per_second, bytes_per_second)
     try:
-        made, text = asyncio.run(_create(data, spec))
+        made, text = asyncio.run(_create(data, cluster.meta, spec))
     except StoreUnavailableError as error:
-        raise SluicewayError("unavailable", str(error), "data") from error
+        raise SluicewayError("unavailable", str(error), "cluster.meta" if cluster.meta else "data") from error
     return CreatedKey(
         key_id=made.key_id,
         name=made.name,
@@ -43,8 +50,8 @@ def create_key(
     )
 
 
-async def _create(data: Path, spec: KeySpec) -> api_keys.CreatedKey:
-    async with api_keys.keys_of(data) as keys:
+async def _create(data: Path, meta_url: str, spec: KeySpec) -> api_keys.CreatedKey:
+    async with api_keys.keys_of(data, meta_url) as keys:
         return await keys.create(spec, Actor("command line"))
 
 

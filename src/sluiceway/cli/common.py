@@ -39,7 +39,7 @@ _NEXT = {
     "queue_paused": "`sluiceway queue resume NAME` lets it go on",
     "version_conflict": "`sluiceway queue info NAME` shows the settings and the version that it has now",
     "unauthenticated": "give a key: SLUICEWAY_API_KEY, or a context (sluiceway context add --help); an administrator makes one with "
-    "`sluiceway key create`, also without a server: `sluiceway key create NAME --scope admin --data DIR`",
+    "`sluiceway key create`, also without a server: `sluiceway key create NAME --scope admin --data DIR` (and the --config of `serve`)",
     "forbidden": "use a key with that scope; an administrator makes one with `sluiceway key create NAME --scope SCOPE`",
     "key_not_found": "`sluiceway key list` shows the keys and their ids",
     "not_found": "is this server an older version, or one with admin_listen? Then the calls for administrators are at that address: --url",

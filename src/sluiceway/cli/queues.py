@@ -22,6 +22,14 @@ def queue() -> None:
     """Create, change, show, pause, clear and delete queues."""
 
 
+def _logical_queues(context: click.Context, option: click.Parameter, value: str | None) -> str | int | None:
+    if value is None or value == "auto":
+        return value
+    if not value.isascii() or not value.isdigit() or not int(value):
+        raise click.BadParameter(f"{value!r} is neither a number, at least 1, nor auto")
+    return int(value)
+
+
 _SETTINGS = (
     duration_option("--lease-timeout", help="How long a lease lives that does not say otherwise. [server's default: 1m]"),
     duration_option("--max-lease-timeout", help="The most that a lease may ask for. [server's default: 30d]"),
@@ -31,6 +39,12 @@ _SETTINGS = (
     duration_option("--retry-backoff", metavar="FIRST MOST", help="A retry waits FIRST, then twice as long each time, MOST at most."),
     duration_option("--idempotency-window", help="How long an idempotency key is remembered at most. [server's default: 1d]"),
     duration_option("--write-timeout", help="A commit that takes longer has an unknown outcome. [default: as the backend says]"),
+    click.option(
+        "--logical-queues",
+        metavar="NUMBER|auto",
+        callback=_logical_queues,
+        help="On how many instances it lies; auto: as its load takes. [server's default: on all]",
+    ),
     click.option("--reference", help="A note of yours."),
 )
 
@@ -70,6 +84,7 @@ def create(session: Session, name: str, partitions: int | None, **typed: Any) ->
 @click.option("--no-dead-queue", is_flag=True, help="Dead items are dropped.")
 @click.option("--no-retry-backoff", is_flag=True, help="A retry waits not at all.")
 @click.option("--no-write-timeout", is_flag=True, help="A commit may take as long as the backend says.")
+@click.option("--no-logical-queues", is_flag=True, help="It lies on all instances.")
 @click.option("--if-version", metavar="VERSION", type=click.IntRange(0), help="Only if the queue still has this version.")
 @connected
 def update(
@@ -78,6 +93,7 @@ def update(
     no_dead_queue: bool,
     no_retry_backoff: bool,
     no_write_timeout: bool,
+    no_logical_queues: bool,
     if_version: int | None,
     **typed: Any,
 ) -> None:
@@ -89,13 +105,15 @@ def update(
         _unset(settings, "retry_backoff")
     if no_write_timeout:
         _unset(settings, "write_timeout")
+    if no_logical_queues:
+        _unset(settings, "logical_queues")
     if not settings:
         raise click.UsageError("name at least one setting to change")
     answer = session.client.update_queue(name, version=if_version, **settings)
     session.print(answer, f"updated {name}; its version is {answer.version}")
 
 
-def _unset(settings: Settings, name: Literal["dead_queue", "retry_backoff", "write_timeout"]) -> None:
+def _unset(settings: Settings, name: Literal["dead_queue", "retry_backoff", "write_timeout", "logical_queues"]) -> None:
     if name in settings:
         option = name.replace("_", "-")
         raise click.UsageError(f"--{option} and --no-{option} exclude each other")
@@ -142,6 +160,7 @@ def info(session: Session, name: str) -> None:
         ("retry back-off", f"{backoff.first} to {backoff.most}" if backoff else "none"),
         ("idempotency window", answer.idempotency_window),
         ("write timeout", answer.write_timeout or "as the backend says"),
+        ("logical queues", answer.logical_queues or "one on each instance"),
         ("reference", printable((answer.reference or "-").encode())),
         ("paused", " and ".join(answer.paused) or "no"),
         *((f"partition {part.partition}", f"{part.state}, on {part.backend}") for part in answer.partitions),

@@ -52,12 +52,13 @@ class BackendRow:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One look at a server. `more` tells whether it has queues that are not looked at."""
+    """One look at a server. `more` tells whether it has queues that are not looked at. `instances` have partitions of those that are."""
 
     queues: list[QueueRow]
     backends: list[BackendRow]
     problems: list[str]
     more: bool
+    instances: int
 
 
 def summarise(stats: Sequence[QueueStats], before: Mapping[str, QueueStats], seconds: float, problems: Iterable[str], more: bool) -> Look:
@@ -67,7 +68,9 @@ def summarise(stats: Sequence[QueueStats], before: Mapping[str, QueueStats], sec
     for part in parts:
         by_backend.setdefault(part.backend, []).append(part)
     rows = [_queue_row(each, before.get(each.queue_name), seconds) for each in stats]
-    return Look(rows, [_backend_row(name, parts) for name, parts in sorted(by_backend.items())], list(problems), more)
+    backends = [_backend_row(name, parts) for name, parts in sorted(by_backend.items())]
+    instances = {logical.instance for each in stats for logical in each.logical_queues} - {None}
+    return Look(rows, backends, list(problems), more, len(instances))
 
 
 def _queue_row(stats: QueueStats, before: QueueStats | None, seconds: float) -> QueueRow:
@@ -113,7 +116,8 @@ def frame(look: Look, url: str, note: str = "") -> Group:
         )
         for each in look.queues
     ]
-    parts: list[Text | Rows] = [Text(f"{url}  {note}".rstrip()), Text(), table(("queue", *numbers), rows, right=numbers)]
+    title = f"{url}  {look.instances} instances" if look.instances > 1 else url
+    parts: list[Text | Rows] = [Text(f"{title}  {note}".rstrip()), Text(), table(("queue", *numbers), rows, right=numbers)]
     if look.more:
         parts.append(Text("… and more queues; name those that you want: sluiceway top QUEUE…"))
     if not rows:

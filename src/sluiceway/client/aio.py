@@ -16,6 +16,7 @@ import httpx
 from sluiceway.client import admin_calls, answers, consuming, item_calls, producing, queue_calls
 from sluiceway.client.aio_consumer import AsyncConsumer
 from sluiceway.client.aio_producer import AsyncProducer
+from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_async
 from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
@@ -46,9 +47,11 @@ class AsyncClient:
         generate_keys: bool = True,
         api_key: str | None = None,
         ca_file: str | Path | None = None,
+        direct: bool = False,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self._endpoint = Endpoint(url, api_key)
+        self._direct = Direct(self._endpoint) if direct else None
         self._retry_for = seconds(retry_for, "retry_for")
         self._generate_keys = generate_keys
         self.client_id = client_id or new_key()
@@ -73,14 +76,34 @@ class AsyncClient:
                 await asyncio.sleep(repeats.pause(error, time.monotonic(), random.random()))
 
     async def _attempt(self, call: Call[T]) -> T:
+        direct = self._direct
+        if direct is None or call.about is None:
+            return await self._exchange(self._endpoint, call)
+        queue_name = direct.to_look_up(call, time.monotonic())
+        if queue_name is not None:
+            try:
+                direct.learn(queue_name, await self._exchange(self._endpoint, queue_calls.queue_info(queue_name)))
+            except CallError as error:
+                direct.not_told(queue_name, error, time.monotonic())
+        owner = direct.endpoint(call, time.monotonic())
+        if owner is not None:
+            try:
+                return await self._exchange(owner, call)
+            except CallError as error:
+                direct.failed(call, owner, error, time.monotonic())
+        return await self._exchange(self._endpoint, call)
+
+    async def _exchange(self, endpoint: Endpoint, call: Call[T]) -> T:
         try:
-            response = await self._transport.handle_async_request(self._endpoint.request(call))
+            response = await self._transport.handle_async_request(endpoint.request(call))
             try:
                 body = await response.aread()
             finally:
                 await response.aclose()
         except httpx.RequestError as error:
-            raise self._endpoint.broken(error) from error
+            raise endpoint.broken(error) from error
+        if self._direct is not None and response.status_code == 200:
+            self._direct.heard(call, response.headers.get("x-sluiceway-served-by"))
         return read_answer(call, response, body)
 
     def _key(self, given: Key, request_timeout: Duration | None) -> Key:

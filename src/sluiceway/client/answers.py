@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from typing import Literal
 
 import msgspec
 
@@ -28,7 +29,8 @@ class Backoff(msgspec.Struct, frozen=True):
 class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue and its settings. A `…_timeout` is a duration such as `1m`; `max_attempts` 0 means no limit, `expire_timeout` `0s` never.
 
-    `version` counts the changes of the settings. `paused` names the verbs that are: `produce`, `lease`.
+    `version` counts the changes of the settings. `paused` names the verbs that are: `produce`, `lease`. `logical_queues` None means one on
+    each instance, `auto` as many as the load takes.
     """
 
     queue_name: str
@@ -48,6 +50,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout: str | None = None
     reference: str | None = ""
     paused: list[str] = []
+    logical_queues: int | Literal["auto"] | None = None
 
 
 class QueuePage(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from sluiceway.client import answers
 from sluiceway.client.protocol import (
     ARROW,
     DEFAULT_REQUEST_TIMEOUT,
+    About,
     Call,
     Duration,
     call,
@@ -135,7 +136,8 @@ def lease(
         lease_key=lease_key,
     )
     # Without a key a repetition would take other items and leave the first ones to wait for their lease to expire.
-    return call("/v1/queue.lease", answers.Leased, fields, repeatable=lease_key is not None, request_timeout=request_timeout)
+    about = About(queue_name, takes=True)
+    return call("/v1/queue.lease", answers.Leased, fields, repeatable=lease_key is not None, request_timeout=request_timeout, about=about)
 
 
 class Check(NamedTuple):
@@ -148,9 +150,10 @@ class Check(NamedTuple):
         return given(client_id=self.client_id, strict=self.strict or None)
 
 
-def _chosen(queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], check: Check) -> dict[str, object]:
-    fields = given(queue_name=queue_name, ids=listed(ids, "ids") or None, lease_ids=listed(lease_ids, "lease_ids") or None)
-    return fields | check.fields()
+def _chosen(queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], check: Check) -> tuple[dict[str, object], About]:
+    items, leases = listed(ids, "ids"), listed(lease_ids, "lease_ids")
+    fields = given(queue_name=queue_name, ids=items or None, lease_ids=leases or None)
+    return fields | check.fields(), About(queue_name, items + leases)
 
 
 # Complete, retry, release: repeatable, because an id is good for one life of the item. A second call finds it settled.
@@ -159,15 +162,15 @@ def _chosen(queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], check
 def complete(
     queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], request_timeout: Duration | None, check: Check
 ) -> Call[answers.Completed]:
-    fields = _chosen(queue_name, ids, lease_ids, check)
-    return call("/v1/queue.complete", answers.Completed, fields, request_timeout=request_timeout)
+    fields, about = _chosen(queue_name, ids, lease_ids, check)
+    return call("/v1/queue.complete", answers.Completed, fields, request_timeout=request_timeout, about=about)
 
 
 def release(
     queue_name: str, ids: Iterable[str], lease_ids: Iterable[str], request_timeout: Duration | None, check: Check
 ) -> Call[answers.Released]:
-    fields = _chosen(queue_name, ids, lease_ids, check)
-    return call("/v1/queue.release", answers.Released, fields, request_timeout=request_timeout)
+    fields, about = _chosen(queue_name, ids, lease_ids, check)
+    return call("/v1/queue.release", answers.Released, fields, request_timeout=request_timeout, about=about)
 
 
 def _wire_retry(item: Retry | str) -> dict[str, object]:
@@ -183,8 +186,10 @@ def _wire_retry(item: Retry | str) -> dict[str, object]:
 
 
 def retry(queue_name: str, items: Iterable[Retry | str], request_timeout: Duration | None, check: Check) -> Call[answers.Retried]:
-    fields = {"queue_name": queue_name, "items": [_wire_retry(item) for item in listed(items, "items")], **check.fields()}
-    return call("/v1/queue.retry", answers.Retried, fields, request_timeout=request_timeout)
+    wanted = listed(items, "items")
+    fields = {"queue_name": queue_name, "items": [_wire_retry(item) for item in wanted], **check.fields()}
+    about = About(queue_name, [item if isinstance(item, str) else item.id for item in wanted])
+    return call("/v1/queue.retry", answers.Retried, fields, request_timeout=request_timeout, about=about)
 
 
 def extend(
@@ -195,25 +200,29 @@ def extend(
     request_timeout: Duration | None,
     check: Check,
 ) -> Call[answers.Extended]:
-    fields = _chosen(queue_name, ids, lease_ids, check) | given(lease_timeout=duration_text(lease_timeout))
-    return call("/v1/queue.extend", answers.Extended, fields, request_timeout=request_timeout)
+    fields, about = _chosen(queue_name, ids, lease_ids, check)
+    fields |= given(lease_timeout=duration_text(lease_timeout))
+    return call("/v1/queue.extend", answers.Extended, fields, request_timeout=request_timeout, about=about)
 
 
 def settle(queue_name: str, verdicts: Iterable[Verdict], request_timeout: Duration | None) -> Call[answers.Staged]:
+    wanted = list(verdicts)
     items = [
         given(id=verdict.id, outcome=verdict.outcome, retry_after=duration_text(verdict.retry_after), reason=verdict.reason)
-        for verdict in verdicts
+        for verdict in wanted
     ]
-    return call("/v1/queue.settle", answers.Staged, {"queue_name": queue_name, "items": items}, request_timeout=request_timeout)
+    fields, about = {"queue_name": queue_name, "items": items}, About(queue_name, [verdict.id for verdict in wanted])
+    return call("/v1/queue.settle", answers.Staged, fields, request_timeout=request_timeout, about=about)
 
 
 def peek(queue_name: str, limit: int, partition: int | None, lease_id: str | None, start: int | None) -> Call[answers.Peeked]:
     fields = given(queue_name=queue_name, limit=limit, partition=partition, lease_id=lease_id, start=start)
-    return call("/v1/queue.peek", answers.Peeked, fields)
+    about = None if partition is None and lease_id is None else About(queue_name, [] if lease_id is None else [lease_id], partition)
+    return call("/v1/queue.peek", answers.Peeked, fields, about=about)
 
 
 def explain(queue_name: str, item_id: str) -> Call[answers.Explanation]:
-    return call("/v1/queue.explain", answers.Explanation, {"queue_name": queue_name, "id": item_id})
+    return call("/v1/queue.explain", answers.Explanation, {"queue_name": queue_name, "id": item_id}, about=About(queue_name, [item_id]))
 
 
 def explain_partition(queue_name: str, partition: int) -> Call[answers.PartitionExplanation]:

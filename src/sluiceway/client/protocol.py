@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Generic, TypeVar, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import msgspec
 
@@ -28,6 +28,25 @@ FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
 
 
+class About(NamedTuple):
+    """What a call is about, as far as it matters for who should be asked. `takes`: a lease, which any instance may serve."""
+
+    queue_name: str
+    ids: Sequence[str] = ()
+    partition: int | None = None
+    takes: bool = False
+
+    def partitions(self) -> set[int | None]:
+        """Those of the ids, and the one that is named. None is for what is no id."""
+        found: set[int | None] = set() if self.partition is None else {self.partition}
+        return found | {_partition_of(each) for each in self.ids}
+
+
+def _partition_of(id_: str) -> int | None:
+    parts = id_.split(".", 2)
+    return int(parts[1]) if len(parts) == 3 and parts[1].isascii() and parts[1].isdigit() else None
+
+
 @dataclass(frozen=True, slots=True)
 class Call(Generic[T]):
     """One request, and how to read its answer.
@@ -42,10 +61,11 @@ class Call(Generic[T]):
     request_timeout: Millis = DEFAULT_REQUEST_TIMEOUT
     content_type: str = JSON
     accept: str = JSON
+    about: About | None = None
 
     def as_arrow(self, read: Callable[[bytes], S]) -> Call[S]:
         """The same request, answered as an Arrow stream."""
-        return Call(self.path, self.body, read, self.repeatable, self.request_timeout, self.content_type, ARROW)
+        return Call(self.path, self.body, read, self.repeatable, self.request_timeout, self.content_type, ARROW, self.about)
 
 
 def backoff(failures: int, roll: float) -> float:
@@ -162,13 +182,14 @@ def call(
     *,
     repeatable: bool = True,
     request_timeout: Duration | None = None,
+    about: About | None = None,
 ) -> Call[T]:
     body = dict(fields)
     wait = DEFAULT_REQUEST_TIMEOUT
     if request_timeout is not None:
         wait = millis(request_timeout, "request_timeout")
         body["request_timeout"] = duration_text(request_timeout)
-    return Call(path, msgspec.json.encode(body), decoder(answer).decode, repeatable, wait)
+    return Call(path, msgspec.json.encode(body), decoder(answer).decode, repeatable, wait, about=about)
 
 
 _decoders: dict[type, object] = {}

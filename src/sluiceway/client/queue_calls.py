@@ -23,6 +23,7 @@ class Settings(TypedDict, total=False):
     retry_backoff: answers.Backoff | None
     idempotency_window: Duration | None
     write_timeout: Duration | None
+    logical_queues: int | Literal["auto"] | None
     reference: str | None
 
 

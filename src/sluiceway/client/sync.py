@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 import httpx
 
 from sluiceway.client import admin_calls, answers, consuming, item_calls, producing, queue_calls
+from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_blocking
 from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
@@ -51,6 +52,9 @@ class Client:
 
     `api_key` says who calls, where the server asks: by default the environment's `SLUICEWAY_API_KEY`; an empty one is none. `ca_file`
     has the certificates (PEM) by which an `https` server is known, where these are not public ones.
+
+    With `direct`, calls on what one instance of a cluster has go straight to that instance, and to `url` where that fails. Their addresses
+    must be reachable from here, which behind a load balancer they often are not, so it is off by default.
     """
 
     def __init__(
@@ -62,9 +66,11 @@ class Client:
         generate_keys: bool = True,
         api_key: str | None = None,
         ca_file: str | Path | None = None,
+        direct: bool = False,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         self._endpoint = Endpoint(url, api_key)
+        self._direct = Direct(self._endpoint) if direct else None
         self._ca_file = ca_file
         self._retry_for = seconds(retry_for, "retry_for")
         self._generate_keys = generate_keys
@@ -90,14 +96,34 @@ class Client:
                 time.sleep(repeats.pause(error, time.monotonic(), random.random()))
 
     def _attempt(self, call: Call[T]) -> T:
+        direct = self._direct
+        if direct is None or call.about is None:
+            return self._exchange(self._endpoint, call)
+        queue_name = direct.to_look_up(call, time.monotonic())
+        if queue_name is not None:
+            try:
+                direct.learn(queue_name, self._exchange(self._endpoint, queue_calls.queue_info(queue_name)))
+            except CallError as error:
+                direct.not_told(queue_name, error, time.monotonic())
+        owner = direct.endpoint(call, time.monotonic())
+        if owner is not None:
+            try:
+                return self._exchange(owner, call)
+            except CallError as error:
+                direct.failed(call, owner, error, time.monotonic())
+        return self._exchange(self._endpoint, call)
+
+    def _exchange(self, endpoint: Endpoint, call: Call[T]) -> T:
         try:
-            response = self._transport.handle_request(self._endpoint.request(call))
+            response = self._transport.handle_request(endpoint.request(call))
             try:
                 body = response.read()
             finally:
                 response.close()
         except httpx.RequestError as error:
-            raise self._endpoint.broken(error) from error
+            raise endpoint.broken(error) from error
+        if self._direct is not None and response.status_code == 200:
+            self._direct.heard(call, response.headers.get("x-sluiceway-served-by"))
         return read_answer(call, response, body)
 
     def _key(self, given: Key, request_timeout: Duration | None) -> Key:
@@ -113,7 +139,8 @@ class Client:
 
         transport = self._transport if isinstance(self._transport, httpx.AsyncBaseTransport) else None
         url, key = str(self._endpoint.url), self._endpoint.api_key
-        return AsyncClient(url, client_id=self.client_id, api_key=key, ca_file=self._ca_file, transport=transport)
+        direct = self._direct is not None
+        return AsyncClient(url, client_id=self.client_id, api_key=key, ca_file=self._ca_file, direct=direct, transport=transport)
 
     # -- queues -------------------------------------------------------------------------------------------------------
 

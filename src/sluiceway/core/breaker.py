@@ -41,6 +41,12 @@ class Breaker:
         self._failing.clear()
         return closes
 
+    def forget(self, ref: PartitionRef) -> None:
+        """The backend is not asked for that partition any more: what became of it says nothing."""
+        self._failing.discard(ref)
+        if ref == self._probe:
+            self._probe = None
+
     def wants_probe(self, now: Millis) -> bool:
         """Whether the next `admits` would let a probe through."""
         return self.is_open and self._probe is None and now >= self._probe_at

@@ -50,7 +50,7 @@ def scheduled(partition: Partition, start: int, limit: int) -> list[Listed]:
         if len(run):
             due = dues[int(owners[run[0]])]
             blob = due.blob
-            piece = Slice(blob.number, offsets[run] - blob.number, offsets[run], due.attempts, blob.written_at)
+            piece = Slice(blob.number, offsets[run] - blob.number, offsets[run], due.attempts, blob.written_at, blob.columns)
             found.append(Listed(piece, 0, Standing(expires_at=due.expires_at or None, due_at=due.due_at)))
     return found
 
@@ -74,7 +74,7 @@ def _leased(partition: Partition, start: int) -> Iterator[Listed]:
         if len(index):
             extent = part.extent
             rows = extent.rows_at(part.at, part.count)[index]
-            piece = Slice(extent.blob.number, rows, index + part.first, extent.attempts + 1, extent.blob.written_at)
+            piece = Slice(extent.blob.number, rows, index + part.first, extent.attempts + 1, extent.blob.written_at, extent.blob.columns)
             yield Listed(piece, lease.number, Standing(lease.deadline, extent.expires_at or None))
 
 
@@ -84,7 +84,7 @@ def _ready(partition: Partition, start: int) -> Iterator[Listed]:
             index = to_array(extent.waiting(max(partition.at(extent), start - extent.first)))
             if len(index):
                 rows = extent.rows_at(0, extent.count)[index]
-                piece = Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at)
+                piece = Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at, extent.blob.columns)
                 yield Listed(piece, 0, Standing(expires_at=extent.expires_at or None))
 
 

@@ -43,7 +43,7 @@ def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> 
         extent = part.extent
         rows = extent.rows_at(part.at, part.count)[index]
         attempts = extent.attempts + (lease.transfer not in (REDRIVEN, EXPIRED_READY))
-        pieces.append(Slice(extent.blob.number, rows, index + part.first, attempts, extent.blob.written_at))
+        pieces.append(Slice(extent.blob.number, rows, index + part.first, attempts, extent.blob.written_at, extent.blob.columns))
     return pieces
 
 
@@ -68,7 +68,9 @@ def waiting_slices(partition: Partition, extent: Extent, limit: int | None = Non
     else:
         index = to_array(extent.waiting(at))[:limit]
         rows = extent.rows_at(0, extent.count)[index]
-    return [Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at)] if len(index) else []
+    if not len(index):
+        return []
+    return [Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at, extent.blob.columns)]
 
 
 def stats_of(partition: Partition, number: int) -> PartitionStats:

@@ -60,6 +60,10 @@ class ClusterSettings(Settings, frozen=True):
     advertise: Annotated[
         str, key("URL by which other instances reach this one; with several workers without a port; empty: by listen", restart=True)
     ] = ""
+    ca: Annotated[
+        str,
+        key("PEM file with the authorities whose certificates other instances have; empty: those of the system", "path", restart=True),
+    ] = ""
     strategy: Annotated[
         Literal["rounds", "claims"], key("how the instances divide the partitions; the same for all of them", restart=True)
     ] = "rounds"

@@ -28,7 +28,8 @@ POSITION = (
 class Slice(NamedTuple):
     """Rows of one blob that are served together: `rows` and `offsets` are parallel, `rows` sorted.
 
-    A blob is numbered by its first offset, so row r of blob b was first given the offset b + r: its origin.
+    A blob is numbered by its first offset, so row r of blob b was first given the offset b + r: its origin. `columns` are those of the blob
+    as it is stored.
     """
 
     blob: int
@@ -36,6 +37,7 @@ class Slice(NamedTuple):
     offsets: Offsets
     attempts: int
     enqueued_at: Millis
+    columns: int = 0
 
 
 def take_rows(batch: pa.RecordBatch, rows: Offsets) -> pa.RecordBatch:

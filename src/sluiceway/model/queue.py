@@ -30,6 +30,8 @@ class Backoff(msgspec.Struct, frozen=True):
 
 
 Verb = Literal["produce", "lease"]
+LogicalQueues = int | Literal["auto"] | None
+"""How many logical queues a queue has, on as many instances; None: one on each; `auto`: as many as its load takes."""
 
 
 class QueueRecord(msgspec.Struct, frozen=True):
@@ -55,6 +57,7 @@ class QueueRecord(msgspec.Struct, frozen=True):
     write_timeout: Millis | None = None
     """At most this long may a commit take before it is taken to be unknown; None: as long as the backend allows."""
     paused: tuple[Verb, ...] = ()
+    logical_queues: LogicalQueues = None
 
 
 def encode_queue(record: QueueRecord) -> bytes:

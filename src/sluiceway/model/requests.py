@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT
-from sluiceway.model.queue import Backoff
+from sluiceway.model.queue import Backoff, LogicalQueues
 
 Offsets = npt.NDArray[np.int64]
 
@@ -342,6 +342,7 @@ class QueueSpec:
     retry_backoff: Backoff | None = None
     idempotency_window: Millis = KEY_WINDOW
     write_timeout: Millis | None = None
+    logical_queues: LogicalQueues = None
 
 
 @dataclass(slots=True)

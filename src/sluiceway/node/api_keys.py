@@ -15,9 +15,10 @@ import msgspec
 
 from sluiceway.adapters import system
 from sluiceway.adapters.disk import make_directory
-from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.adapters.lock import has_been_used
+from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.kernel.clock import Millis, format_time
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_API_KEYS
 from sluiceway.model.access import Actor, ApiKey, Caller, KeySpec, decode_key, encode_key
 from sluiceway.node.audit import AuditTrail
@@ -33,13 +34,21 @@ _NOBODYS: Final = bytes(32)
 
 
 @contextlib.asynccontextmanager
-async def keys_of(data: Path) -> AsyncIterator[ApiKeys]:
+async def keys_of(data: Path, meta_url: str = "") -> AsyncIterator[ApiKeys]:
     """The API keys of a data directory, to create, list and revoke: whether a server runs on it or not, or has yet to be started.
+    With `meta_url` those of a cluster that has its meta store there.
 
-    A server with memory backends has its keys in memory too, and sees none of these. Raises StoreUnavailableError, OSError.
+    Raises `invalid_request` where a server has been that would see none of these, StoreUnavailableError, OSError.
     """
     make_directory(data)
-    meta = SqliteMetaStore(data / "meta.sqlite")
+    own = data / "meta.sqlite"
+    if not meta_url and has_been_used(data) and not own.exists():
+        raise invalid(
+            "data",
+            f"the server that uses {data} keeps its API keys elsewhere. If it is in a cluster, say which as `serve` was told, "
+            "by --config or --cluster-meta; if it has memory backends, set server.admin_key in its configuration",
+        )
+    meta = open_meta_store(meta_url or f"sqlite:{own}")
     audit = AuditTrail(meta)
     try:
         yield ApiKeys(meta, audit)

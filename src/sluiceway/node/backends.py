@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 OPEN_TIMEOUT: Millis = 30_000
 """For opening a partition, which takes longer the more small records it has: giving up on a large one would mean never to serve it."""
 
+NOT_CONFIGURED = "it is not configured here; put it into the configuration of this instance and reload that"
+
 Retry = Callable[[int], bool]
 """Has that partition opened again at once if it waits to be. Whether it does."""
 
@@ -41,7 +44,7 @@ class Backend:
     answers, all of them are opened again. Without a `store` it stands for a backend that is not served, and says why.
     """
 
-    def __init__(self, name: str, store: PartitionStore | None, write_timeout: Millis, reason: str = "it is not configured") -> None:
+    def __init__(self, name: str, store: PartitionStore | None, write_timeout: Millis, reason: str = NOT_CONFIGURED) -> None:
         self.name = name
         self.write_timeout = write_timeout
         self._store = store
@@ -50,6 +53,7 @@ class Backend:
         self._partitions: dict[PartitionRef, Retry] = {}
         """Those that it holds; the next to be probed first."""
         self._openings: dict[PartitionRef, asyncio.Task[Snapshot]] = {}
+        self._releases: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -81,7 +85,22 @@ class Backend:
         self._partitions[ref] = retry
 
     def detach(self, ref: PartitionRef) -> None:
+        """It does so no more: what the store has open for it is let go in the background."""
         self._partitions.pop(ref, None)
+        self._breaker.forget(ref)
+        if self._store is not None:
+            task = asyncio.get_running_loop().create_task(self._release(self._store, ref))
+            self._releases.add(task)
+            task.add_done_callback(self._releases.discard)
+
+    async def _release(self, store: PartitionStore, ref: PartitionRef) -> None:
+        if ref in self._partitions:
+            # It has come back before this began.
+            return
+        # A store that hangs must not hold up a stop.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.write_timeout / 1000):
+                await store.release(ref)
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         """PartitionStore.open, within OPEN_TIMEOUT. Raises also BackendDownError."""
@@ -158,13 +177,15 @@ class Backend:
     async def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._releases:
+            await asyncio.wait(self._releases)
         if self._store is not None:
             await self._store.close()
 
     # ---- the breaker ------------------------------------------------------------------------------------------
 
     def _failed(self, ref: PartitionRef, error: Exception) -> None:
-        if self._breaker.failed(ref, len(self._partitions)):
+        if ref in self._partitions and self._breaker.failed(ref, len(self._partitions)):
             self._reason = str(error) or repr(error)
             log.error("%s", self.why_down)
             self._probe_later()
@@ -187,4 +208,8 @@ class Backend:
                 self._partitions[ref] = self._partitions.pop(ref)
                 if retry(ref.partition):
                     break
+            else:
+                # All that is held is open, what failed has gone to another instance: nobody would ever ask. A commit finds out.
+                self._breaker.succeeded()
+                return
         self._probe_later()

@@ -113,7 +113,9 @@ class Catalog:
         writes.checks[key] = None if known is None else known.stamp
         writes.puts |= {key: encode_queue(record), **also}
         stamp = await self._commit(writes)
-        self._learn(record, stamp)
+        if stamp > self.stamp:
+            self._learn(record, stamp)
+            self.stamp = stamp
         return stamp
 
     async def delete(self, record: QueueRecord, also: Mapping[str, bytes], writes: Writes | None = None) -> Stamp:
@@ -124,14 +126,14 @@ class Catalog:
         writes.puts |= also
         writes.deletes.append(key)
         stamp = await self._commit(writes)
-        self._forget(record.queue_name)
+        if stamp > self.stamp:
+            self._forget(record.queue_name)
+            self.stamp = stamp
         return stamp
 
     async def _commit(self, writes: Writes) -> Stamp:
+        """Nothing else under the prefix has changed up to that stamp. It may be followed already when this returns, or a later one."""
         try:
-            stamp = await self._meta.commit(writes.checks, {**writes.unchanged, QUEUE: self.stamp}, writes.puts, writes.deletes)
+            return await self._meta.commit(writes.checks, {**writes.unchanged, QUEUE: self.stamp}, writes.puts, writes.deletes)
         except MetaUnknownError as error:
             raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
-        # Nothing else under the prefix has changed up to then.
-        self.stamp = stamp
-        return stamp

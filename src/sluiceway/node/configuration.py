@@ -91,7 +91,8 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, 
 def check(loaded: Loaded) -> list[str]:
     """What would keep a server from starting with it although it is well formed, in words; empty if nothing is known that would."""
     server, problems = loaded.configuration.server, []
-    for name, path in (("server.tls_certificate", server.tls_certificate), ("server.tls_key", server.tls_key)):
+    ca = loaded.configuration.cluster.ca
+    for name, path in (("server.tls_certificate", server.tls_certificate), ("server.tls_key", server.tls_key), ("cluster.ca", ca)):
         if path and not os.access(path, os.R_OK):
             problems.append(f"{name}: {path} cannot be read; is it there, and may this user read it?")
     if server.admin_key:

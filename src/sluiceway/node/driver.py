@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -443,10 +443,13 @@ class QueueDriver:
         problem: SluicewayError | None = None
         for grant in grants:
             try:
-                batches += await self.rows(grant.info.partition, grant.info.number, grant.slices)
+                # Also if the partition has gone by now: the lease is durable, and nobody else is told of it.
+                batches += await self._rows(grant.info.partition, grant.info.number, grant.slices)
                 leases.append(grant.info)
             except SluicewayError as error:
-                problem = error
+                # Not `not_here`: to ask elsewhere would take another lease.
+                gone = error.code == "not_here"
+                problem = SluicewayError("unavailable", "the items went to another instance; their lease will run out") if gone else error
             except Exception:
                 log.exception("queue %s: reading leased items failed", self.record.queue_name)
                 problem = SluicewayError("internal", "the server made a mistake while it read the items; their lease will run out")
@@ -462,31 +465,29 @@ class QueueDriver:
 
     async def rows(self, partition: int, lease: int, slices: list[Slice]) -> list[pa.RecordBatch]:
         """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
-        blobs = await self.blobs(partition, {piece.blob for piece in slices})
+        if partition not in self._queue.lanes:
+            raise not_here(partition)
+        return await self._rows(partition, lease, slices)
+
+    async def _rows(self, partition: int, lease: int, slices: list[Slice]) -> list[pa.RecordBatch]:
+        blobs = await self.blobs(partition, slices)
         return [served(partition, lease, piece, blobs[piece.blob]) for piece in slices if piece.blob in blobs]
 
-    async def blobs(self, partition: int, numbers: Iterable[int]) -> dict[int, pa.RecordBatch]:
+    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch]:
+        """Those that the slices are of, by number, but for what is gone."""
         ref, held = self._ref(partition), self._held(partition)
-        blobs, missing = {}, []
-        lane = self._queue.lanes.get(partition)
-        if lane is None:
-            raise not_here(partition)
-        known = lane.partition.blobs
-        for number in numbers:
-            batch = self._cache.get((held, number))
-            if batch is not None:
-                blobs[number] = batch
-            elif number in known:
-                missing.append((number, known[number].columns))
+        found = {piece.blob: self._cache.get((held, piece.blob)) for piece in slices}
+        blobs = {number: batch for number, batch in found.items() if batch is not None}
+        missing = {piece.blob: piece.columns for piece in slices if piece.blob not in blobs}
         if missing:
             try:
-                read = await self._backends[partition].read(ref, [number for number, _ in missing])
+                read = await self._backends[partition].read(ref, list(missing))
             except DamagedError as error:
                 self._stop_partition(partition, error)
                 raise SluicewayError("partition_damaged", str(error)) from error
             except StoreUnavailableError as error:
                 raise SluicewayError("unavailable", f"partition {partition} cannot be read: {error}") from error
-            for number, columns in missing:
+            for number, columns in missing.items():
                 if number in read:
                     blobs[number] = decode_blob(read[number], columns)
                     self._cache.put((held, number), blobs[number])

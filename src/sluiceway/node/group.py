@@ -125,6 +125,8 @@ class GroupMember:
         self._lapse: asyncio.TimerHandle | None = None
         self._changed = asyncio.Event()
         self._outside = False
+        self.lapses = 0
+        """How often the lease ran out while there was something to lose."""
         self._task: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
@@ -271,6 +273,7 @@ class GroupMember:
     def _lapsed(self) -> None:
         """The store did not confirm the lease in time: serve nothing until it does."""
         log.warning("group %s: the lease of %s ran out", self._keys.group, self.name)
+        self.lapses += 1
         self._lapsing = asyncio.ensure_future(self._serve({}, 0))
 
     async def _tell(self, change: Change) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from sluiceway.core.assignment.group import PATIENCE, Look, MemberRecord, Parameters, Plan, Resource, SealedRound, owners
+from sluiceway.core.assignment.group import MOST_MEMBERS, PATIENCE, Look, MemberRecord, Parameters, Plan, Resource, SealedRound, owners
 from sluiceway.core.routing import HERE, Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.health import Check
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, InstanceState, RoundInfo
 from sluiceway.model.queue import QueueRecord
 from sluiceway.node.ownership import Ownership, item_of
@@ -30,6 +31,12 @@ class Instances:
         peer = self._ownership.owner(record.incarnation, partition)
         return Peer(self._ownership.name, self._ownership.address) if peer is HERE else peer
 
+    def elsewhere(self, record: QueueRecord, partitions: Iterable[int]) -> str | None:
+        """The address of the one other instance that all of these partitions of the queue are given to; None: there is no such."""
+        owners = {self._ownership.owner(record.incarnation, number) for number in partitions}
+        only = owners.pop() if len(owners) == 1 else None
+        return only.address or None if only is not None else None
+
     def cluster(self) -> ClusterInfo:
         ownership, look = self._ownership, self._ownership.look
         if look is None or look.resource is None:
@@ -45,6 +52,36 @@ class Instances:
         return ClusterInfo(
             sorted(instances, key=lambda each: each.name), resource.strategy, resource.era, parameters, last_round(look, resource)
         )
+
+    @property
+    def holds(self) -> bool:
+        """Whether what this instance was given is still its own."""
+        return self._ownership.holds()
+
+    @property
+    def lapses(self) -> int:
+        """How often that has ended because the meta store did not confirm it in time."""
+        return self._ownership.lapses
+
+    def problems(self) -> list[str]:
+        """Why this instance serves by others alone; empty: it serves what is its own."""
+        ownership, look = self._ownership, self._ownership.look
+        if ownership.holds():
+            return []
+        if look is not None and ownership.name in look.members:
+            return ["the meta store has not confirmed what this instance owns; it serves by others alone"]
+        full = look is not None and len(look.members) >= MOST_MEMBERS
+        why = f"it has {MOST_MEMBERS} members, and takes no more" if full else "it joins, or has left"
+        return [f"this instance is no member of the cluster: {why}; it serves by others alone"]
+
+    def checks(self) -> list[Check]:
+        """How it stands with the cluster; nothing, if there is none."""
+        if self._ownership.is_alone:
+            return []
+        problems, seen = self.problems(), self.cluster()
+        states = Counter(each.state for each in seen.instances)
+        found = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        return [Check("cluster", not problems, problems[0] if problems else f"instances: {found}; {seen.strategy}, era {seen.era}", 0)]
 
     async def rounds(self, limit: int) -> Sequence[SealedRound]:
         """The last rounds, the newest first; a hundred are kept. Raises `unavailable`."""

@@ -216,5 +216,5 @@ class Leasing:
         """What that share answers to the key that it knows."""
         try:
             return cast(Leased, await self._router.ask(record, peer, replace(request, request_timeout=0), payload))
-        except (PeerRefusedError, PeerUnknownError) as error:
+        except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             raise plain(error) from error

@@ -47,7 +47,7 @@ async def list_items(driver: QueueDriver, request: ListItems) -> ItemsPage:
     wanted, _ = fitting(lane.partition, first_rows([listed.piece for listed in found], request.limit), MAX_LEASE_BYTES)
     shown = sum(len(piece.rows) for piece in wanted)
     more = shown < sum(len(listed.piece.rows) for listed in found)
-    blobs = await driver.blobs(lane.number, {piece.blob for piece in wanted})
+    blobs = await driver.blobs(lane.number, wanted)
     rows = [
         (served(lane.number, listed.lease, piece, blobs[piece.blob]), listed.standing)
         for piece, listed in zip(wanted, found, strict=False)

@@ -87,6 +87,11 @@ class Ownership(Protocol):
         """The last look at the cluster; None: there is none, or it has not been seen yet."""
         ...
 
+    @property
+    def lapses(self) -> int:
+        """How often it ceased to hold without having been told so."""
+        ...
+
     def still(self) -> dict[str, Millis]:
         """For how long each instance has not been heard of here."""
         ...
@@ -141,6 +146,7 @@ class Static:
     name = "instance"
     address = ""
     look = None
+    lapses = 0
 
     def __init__(self) -> None:
         self._token = Token(1, 0)
@@ -234,6 +240,10 @@ class Clustered:
     @property
     def look(self) -> Look | None:
         return self.member.look
+
+    @property
+    def lapses(self) -> int:
+        return self.member.lapses
 
     def still(self) -> dict[str, Millis]:
         return self.member.still()

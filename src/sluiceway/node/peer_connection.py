@@ -35,6 +35,7 @@ class PeerConnection(asyncio.Protocol):
         self._system = select.poll()
         self._waiter: asyncio.Future[Answer] | None = None
         self._answered = False
+        self._size = 0
 
     # ---- for the caller ---------------------------------------------------------------------------------------
 
@@ -68,9 +69,6 @@ class PeerConnection(asyncio.Protocol):
         self._system.register(transport.get_extra_info("socket").fileno(), select.POLLIN)
 
     def data_received(self, data: bytes) -> None:
-        if not self._is_asked:
-            self.close()
-            return
         self._size += len(data)
         if self._size > MAX_ANSWERS_BYTES:
             self._fail(f"its answer is larger than {MAX_ANSWERS_BYTES} bytes")
@@ -83,10 +81,6 @@ class PeerConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._fail(str(exc or "") or "it closed the connection")
 
-    @property
-    def _is_asked(self) -> bool:
-        return self._waiter is not None and not self._waiter.done()
-
     def _fail(self, reason: str) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_exception(NoAnswerError(reason))
@@ -95,7 +89,7 @@ class PeerConnection(asyncio.Protocol):
     # ---- for the parser ---------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
-        if not self._is_asked:
+        if self._waiter is None or self._waiter.done():
             self.close()
         self._type = b""
         self._parts: list[bytes] = []

@@ -22,17 +22,10 @@ _CONNECT_TIMEOUT: Final = 3_000
 """Milliseconds, or half of the call's time if that is less. Instances of one cluster are near to one another."""
 
 _PORTS: Final = {"http": 80, "https": 443}
+_HEAD: Final = b"POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\nContent-Length: "
 _TYPE: Final = peer.CONTENT_TYPE.encode()
 _PASSED_ON: Final = frozenset({"body_too_large", "too_many_requests", "unavailable", "outcome_unknown", "internal"})
 """Codes of an instance that did not get as far as asking its share. Any other says that it does not take us for a peer of its."""
-
-
-class _Peer:
-    """`head` has the secret in it: this is no tuple, so that it never shows."""
-
-    def __init__(self, connections: PeerConnections, head: bytes) -> None:
-        self.connections = connections
-        self.head = head
 
 
 class _Problem(msgspec.Struct):
@@ -50,31 +43,32 @@ class HttpTransport:
     def __init__(self, secret: str, ca_file: Path | None = None) -> None:
         self._secret = secret.encode()
         self._trusted = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
-        self._peers: dict[str, _Peer] = {}
+        self._peers: dict[str, tuple[PeerConnections, bytes]] = {}
+        """With how each request to the peer begins."""
 
     async def ask(self, address: str, request: PeerRequest, timeout: Millis, request_id: str = "") -> Any:
         body = peer.encode_request(request)
         deadline = asyncio.get_running_loop().time() + timeout / 1_000
-        found = self._peers.get(address) or self._meet(address)
-        connection = found.connections.idle() or await _open(found.connections, address, min(_CONNECT_TIMEOUT, timeout // 2))
+        connections, head = self._peers.get(address) or self._meet(address)
+        connection = connections.idle() or await _open(connections, address, min(_CONNECT_TIMEOUT, timeout // 2))
         # From here on the peer may do it.
         try:
             async with asyncio.timeout_at(deadline):
-                answer = await connection.ask(found.head, _rest(body, request_id), body)
+                answer = await connection.ask(head, _rest(body, request_id), body)
         except TimeoutError:
             raise PeerUnknownError(f"{address} did not answer within {format_duration(timeout)}") from None
         except NoAnswerError as error:
             raise PeerUnknownError(f"no answer from {address}: {error}") from None
         finally:
-            found.connections.give_back(connection)
+            connections.give_back(connection)
         return _read(address, request, answer)
 
     async def close(self) -> None:
         peers, self._peers = self._peers, {}
-        for each in peers.values():
-            each.connections.close()
+        for connections, _ in peers.values():
+            connections.close()
 
-    def _meet(self, address: str) -> _Peer:
+    def _meet(self, address: str) -> tuple[PeerConnections, bytes]:
         try:
             url = urlsplit(address)
             host, port = url.netloc.encode("idna"), url.port
@@ -86,10 +80,8 @@ class HttpTransport:
         if secure and self._trusted is None:
             # To read the system's takes longer than many calls, so only where they are needed.
             self._trusted = ssl.create_default_context()
-        fields = ((b"Host", host), (b"Authorization", b"Bearer " + self._secret), (b"Content-Type", _TYPE), (b"Content-Length", b""))
-        head = b"POST %s HTTP/1.1" % peer.PATH.encode() + b"".join(b"\r\n%s: %s" % field for field in fields)
         connections = PeerConnections(url.hostname, port or _PORTS[url.scheme], self._trusted if secure else None)
-        self._peers[address] = _Peer(connections, head)
+        self._peers[address] = connections, _HEAD % (peer.PATH.encode(), host, self._secret, _TYPE)
         return self._peers[address]
 
 

@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from sluiceway.adapters import system
+from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import OtherQueueError, SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_PARTITIONS
@@ -83,7 +84,7 @@ class QueueChanges:
         if not 1 <= spec.requested_partitions <= MAX_PARTITIONS:
             raise invalid("requested_partitions", f"expected 1 to {MAX_PARTITIONS}")
         async with self.lock:
-            record, stamp = await self._decide(lambda: self._create(spec, by))
+            record, stamp = await self.decide(lambda: self._create(spec, by))
         await self._shares.tell(stamp)
         await self._shares.opened(record)
         log.info("queue %s created with %d partitions", record.queue_name, len(record.partitions), extra=_said(by))
@@ -116,7 +117,10 @@ class QueueChanges:
 
     async def _new_incarnation(self) -> str:
         """One that no queue has, nor any deleted one whose data may still be there."""
-        view = await self._meta.read(prefixes=[DROPPING])
+        try:
+            view = await self._meta.read(prefixes=[DROPPING])
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
         used = {record.incarnation for record in self._catalog} | {key.removeprefix(DROPPING) for key in view.entries}
         while (incarnation := system.new_incarnation()) in used:
             pass
@@ -134,7 +138,7 @@ class QueueChanges:
     async def update(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> QueueRecord:
         """Change these settings and no others, durably and at once. Raises queue_not_found, version_conflict, invalid_request."""
         async with self.lock:
-            record, stamp = await self._decide(lambda: self._update(queue_name, patch, action, by))
+            record, stamp = await self.decide(lambda: self._update(queue_name, patch, action, by))
         if stamp:
             await self._shares.tell(stamp)
             log.info("queue %s changed: %s", queue_name, ", ".join(patch.settings), extra=_said(by))
@@ -150,7 +154,7 @@ class QueueChanges:
             return await self._update(queue_name, QueuePatch({"paused": tuple(sorted(after))}), action, by)
 
         async with self.lock:
-            record, stamp = await self._decide(change)
+            record, stamp = await self.decide(change)
         if stamp:
             await self._shares.tell(stamp)
         return record
@@ -176,8 +180,11 @@ class QueueChanges:
                 text = f"dead_queue: queue {queue_name!r} is itself the dead queue of {{other}}"
                 raise OtherQueueError("invalid_request", text, other.queue_name, "dead_queue")
 
-    async def _decide(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Make the change, anew as often as another process comes between."""
+    async def decide(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Make the change, anew as often as another process comes between. `lock` is held."""
+        if not self._ownership.is_alone:
+            # Or a change would be refused, or be none, by what others have changed since.
+            await self._catalog.follow()
         for _ in range(MOST_TRIES):
             try:
                 return await change()
@@ -202,10 +209,16 @@ class QueueChanges:
         async with self.lock:
             record = self._catalog.get(queue_name)
             closing = await self._note_closing(record)
-            # Whatever came in between the check and the deletion would be acknowledged and lost.
-            left = await self._router.close(record, CLOSE_TIMEOUT)
+            left: dict[Peer, Left | SluicewayError] = {}
+
+            async def change() -> Stamp:
+                # Whatever came in between the check and the deletion would be acknowledged and lost. Whoever has joined takes part, too.
+                while more := await self._router.close(record, CLOSE_TIMEOUT, left):
+                    left.update(more)
+                return await self._delete(record, list(left.values()), force, by, closing)
+
             try:
-                stamp = await self._decide(lambda: self._delete(record, left, force, by, closing))
+                stamp = await self.decide(change)
             except BaseException:
                 # It serves again if it is surely still there; one that may be deleted must not take anything.
                 if await self._is_recorded(record):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from sluiceway.core.routing import HERE, Part, Peer, by_owner, numbers_of, part,
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
-from sluiceway.model.peers import Ask, Close, Count, Explain, LeaseAnywhere, Left, Load, Reload, ShareRequest
+from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, LeaseAnywhere, Left, Load, Reload, ShareRequest
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import (
     Clear,
@@ -38,6 +38,7 @@ from sluiceway.model.requests import (
 )
 from sluiceway.node.driver import QueueDriver
 from sluiceway.node.ownership import Ownership
+from sluiceway.node.served import note
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
 
 log = logging.getLogger(__name__)
@@ -81,10 +82,14 @@ class Router:
             raise not_here(None)
         if peer is HERE:
             assert not isinstance(request, LeaseAnywhere), "that is not for a share"
-            return await self._own(self._shares(record.queue_name), request, payload)
-        assert self._transport is not None, "an instance that is alone has no peers"
-        timeout = timeout_of(request) + ANSWER_MARGIN
-        return await self._transport.ask(peer.address, Ask(record.incarnation, request, payload), timeout)
+            answer = await self._own(self._shares(record.queue_name), request, payload)
+        else:
+            assert self._transport is not None, "an instance that is alone has no peers"
+            timeout = timeout_of(request) + ANSWER_MARGIN
+            answer = await self._transport.ask(peer.address, Ask(record.incarnation, request, payload), timeout)
+        if not isinstance(request, FindLeases):
+            note(peer.address, answer)
+        return answer
 
     def owner(self, record: QueueRecord, number: int) -> Peer | None:
         return self._ownership.owner(record.incarnation, number)
@@ -97,22 +102,46 @@ class Router:
     async def owner_of(self, record: QueueRecord, number: int, request: Any, payload: bool = True, *, repeats: bool = True) -> Any:
         """What the partition's owner says, whoever that is by then. `repeats`: to do it twice is to do it once."""
         deadline = system.now() + timeout_of(request)
+        unknown: SluicewayError | None = None
         while True:
             try:
-                return await self.ask(record, self.owner(record, number), timed(request, deadline), payload)
+                asking = self.ask(record, self.owner(record, number), timed(request, deadline), payload)
+                return await (self._while_owner(record, number, asking) if repeats else asking)
             except SluicewayError as error:
-                if error.code != "not_here":
-                    raise
-                problem = SluicewayError("unavailable", f"partition {number} is not available: {error.detail}")
+                if error.code == "outcome_unknown" and repeats:
+                    problem = unknown = error
+                elif error.code == "not_here":
+                    problem = SluicewayError("unavailable", f"partition {number} is not available: {error.detail}")
+                else:
+                    # That nothing was done this time says nothing of the time before.
+                    raise unknown or error from None
             except PeerRefusedError as error:
                 problem = SluicewayError("unavailable", f"partition {number} is not available: its owner cannot be reached: {error}")
             except PeerUnknownError as error:
                 problem = SluicewayError("outcome_unknown", f"the owner of partition {number} did not answer: {error}")
                 if not repeats:
                     raise problem from error
+                unknown = problem
             if system.now() >= deadline:
-                raise problem
+                raise unknown or problem
             await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+
+    async def _while_owner(self, record: QueueRecord, number: int, asking: Coroutine[Any, Any, Any]) -> Any:
+        """The answer, as long as the partition has the owner that is asked: one that is frozen would keep who asks it waiting."""
+        owner = self.owner(record, number)
+        if owner is HERE:
+            return await asking
+        asked = asyncio.ensure_future(asking)
+        try:
+            while not asked.done():
+                changed = asyncio.ensure_future(self._ownership.changed(LOOK_TIMEOUT))
+                await asyncio.wait((asked, changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if not asked.done() and self.owner(record, number) != owner:
+                    raise PeerUnknownError("it owns the partition no more")
+            return asked.result()
+        finally:
+            asked.cancel()
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
@@ -218,7 +247,11 @@ class Router:
         owners = self.owners(record)
         answers = await self._ask_all(record, owners, Count())
         found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, QueueStats)}
-        there = {each.partition for share in found.values() for each in share.partitions}
+        there: set[int] = set()
+        for share in found.values():
+            # One that has moved meanwhile may be told of by both.
+            share.partitions = [each for each in share.partitions if each.partition not in there]
+            there |= {each.partition for each in share.partitions}
         for each in record.partitions:
             if each.partition not in there:
                 share = found.setdefault(self._name(self.owner(record, each.partition)), QueueStats(0, 0, 0, 0, []))
@@ -257,9 +290,10 @@ class Router:
             if isinstance(each, SluicewayError):
                 raise each
 
-    async def close(self, record: QueueRecord, timeout: Millis) -> list[Left | SluicewayError]:
-        """Have all instances take no request for so long, and hear what is left."""
-        return await self._ask_all(record, [HERE, *self._ownership.peers()], Close(timeout))
+    async def close(self, record: QueueRecord, timeout: Millis, but: Container[Peer] = ()) -> dict[Peer, Left | SluicewayError]:
+        """Have all instances, but those, take no request for so long, and hear what is left."""
+        peers = [peer for peer in (HERE, *self._ownership.peers()) if peer not in but]
+        return dict(zip(peers, await self._ask_all(record, peers, Close(timeout)), strict=True))
 
     async def _of_each(self, record: QueueRecord, request: ShareRequest) -> list[Any]:
         return await self._ask_all(record, self.owners(record), request)

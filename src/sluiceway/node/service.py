@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +53,7 @@ from sluiceway.model.requests import (
 )
 from sluiceway.node import looking
 from sluiceway.node.audit import AuditTrail
+from sluiceway.node.backend_changes import BackendChanges
 from sluiceway.node.backend_pool import BackendInfo, BackendPool, OpenStore
 from sluiceway.node.blobs import BlobCache
 from sluiceway.node.burial import dead_rows, redriven_rows
@@ -66,13 +66,12 @@ from sluiceway.node.inspection import Asked
 from sluiceway.node.instances import Instances
 from sluiceway.node.leasing import Leasing
 from sluiceway.node.ownership import GRANT, PARAMETERS, Clustered, Ownership, Static
-from sluiceway.node.queue_changes import DROPPING, QueueChanges, dropped
-from sluiceway.node.reconfigure import plan
+from sluiceway.node.peer_counts import CountedTransport
+from sluiceway.node.queue_changes import QueueChanges
 from sluiceway.node.router import Router
 from sluiceway.node.share_calls import perform
 from sluiceway.node.stores import open_store
-from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
-from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
 
 log = logging.getLogger(__name__)
@@ -82,6 +81,8 @@ LET_GO: Millis = 800
 """For a commit in flight in a partition that goes to another instance: within this the group is told that it has stopped."""
 TAKEOVER_GRACE: Millis = 5_000
 """No lease runs out for so long after its partition came here: its client may have had nobody to ask for a longer one."""
+LOOK_AGAIN: Millis = 5_000
+"""How old what an instance knows of the queues may be when nobody has told it of a change."""
 LEARN_TIMEOUT: Millis = 1_000
 """How long a change of a queue waits for the others to follow it. Who does not answer follows a little later."""
 
@@ -120,13 +121,17 @@ class Service:
         self._audit: AuditTrail | None = None
         self._lock: DirectoryLock | None = None
         self._transport: Transport | None = None
+        self.peer_calls: CountedTransport | None = None
+        """Counts what is asked of the others; None: there are none."""
         self.secret = ""
         """By which the cluster's instances know one another."""
         self._cache = BlobCache()
         self._drivers: dict[str, QueueDriver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: dict[str, asyncio.Task[None]] = {}
-        self.ownership: Ownership = _clustered(membership) if membership else Static()
+        self.ownership: Ownership = Static()
+        if membership is not None:
+            self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters)
         self.instances = Instances(self.ownership, self.queues)
 
     # ---- life -------------------------------------------------------------------------------------------------
@@ -140,12 +145,13 @@ class Service:
         await self._backends.start(self._meta)
         if self._membership is not None:
             self.secret = await secret_of(self._meta)
-            self._transport = self._membership.open_transport(self.secret)
+            self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret))
         self._demand = None if self._transport is None else Demand(self._transport, self._driver_of)
         self._catalog = Catalog(self._meta, self)
         self._router = Router(self._driver, self.ownership, self._transport, self._perform, self._loads)
         self._leasing = None if self._demand is None else Leasing(self._router, self._demand)
         self._changes = QueueChanges(self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self)
+        self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
         grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
         self._around = Around(self._backends.get, self._cache, self._bury, self.ownership.holds, self._changes.may_reopen, grace)
         await self.ownership.start(self._meta, self)
@@ -154,6 +160,7 @@ class Service:
         await self._catalog.follow()
         if not self.ownership.is_alone:
             self._spawn(self._watch())
+            self._spawn(self._look_again())
         await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
 
     def _open_meta(self) -> MetaStore:
@@ -264,6 +271,12 @@ class Service:
         async for _ in self.meta.watch(QUEUE):
             await self._follow()
 
+    async def _look_again(self) -> None:
+        """A hint may be late, and what it is about may not be readable just then."""
+        while True:
+            await asyncio.sleep(LOOK_AGAIN / 1000)
+            await self._follow()
+
     async def _follow(self) -> None:
         try:
             await self._catalog.follow()
@@ -318,49 +331,8 @@ class Service:
         return self._backends.infos()
 
     async def reconfigure(self, old: Configuration, new: Configuration, also: Sequence[str] = (), by: Actor = SYSTEM) -> list[str]:
-        """Change the backends from those of the one configuration to those of the other, whole or not at all.
-
-        Returns the names of all keys that change, of other sections too, and `also`; they are audited, in one entry. Raises
-        `restart_required`, `invalid_request`, `unavailable`, `outcome_unknown`; then nothing has changed.
-        """
-        async with self._changes.lock:
-            planned = plan(old, new, await self._holding())
-            planned.check()
-            changed = [*planned.changed, *also]
-            if not changed:
-                return []
-            replacement = await self._backends.prepare(new.backends, self.meta)
-            key, entry = self.audit.entry("config.reload", by, detail={"changed": changed})
-            try:
-                checks = dict.fromkeys(replacement.puts)
-                await self.meta.commit(checks, puts={**replacement.puts, key: entry}, deletes=replacement.deletes)
-            except MetaUnknownError as error:
-                # What the entry says has happened must have.
-                if not await self._is_recorded(key):
-                    await replacement.discard()
-                    raise SluicewayError("outcome_unknown", f"nothing was applied: the meta store did not answer: {error}") from error
-            except BaseException:
-                await replacement.discard()
-                raise
-            self._backends.switch(replacement)
-        log.info("configuration changed: %s", ", ".join(changed))
-        return changed
-
-    async def _is_recorded(self, key: str) -> bool:
-        try:
-            return key in (await self.meta.read([key])).entries
-        except StoreUnavailableError:
-            return False
-
-    async def _holding(self) -> Counter[str]:
-        """How many partitions each backend holds, those of deleted queues included whose data is still there."""
-        try:
-            dropping = (await self.meta.read(prefixes=[DROPPING])).prefix(DROPPING).values()
-        except StoreUnavailableError as error:
-            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
-        partitions = [each for record in self.queues() for each in record.partitions]
-        partitions += [each for entry in dropping for each in dropped(entry.value)]
-        return Counter(each.backend for each in partitions)
+        """`BackendChanges.make`."""
+        return await self._backend_changes.make(old, new, also, by)
 
     # ---- queues -----------------------------------------------------------------------------------------------
 
@@ -462,13 +434,13 @@ class Service:
 
     def problems(self) -> list[str]:
         """Why the instance is not fully ready; empty when it is."""
-        lapsed = [] if self.ownership.holds() else ["the meta store has not confirmed what this instance owns; it serves by others alone"]
-        return lapsed + self._backends.problems() + [each for driver in self._drivers.values() for each in looking.problems(driver)]
+        of_partitions = [each for driver in self._drivers.values() for each in looking.problems(driver)]
+        return self.instances.problems() + self._backends.problems() + of_partitions
 
     async def checks(self) -> list[Check]:
         """What the instance stands on, looked at now."""
         partitions = check_partitions(looking.stats(driver) for driver in self._drivers.values())
-        return [await check_meta(self.meta, GRANT), *check_backends(self.backends()), partitions]
+        return [await check_meta(self.meta, GRANT), *self.instances.checks(), *check_backends(self.backends()), partitions]
 
     async def _bury(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> None:
         """Produce a transfer's items into their queue, once: the key is the transfer, and transfers of a partition come in order."""
@@ -488,7 +460,3 @@ class Service:
 
 def _opens(*, shared: bool) -> OpenStore:
     return lambda name, settings, data: open_store(name, settings, data, shared=shared)
-
-
-def _clustered(membership: Membership) -> Clustered:
-    return Clustered(membership.name, membership.address, membership.strategy, membership.parameters)

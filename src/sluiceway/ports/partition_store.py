@@ -71,6 +71,13 @@ class PartitionStore(Protocol):
         """Remove the partition and all its data. Removing what is not there is no error."""
         ...
 
+    async def release(self, ref: PartitionRef) -> None:
+        """Free what is held for a partition of which probably nothing more is asked here: another owner has it, or it is gone.
+
+        Nothing stored changes, and whatever is asked all the same is answered as ever. Never raises: what cannot be freed is kept.
+        """
+        ...
+
     async def close(self) -> None:
         """Finish what is in flight and release every handle. The store is not used afterwards."""
         ...

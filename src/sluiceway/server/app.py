@@ -13,6 +13,7 @@ from sluiceway.adapters.system import new_incarnation, stopwatch
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
+from sluiceway.node.served import SERVED_BY, only_other
 from sluiceway.server.answer_memory import PIECE, AnswerMemory
 from sluiceway.server.endpoints import Endpoint, Page
 from sluiceway.server.guard import OpenDoor
@@ -32,7 +33,7 @@ from sluiceway.server.http import (
     respond,
 )
 from sluiceway.server.inspection_calls import InspectionCalls
-from sluiceway.server.instance_calls import InstanceCalls
+from sluiceway.server.instance_calls import ElsewhereError, InstanceCalls
 from sluiceway.server.item_calls import ItemCalls
 from sluiceway.server.openapi import Documentation
 from sluiceway.server.peer_calls import PeerCalls
@@ -146,6 +147,9 @@ class App:
             await self._answer(path, scope["method"], request, sent)
         except DisconnectedError:
             pass
+        except ElsewhereError as error:
+            location = (b"location", error.address.rstrip("/").encode() + request.target)
+            await respond(sent, 307, JSON, b"{}", request.request_id, location)
         except OtherQueueError as error:
             await _refuse(sent, error if request.caller.may("read", error.other) else error.anonymous(), request)
         except SluicewayError as error:
@@ -205,8 +209,13 @@ class App:
             status, said = form.write(message, bytes(await endpoint.handle(request)))
             await respond(send, status, PROTOBUF, said, request.request_id)
             return
+        served_by: set[str] = set()
+        if self._peers is not None:
+            SERVED_BY.set(served_by)
         body = await endpoint.handle(request)
-        await respond(send, 200, ARROW if request.wants_arrow and endpoint.gives_arrow else JSON, body, request.request_id)
+        other = only_other(served_by)
+        hint = [] if other is None else [(b"x-sluiceway-served-by", other.encode())]
+        await respond(send, 200, ARROW if request.wants_arrow and endpoint.gives_arrow else JSON, body, request.request_id, *hint)
 
     async def _get(self, page: Page, request: Request, send: Send) -> None:
         if page.action is not None:

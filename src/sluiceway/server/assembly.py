@@ -54,6 +54,7 @@ class Assembly:
         configuration = loaded.configuration
         self._key_guard = KeyGuard(self._keys, _rates(configuration), configuration.server.admin_key) if door.keys else None
         self._has_admin_key = bool(configuration.server.admin_key)
+        self._shares_keys = bool(configuration.cluster.meta)
         guard: Guard = self._key_guard or OpenDoor(door.hosts)
         self._metrics = Metrics(service)
         self._tracer = _tracer(configuration.trace.endpoint) if configuration.trace.endpoint else None
@@ -88,8 +89,10 @@ class Assembly:
         self._metrics.start()
         self._tasks.add(asyncio.get_running_loop().create_task(self.reloader.watch()))
         if self._key_guard is not None and not self._has_admin_key and not await self._keys.list():
+            where = " and the --config or --cluster-meta of this server" if self._shares_keys else ""
             log.warning(
-                "nobody can call this server yet: there is no API key. Make one: sluiceway key create NAME --scope admin --data DIR"
+                "nobody can call this server yet: there is no API key. Make one: sluiceway key create NAME --scope admin --data DIR%s",
+                where,
             )
 
     def reload_soon(self) -> None:

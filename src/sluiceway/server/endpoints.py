@@ -23,7 +23,8 @@ class Endpoint:
     With `query` the body may be an Arrow stream instead, and the other fields are in the query string, as that type. With `gives_arrow` the
     answer may be one. An answer of one type or another, as was asked, has a union of them. `action` is what a key must be allowed to do;
     the handler checks it for each queue that the call names, by `request.permit`, before it looks for the queue. None: any key will do, for
-    a call on no queue. `errors` are the codes that this call may answer with beside those of every call.
+    a call on no queue. `errors` are the codes that this call may answer with beside those of every call. With `redirects` it answers with
+    where else to go, if it is asked to.
     """
 
     path: str
@@ -35,6 +36,7 @@ class Endpoint:
     errors: tuple[str, ...] = ()
     query: type[msgspec.Struct] | None = None
     gives_arrow: bool = False
+    redirects: bool = False
 
     @property
     def takes_arrow(self) -> bool:

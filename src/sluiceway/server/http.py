@@ -66,7 +66,7 @@ class BodyMemory:
 class Request:
     """A request whose headers were read once. `arrow` and `wants_arrow` say in which form the body is and the answer is wanted.
 
-    With `protobuf` both are, errors too.
+    With `protobuf` both are, errors too. `redirects`: the sender would rather be told where else to go than have the request passed on.
 
     `caller` and `action`, what its endpoint needs to be allowed, are set by whoever lets it in. `queue_name` is the last queue that it
     was permitted to touch, and `traceparent` the sender's place in a trace; empty: none.
@@ -89,6 +89,7 @@ class Request:
         "protobuf",
         "queue_name",
         "receive",
+        "redirects",
         "request_id",
         "traceparent",
         "wants_arrow",
@@ -111,7 +112,7 @@ class Request:
         self.queue_name = ""
         self.caller = ANYBODY
         self.action: Action = "admin"
-        self.wants_arrow = False
+        self.wants_arrow = self.redirects = False
         self.body = b""
         for name, value in scope["headers"]:
             if name == b"content-type":
@@ -128,6 +129,8 @@ class Request:
                 self.host = value
             elif name == b"last-event-id":
                 self.last_event_id = value
+            elif name == b"x-sluiceway-redirect":
+                self.redirects = value == b"1"
             elif name == b"traceparent" and _TRACEPARENT.fullmatch(value):
                 self.traceparent = value.decode()
             elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
@@ -136,6 +139,13 @@ class Request:
         self.protobuf = self._type == PROTOBUF
         # The call is then made in JSON on its behalf.
         self.wants_arrow = self.wants_arrow and not self.protobuf
+
+    @property
+    def target(self) -> bytes:
+        """The path with the query string."""
+        query: bytes = self._scope["query_string"]
+        path: str = self._scope["path"]
+        return path.encode() + (b"?" + query if query else b"")
 
     @property
     def peer(self) -> str:

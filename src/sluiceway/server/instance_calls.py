@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
 from sluiceway.server.endpoints import Endpoint
@@ -10,6 +12,22 @@ from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService
 from sluiceway.wire import json_instances
 from sluiceway.wire.json_config import NoFields, decode_no_fields
+
+
+class ElsewhereError(Exception):
+    """The sender asked to be told: the instance at that address can do all of it. Nothing was done."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(address)
+        self.address = address
+
+
+def may_stay(service: QueueService, request: Request, record: QueueRecord, partitions: Iterable[int]) -> None:
+    """Raises ElsewhereError if the sender would rather go where these partitions are, and that is one other instance."""
+    if request.redirects:
+        address = service.instances.elsewhere(record, partitions)
+        if address is not None:
+            raise ElsewhereError(address)
 
 
 class InstanceCalls:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sluiceway.adapters.system import now
+from sluiceway.core.routing import numbers_of
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, RELEASE
 from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
-from sluiceway.server.instance_calls import explain_partition
+from sluiceway.server.instance_calls import explain_partition, may_stay
 from sluiceway.server.service import QueueService
 from sluiceway.server.waiting import Waiting
 from sluiceway.wire import answers, arrow_codec, json_instances, json_items, json_settling, shapes
@@ -59,6 +60,7 @@ class ItemCalls:
                 shapes.Completed,
                 "Settle leased items for good",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
+                redirects=True,
             ),
             Endpoint(
                 "/v1/queue.retry",
@@ -68,6 +70,7 @@ class ItemCalls:
                 shapes.Retried,
                 "Put leased items back, or into the dead queue",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
+                redirects=True,
             ),
             Endpoint(
                 "/v1/queue.release",
@@ -77,6 +80,7 @@ class ItemCalls:
                 shapes.Released,
                 "Give leased items back untouched",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
+                redirects=True,
             ),
             Endpoint(
                 "/v1/queue.extend",
@@ -86,6 +90,7 @@ class ItemCalls:
                 shapes.Extended,
                 "Move the deadlines of leases",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
+                redirects=True,
             ),
             Endpoint(
                 "/v1/queue.settle",
@@ -96,6 +101,7 @@ class ItemCalls:
                 "State outcomes that take effect when the lease is completed",
                 ("queue_not_found", "too_many_items", "partition_damaged"),
                 query=json_settling.SettleQuery,
+                redirects=True,
             ),
             Endpoint(
                 "/v1/queue.peek",
@@ -106,6 +112,7 @@ class ItemCalls:
                 "Look at items without taking them",
                 ("queue_not_found", "lease_not_found", "partition_damaged"),
                 gives_arrow=True,
+                redirects=True,
             ),
             Endpoint(
                 "/v1/queue.explain",
@@ -115,6 +122,7 @@ class ItemCalls:
                 shapes.Explained | json_instances.PartitionExplained,
                 "Say where an item is and why it is not being served, or whose a partition is and why",
                 ("queue_not_found",),
+                redirects=True,
             ),
         ]
 
@@ -150,17 +158,23 @@ class ItemCalls:
 
     async def _complete(self, request: Request) -> Body:
         call = json_settling.decode_select(request.body)
-        wanted = call.request(await self._queue(request, call.queue_name), DONE)
+        record = await self._queue(request, call.queue_name)
+        wanted = call.request(record, DONE)
+        may_stay(self._service, request, record, numbers_of(wanted))
         return answers.completed(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _release(self, request: Request) -> Body:
         call = json_settling.decode_select(request.body)
-        wanted = call.request(await self._queue(request, call.queue_name), RELEASE)
+        record = await self._queue(request, call.queue_name)
+        wanted = call.request(record, RELEASE)
+        may_stay(self._service, request, record, numbers_of(wanted))
         return answers.released(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _retry(self, request: Request) -> Body:
         call = json_settling.decode_retry(request.body)
-        wanted = call.request(await self._queue(request, call.queue_name), now())
+        record = await self._queue(request, call.queue_name)
+        wanted = call.request(record, now())
+        may_stay(self._service, request, record, numbers_of(wanted))
         return answers.retried(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _settle(self, request: Request) -> Body:
@@ -172,17 +186,22 @@ class ItemCalls:
             call = json_settling.decode_settle(request.body)
             record = await self._queue(request, call.queue_name)
             wanted = call.request(record)
+        may_stay(self._service, request, record, numbers_of(wanted))
         return answers.staged(await self._service.settle(record.queue_name, wanted))
 
     async def _extend(self, request: Request) -> Body:
         call = json_settling.decode_extend(request.body)
         record = await self._queue(request, call.queue_name)
-        return answers.extended(record, await self._service.extend(call.queue_name, call.request(record)), call.strict)
+        wanted = call.request(record)
+        may_stay(self._service, request, record, numbers_of(wanted))
+        return answers.extended(record, await self._service.extend(call.queue_name, wanted), call.strict)
 
     async def _peek(self, request: Request) -> Body:
         call = json_items.decode_peek(request.body)
         record = await self._queue(request, call.queue_name)
-        batches = await self._service.peek(call.queue_name, call.request(record))
+        wanted = call.request(record)
+        may_stay(self._service, request, record, () if wanted.partition is None else (wanted.partition,))
+        batches = await self._service.peek(call.queue_name, wanted)
         async with self._memory.building(_size(batches)):
             return answers.peeked(record, batches, arrow=request.wants_arrow)
 
@@ -195,6 +214,7 @@ class ItemCalls:
             return await explain_partition(self._service, record, call.partition)
         if not belongs(item, record):
             return answers.explained(item, answers.FOREIGN)
+        may_stay(self._service, request, record, (item.partition,))
         return answers.explained(item, await self._service.explain(call.queue_name, item.partition, item.offset))
 
 

@@ -19,6 +19,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.node.service import Service
 from sluiceway.server.endpoints import Page, Reply
 from sluiceway.server.http import Request
+from sluiceway.server.metric_cluster import ClusterMetrics
 from sluiceway.server.metric_queues import COUNTERS, QueueLabels, Seen, seen
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
@@ -68,10 +69,11 @@ class Metrics:
         self._series: dict[tuple[str, int], _Series] = {}
         """Those of an endpoint and a status, since to find them takes longer than to count."""
         self._queues = _Queues()
+        self._cluster = ClusterMetrics(service)
         self._labels = QueueLabels(now())
         self._registry = CollectorRegistry()
         own: list[Collector] = [self._requests, self._seconds, self._received, self._sent, self._lag]
-        for collector in (_Quiet(own), self._queues, _Build(), ProcessCollector(registry=None)):
+        for collector in (_Quiet(own), self._queues, self._cluster, _Build(), ProcessCollector(registry=None)):
             self._registry.register(collector)
         self._scraping = asyncio.Lock()
         self._text = b""
@@ -119,6 +121,7 @@ class Metrics:
             if stopwatch() >= self._fresh_until:
                 self._queues.divided = self._labels.divide(await self._look())
                 self._queues.backends = {state.name: state.problem is None for state in self._service.backends()}
+                self._cluster.look()
                 self._text = await asyncio.to_thread(generate_latest, self._registry)
                 self._fresh_until = stopwatch() + _FRESH
             return self._text

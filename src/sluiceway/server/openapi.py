@@ -49,6 +49,8 @@ _KEY: Final = (
 _PROTOBUF: Final = (
     "Also takes and answers `application/protobuf`, with other statuses, as Querator's clients expect it: docs/compatibility.md."
 )
+_ELSEWHERE: Final = "Only if `X-Sluiceway-Redirect` asked for it: another instance can do all of it. Nothing was done here."
+_REDIRECT: Final = "`1`: rather than pass the call on to one other instance, answer with a 307 and where that is."
 _REQUEST_ID: Final = "1 to 64 of `A-Z a-z 0-9 . _ : -`; it is in the answer and in the server's log. Without it, the server makes one."
 
 
@@ -105,12 +107,22 @@ class _Description:
                 "schemas": schemas,
                 "responses": dict(sorted(self._responses.items())),
                 "parameters": {
-                    "request_id": {"name": "X-Request-Id", "in": "header", "description": _REQUEST_ID, "schema": {"type": "string"}}
+                    "request_id": {"name": "X-Request-Id", "in": "header", "description": _REQUEST_ID, "schema": {"type": "string"}},
+                    "redirect": {"name": "X-Sluiceway-Redirect", "in": "header", "description": _REDIRECT, "schema": {"type": "string"}},
                 },
                 "headers": {
                     "X-Request-Id": {
                         "description": "Finds the request in the server's log.",
                         "required": True,
+                        "schema": {"type": "string"},
+                    },
+                    "Location": {
+                        "description": "The same call at the instance that can do all of it.",
+                        "required": True,
+                        "schema": {"type": "string"},
+                    },
+                    "X-Sluiceway-Served-By": {
+                        "description": "The URL of the other instance that did the work; absent if it was this one, or several.",
                         "schema": {"type": "string"},
                     },
                     "Retry-After": {
@@ -125,6 +137,10 @@ class _Description:
     def _call(self, endpoint: Endpoint) -> Json:
         content: Json = {JSON.decode(): {"schema": self._made[endpoint.call]}}
         parameters: list[Json] = [{"$ref": "#/components/parameters/request_id"}]
+        responses: Json = {}
+        if endpoint.redirects:
+            parameters.append({"$ref": "#/components/parameters/redirect"})
+            responses["307"] = self._good(_ELSEWHERE, {JSON.decode(): {"schema": {"type": "object"}}}, "Location")
         if endpoint.query is not None:
             content[ARROW.decode()] = {"schema": {}}
             parameters += self._query(endpoint.query, "With an Arrow body only, for what JSON has in its fields. ", required=False)
@@ -140,7 +156,11 @@ class _Description:
             **({"x-required-action": endpoint.action} if endpoint.action else {}),
             "parameters": parameters,
             "requestBody": {"required": True, "content": content},
-            "responses": {"200": self._good("Done", answers), **self._problems(codes_of(endpoint))},
+            "responses": {
+                "200": self._good("Done", answers, "X-Sluiceway-Served-By"),
+                **responses,
+                **self._problems(codes_of(endpoint)),
+            },
         }
 
     def _page(self, page: Page) -> Json:
@@ -171,8 +191,8 @@ class _Description:
             for name, field in schema["properties"].items()
         ]
 
-    def _good(self, description: str, content: Json) -> Json:
-        return {"description": description, "headers": _headers("X-Request-Id"), "content": content}
+    def _good(self, description: str, content: Json, *more: str) -> Json:
+        return {"description": description, "headers": _headers("X-Request-Id", *more), "content": content}
 
     def _problems(self, codes: Iterable[str]) -> Json:
         """References to one response for each status."""

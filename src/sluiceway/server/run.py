@@ -24,7 +24,7 @@ import uvloop
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.model.configuration import (
     SHUTDOWN_TIMEOUT,
     SQLITE_META,
@@ -299,7 +299,13 @@ def _run(
 
 
 def _membership(cluster: ClusterSettings) -> Membership:
-    return Membership(lambda: open_meta_store(cluster.meta), HttpTransport, cluster.advertise, strategy=cluster.strategy)
+    def transport(secret: str) -> HttpTransport:
+        try:
+            return HttpTransport(secret, Path(cluster.ca) if cluster.ca else None)
+        except OSError as error:
+            raise invalid("cluster.ca", f"{cluster.ca} cannot be used: {error}; expected a PEM file with certificates") from error
+
+    return Membership(lambda: open_meta_store(cluster.meta), transport, cluster.advertise, strategy=cluster.strategy)
 
 
 def _prepare(configuration: Configuration) -> None:

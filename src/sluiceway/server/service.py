@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import pyarrow as pa
@@ -42,6 +42,10 @@ class ClusterView(Protocol):
 
     def owner(self, record: QueueRecord, partition: int) -> Peer | None:
         """The instance that a partition of the queue is given to; None: nobody has it at the moment."""
+        ...
+
+    def elsewhere(self, record: QueueRecord, partitions: Iterable[int]) -> str | None:
+        """The address of the one other instance that all of these are given to; None: there is no such."""
         ...
 
     def cluster(self) -> ClusterInfo: ...

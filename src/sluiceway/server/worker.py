@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import pickle
 import signal
@@ -13,7 +15,7 @@ import msgspec
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.run import serve_worker
-from sluiceway.server.workers import KILL_AFTER, Said, WorkerOrder
+from sluiceway.server.workers import BEAT, KILL_AFTER, Said, WorkerOrder
 
 
 def end_with_parent(shutdown_timeout: Millis) -> None:
@@ -34,12 +36,26 @@ def say(said: Said) -> None:
     os.write(1, msgspec.json.encode(said) + b"\n")
 
 
+def beat() -> None:
+    """Tell the supervisor, from now on, that the event loop runs."""
+    # It may be frozen or gone, and is not waited for.
+    with contextlib.suppress(OSError):
+        os.write(1, b"\n")
+    asyncio.get_running_loop().call_later(BEAT / 1_000, beat)
+
+
+def serves(url: str) -> None:
+    say(Said(url=url))
+    os.set_blocking(1, False)
+    beat()
+
+
 def main() -> None:
     # It comes from the supervisor, which has started this process and nobody else can write there.
     order: WorkerOrder = pickle.load(sys.stdin.buffer)
     end_with_parent(order.loaded.configuration.server.shutdown_timeout)
     try:
-        serve_worker(order, lambda url: say(Said(url=url)))
+        serve_worker(order, serves)
     except SluicewayError as error:
         say(Said(code=error.code, detail=error.detail, field=error.field))
         sys.exit(1)

@@ -27,8 +27,13 @@ log = logging.getLogger("sluiceway.server")
 COMMAND = (sys.executable, "-P", "-m", "sluiceway.server.worker")
 FIRST_DELAY: Millis = 100
 LONGEST_DELAY: Millis = 10_000
+_SOME = 1 << 12
 KILL_AFTER: Millis = 10_000
 """Beyond `shutdown_timeout`, which is for requests: what a process may take to close its stores and to leave the cluster."""
+BEAT: Millis = 1_000
+"""How often a worker that serves tells its supervisor that its event loop runs, with a line that is empty."""
+MOST_MISSED = 30
+"""Beats in a row. What holds up an event loop for so long does not end by itself: a frozen process, or a disk that does not answer."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class WorkerOrder:
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker tells its supervisor, once, as a line of JSON: its `url` now that it serves, or why it cannot."""
+    """What a worker tells its supervisor first, as a line of JSON: its `url` now that it serves, or why it cannot."""
 
     url: str = ""
     code: str = ""
@@ -82,7 +87,7 @@ class Supervisor:
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until SIGTERM or SIGINT, then end all within `shutdown_timeout` and KILL_AFTER. SIGHUP goes to each of them.
 
-        `ready` is called once all serve. From then on a worker that ends is started again. If one ends before, all are ended, and what it
+        `ready` is called once all serve. From then on a worker that ends is started again, and one that stands still is killed. If one ends before, all are ended, and what it
         said is raised: a SluicewayError or an OSError.
         """
         stopping = asyncio.create_task(self._stopping.wait())
@@ -143,6 +148,7 @@ class Supervisor:
             if said.url:
                 log.info("worker %d (process %d) serves; the others reach it at %s", number, child.pid, said.url)
                 self._note_ready(number, child, ready)
+                await _watch(number, child)
             end = _how_it_ended(await child.wait())
             del self._children[number]
             self._ready.discard(number)
@@ -184,6 +190,24 @@ async def _hear(child: Process) -> Said:
     assert child.stdout is not None
     line = await child.stdout.readline()
     return msgspec.json.decode(line, type=Said) if line else Said()
+
+
+async def _watch(number: int, child: Process) -> None:
+    """Returns when it has ended, or was killed because it stood still: frozen in a commit it would keep others from that partition."""
+    assert child.stdout is not None
+    missed = 0
+    # Beats and not time: while this process is frozen itself, nobody misses any.
+    while missed < MOST_MISSED:
+        try:
+            async with asyncio.timeout(BEAT / 1_000):
+                if not await child.stdout.read(_SOME):
+                    return
+        except TimeoutError:
+            missed += 1
+        else:
+            missed = 0
+    log.error("worker %d (process %d) has stood still for %s, and is killed", number, child.pid, format_duration(MOST_MISSED * BEAT))
+    _send(child, signal.SIGKILL)
 
 
 def _send(child: Process, number: signal.Signals) -> None:

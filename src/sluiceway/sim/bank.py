@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sluiceway.sim import bugs_cluster, bugs_group, bugs_life, bugs_partition, bugs_placing, bugs_queue
+from sluiceway.sim import bugs_cluster, bugs_group, bugs_life, bugs_limits, bugs_partition, bugs_placing, bugs_queue
 from sluiceway.sim.checks import BrokenPromiseError
 from sluiceway.sim.cluster import run_cluster
 from sluiceway.sim.cluster_group import run_members
@@ -15,7 +15,7 @@ from sluiceway.sim.history import run_history
 from sluiceway.sim.planting import Bug, planted
 
 BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
-GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS)
+GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS)
 MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
 SEEDS_PER_BUG = 200

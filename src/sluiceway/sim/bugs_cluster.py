@@ -162,6 +162,16 @@ def forgets_what_it_owns_of_a_new_queue(original: Any) -> Any:
     return learnt
 
 
+@bug(Service, "_look_again")
+def follows_hints_alone(_original: Any) -> Any:
+    """A change of a queue of which a hint came when nothing could be read is never followed."""
+
+    async def look_again(_self: Any) -> None:
+        return
+
+    return look_again
+
+
 @bug(Service, "lost")
 def goes_on_with_what_it_has_lost(_original: Any) -> Any:
     """A partition that goes to another instance is still served."""

@@ -129,8 +129,8 @@ def places_in_any_plan(original: Any) -> Any:
 def divides_everything_anew(original: Any) -> Any:
     """Items that have an owner move too, without a round."""
 
-    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, writes: Writes) -> None:
-        original(look, keys, plan, new, late, writes)
+    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+        original(look, keys, plan, new, late, limits, writes)
         items = [item for grants in plan.owners.values() for item in grants]
         owners: dict[str, dict[str, int]] = {}
         for item, name in sticky(items + new, look.round.participants if look.round else (), {}).items():
@@ -144,8 +144,8 @@ def divides_everything_anew(original: Any) -> Any:
 def forgets_who_may_still_serve_an_item(original: Any) -> Any:
     """Nobody is waited for any more once something has been placed."""
 
-    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, writes: Writes) -> None:
-        original(look, keys, plan, new, late, writes)
+    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+        original(look, keys, plan, new, late, limits, writes)
         replanned(writes, keys, waits={})
 
     return plan_new
@@ -155,8 +155,8 @@ def forgets_who_may_still_serve_an_item(original: Any) -> Any:
 def begins_with_the_first_grant(original: Any) -> Any:
     """What is placed has the token of the first round."""
 
-    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, writes: Writes) -> None:
-        original(look, keys, plan, new, late, writes)
+    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+        original(look, keys, plan, new, late, limits, writes)
         if keys.plan in writes.puts:
             owners = msgspec.json.decode(writes.puts[keys.plan], type=Plan).owners
             owners = {name: {item: 1 if item in new else grant for item, grant in grants.items()} for name, grants in owners.items()}

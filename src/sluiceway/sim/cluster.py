@@ -79,10 +79,15 @@ class Weather:
     joins: int = 0
     changes: int = 0
     updates: int = 0
+    late_commits: bool = False
+    """Many commits reach their store when their instance has given up, and others have taken over."""
 
 
 def weather_of(random: Random) -> Weather:
     pick = random.choice
+    if random.random() < 0.3:
+        # Everything moves all the time, while instances stand still.
+        return Weather(kills=3, stops=pick([2, 4]), freezes=8, meta_cuts=pick([1, 4]), peer_cuts=pick([0, 4]), joins=2, late_commits=True)
     return Weather(
         kills=pick([0, 0, 1, 3]),
         stops=pick([0, 1, 2]),
@@ -144,6 +149,8 @@ class ClusterWorld:
         self.loop = Loop(self.random)
         self.weather = weather_of(self.random)
         self.store_roads, self.meta_roads = roads_of(self.random), roads_of(self.random)
+        if self.weather.late_commits:
+            self.store_roads = Roads(slow=10, late=0.25, latest=8_000)
         self.client_roads = roads_of(self.random)
         self.network = Network(self.loop, roads_of(self.random))
         self.shared = SharedMeta()
@@ -246,6 +253,10 @@ class ClusterWorld:
     def some_instance(self) -> Instance | None:
         there = [each for each in self.instances if not each.process.dead]
         return self.random.choice(there) if there else None
+
+    def latest(self) -> Millis:
+        """By the clock that is furthest ahead."""
+        return max(process.wall(self.loop.seconds) for process in self.loop.processes)
 
     def _start(self) -> None:
         name = f"n{next(self.names)}"

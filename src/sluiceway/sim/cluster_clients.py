@@ -121,7 +121,7 @@ class Clients:
             client_id = f"c{next(self.asked)}"
             self.ledger.asks.lease_timeouts[client_id] = timeout = self.random.choice([None, 1_500, 10_000])
             holds: list[Hold] = []
-            key = f"L{client_id}" if self.random.random() < 0.3 else None
+            key = f"L{client_id}" if self.random.random() < 0.4 else None
             for _ in range(self.random.choice([1, 1, 2])):
                 wait = self.random.choice([0, 300, 3_000])
                 request = Lease(client_id, self.random.choice([1, 3, 10]), wait, timeout, self.random.randint(1, 3), key)
@@ -130,7 +130,7 @@ class Clients:
             await self.use(holds)
 
     async def lease(self, request: Lease, instance: Instance | None = None) -> list[Hold]:
-        before = self.ledger.live(request.client_id)
+        before = self.ledger.live(request.client_id, self.world.latest())
         try:
             answer = await self.ask(lambda service: service.lease(self.ledger.queue, request), request.request_timeout, instance)
         except SluicewayError as error:
@@ -138,7 +138,7 @@ class Clients:
         except (UnheardError, NotSentError):
             pass
         else:
-            return self.ledger.leased(request, answer, before)
+            return self.ledger.leased(request, answer, before, self.world.latest())
         return []
 
     async def use(self, holds: Sequence[Hold]) -> None:

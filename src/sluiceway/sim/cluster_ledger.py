@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.model.requests import IgnoredReason, Lease, Leased, Produced, ProduceKey, Settled, Verdict
 from sluiceway.sim.asks import Asks
@@ -113,19 +114,21 @@ class QueueLedger:
 
     # ---- lease ------------------------------------------------------------------------------------------------
 
-    def live(self, client_id: str) -> set[tuple[int, int]]:
-        """The leases that the client has, whether or not it was told."""
+    def live(self, client_id: str, now: Millis) -> set[tuple[int, int]]:
+        """The leases that the client has then, whether or not it was told."""
         scenes = ((number, store.scene()) for number, store in self.stores.items())
-        return {(number, lease.number) for number, scene in scenes for lease in scene.leases.values() if lease.client_id == client_id}
+        leases = ((number, lease) for number, scene in scenes for lease in scene.leases.values())
+        return {(number, lease.number) for number, lease in leases if lease.client_id == client_id and (lease.deadline or 0) > now}
 
-    def leased(self, request: Lease, answer: Leased, before: set[tuple[int, int]]) -> list[Hold]:
+    def leased(self, request: Lease, answer: Leased, before: set[tuple[int, int]], now: Millis) -> list[Hold]:
         """Each lease was made for this client, with just these items; it may be over by now.
 
-        `before`: the leases that it had when it asked. With a key, those that it has still are in the answer.
+        `before`: the leases that it had when it asked. With a key, those that it has still are in the answer. `now`: by the clock that is
+        furthest ahead.
         """
         if request.lease_key is not None:
-            missing = (before & self.live(request.client_id)) - {each[:2] for each in answer.leases}
-            check(not missing, f"a repeated lease key did not find {missing}")
+            missing = (before & self.live(request.client_id, now)) - {each[:2] for each in answer.leases}
+            check(not missing, f"a repeated lease key of {request.client_id} did not find {missing}")
         rows: dict[tuple[int, int], dict[int, str]] = {}
         for batch in answer.batches:
             columns = (batch.column(name).to_pylist() for name in ("partition", "lease", "offset", "payload"))

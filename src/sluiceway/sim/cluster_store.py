@@ -142,6 +142,9 @@ class SimPartitionStore:
         except (NotSentError, NoAnswerError) as error:
             raise _unavailable() from error
 
+    async def release(self, ref: PartitionRef) -> None:
+        """There is nothing to release."""
+
     async def close(self) -> None:
         """There is nothing to release."""
 

@@ -18,6 +18,7 @@ import msgspec
 from sluiceway.core.assignment import placing
 from sluiceway.core.assignment.group import Keys, Look, Parameters, Resource, Strategy, Token, Writes, read_group
 from sluiceway.core.assignment.member import Member
+from sluiceway.core.assignment.plan import queue_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import Entry, Stamp, View
 from sluiceway.sim.checks import check
@@ -118,6 +119,8 @@ class Weather:
     """Of the changes."""
     places: int = 0
     """How often a process places items, or removes some, without a round."""
+    limits: int = 0
+    """How often it says on how many members a queue may lie."""
     drift: float = 0.1
 
 
@@ -135,7 +138,10 @@ def weather_of(random: Random) -> Weather:
         )
     if theme < 0.3:
         # Many processes place and remove items at once, while members come and go.
-        return Weather(slow=pick([5, 50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=4, joins=6, changes=pick([0, 6]), places=30)
+        changes, limits = pick([0, 6]), pick([0, 20])
+        return Weather(
+            slow=pick([5, 50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=4, joins=6, changes=changes, places=30, limits=limits
+        )
     return Weather(
         slow=pick([1, 5, 50, 200]),
         unknown=pick([0.0, 0.05, 0.3]),
@@ -147,6 +153,7 @@ def weather_of(random: Random) -> Weather:
         joins=pick([0, 2, 6]),
         changes=pick([0, 4, 10]),
         places=pick([0, 4, 16]),
+        limits=pick([0, 0, 8]),
     )
 
 
@@ -204,6 +211,7 @@ class GroupWorld:
             (weather.changes, self._change),
             (weather.places, self._place),
             (weather.places // 2, self._remove),
+            (weather.limits, self._limit),
         )
         for times, act in script:
             for _ in range(times):
@@ -358,11 +366,13 @@ class GroupWorld:
         """New items; or some that may have been there before."""
         number = self.random.choice([1, 1, 2, 4, 9])
         known = self.random.random() < 0.4
-        new = [self._some_item() if known else f"p{next(self.placed):03}" for _ in range(number)]
+        queue = self.random.choice([*self._queues()[:3], f"p{next(self.placed):03}"])
+        new = [self._some_item() if known else f"{queue}.{next(self.placed)}" for _ in range(number)]
+        limits = {queue: self.random.choice([1, 2, 3])} if queue not in self._queues() and self.random.random() < 0.5 else {}
 
         def decide(actor: Actor, look: Look) -> Writes:
             late = actor.member.late(look, look.seen_at)
-            writes = placing.place(look, KEYS, [item for item in new if item not in self.removed], late)
+            writes = placing.place(look, KEYS, [item for item in new if item not in self.removed], late, limits)
             check_placing(look, writes, KEYS)
             return writes
 
@@ -380,6 +390,17 @@ class GroupWorld:
 
         for actor in self._some():
             self._try(actor, decide, 4)
+
+    def _limit(self) -> None:
+        """A queue that was placed is to lie on fewer members, on more, or on all."""
+        queue, most = self.random.choice(self._queues() or [""]), self.random.choice([1, 1, 2, 3, 5, None])
+        for actor in self._some():
+            self._try(actor, lambda _, look: placing.limit(look, KEYS, queue, most), 4)
+
+    def _queues(self) -> list[str]:
+        """Those that were placed, in any order."""
+        names = {queue_of(item) for item in self._resource().items if item.startswith("p")}
+        return self.random.sample(sorted(names), len(names))
 
     def _try(self, actor: Actor, decide: Callable[[Actor, Look], Writes], tries: int) -> None:
         """Read, decide, commit; again so many times, since whatever became of it the process is not told."""

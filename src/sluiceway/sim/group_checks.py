@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
 from sluiceway.core.assignment.group import Keys, Look, Plan, Resource, Token, Writes, read_group
+from sluiceway.core.assignment.plan import queue_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import View
-from sluiceway.sim.checks import check
+from sluiceway.sim.checks import BrokenPromiseError, check
 
 
 class Tokens:
@@ -37,12 +39,15 @@ def check_overlap(serving: Iterable[tuple[str, Mapping[str, Token]]], now: Milli
 
 
 def check_commit(before: View, after: View, keys: Keys, unseen: Collection[str] = ()) -> None:
-    """A commit that seals a round makes the plan of just those who had marked themselves, of just what there is, with the fewest moves.
+    """A commit that seals a round makes the plan of just those who had marked themselves, of just what there is, on as many members as
+    its limits say, and without limits with the fewest moves.
 
     `unseen`: members whose records came after it was decided, as of one that had marked itself and was not there any more.
     One that changes the plan without a round leaves all as it is that stays, and gives what is new to those who take part.
     """
     was, now = read_group(before, keys, 0), read_group(after, keys, 0)
+    if was.resource is not None and was.resource != now.resource:
+        check(now.resource is not None and now.resource.version > was.resource.version, "the resource has changed under its old version")
     if was.round == now.round and was.plan != now.plan:
         _check_placed(was, now)
         return
@@ -73,11 +78,40 @@ def _check_plan(was: Look, now: Look, resource: Resource) -> None:
         check(not owners, "items of nobody have owners")
         return
     check(sorted(owners) == sorted(items), f"the plan has {sorted(owners)} of {items}")
-    least, more = divmod(len(items), len(members))
-    has = Counter(had[item] for item in items if had.get(item) in members)
-    kept = sum(min(has[name], least) for name in members) + min(more, sum(has[name] > least for name in members))
+    check_limits(owners, members, resource.limits)
+    check_even(owners, members, resource.limits)
     moved = sum(had.get(item) != owner for item, owner in owners.items())
-    check(moved == len(items) - kept == now.round.moved, f"{moved} moves, said to be {now.round.moved}, of {len(items) - kept} needed")
+    check(moved == now.round.moved, f"{moved} moves, said to be {now.round.moved}")
+    if resource.limits:
+        check(not moved or not _is_plan(had, members, resource), f"{moved} moves, and none was needed")
+    else:
+        least, more = divmod(len(items), len(members))
+        has = Counter(had[item] for item in items if had.get(item) in members)
+        kept = sum(min(has[name], least) for name in members) + min(more, sum(has[name] > least for name in members))
+        check(moved == len(items) - kept, f"{moved} moves of {len(items) - kept} needed")
+
+
+def check_limits(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int]) -> None:
+    """Each limited queue lies on as many members as it may, and on each with as many items as on the others, to within one."""
+    for queue, limit in limits.items():
+        has = Counter(owner for item, owner in owners.items() if queue_of(item) == queue)
+        wanted = min(limit, len(members), has.total())
+        check(len(has) == wanted, f"{queue} lies on {sorted(has)}, and should on {wanted} members")
+        check(max(has.values(), default=0) - min(has.values(), default=0) <= 1, f"{queue} is uneven: {has}")
+
+
+def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int]) -> None:
+    """Who has more than another by two items or more could give it none that would help: all it has are parts of limited queues, and of
+    each of them the other has as much, or it is as large as the difference."""
+    counts = {name: Counter(queue_of(item) for item, owner in owners.items() if owner == name) for name in members}
+    for one, other in itertools.permutations(members, 2):
+        more = counts[one].total() - counts[other].total()
+        if more < 2:
+            continue
+        check(counts[one].keys() <= limits.keys(), f"{one} has {counts[one]}, {other} {counts[other]}")
+        given = {queue: (part, counts[other][queue]) for queue, part in counts[one].items()}
+        useless = all(there >= part or (not there and part >= more) for part, there in given.values())
+        check(useless, f"{one} could give {other} a part: it has {counts[one]}, and the other {counts[other]}")
 
 
 def check_placing(look: Look, writes: Writes, keys: Keys) -> None:
@@ -90,6 +124,21 @@ def check_placing(look: Look, writes: Writes, keys: Keys) -> None:
     check(given.keys() <= look.members.keys(), f"new items for {sorted(given)}, of whom some have gone")
     check(not any(look.members[name].leaving for name in given), f"new items for {sorted(given)}, of whom some leave")
     check(max(given.values(), default=0) - min(given.values(), default=0) <= 1, f"new items are given away unevenly: {given}")
+    limits = msgspec.json.decode(writes.puts[keys.resource], type=Resource).limits
+    for queue in {queue_of(item) for item in has.keys() - had.keys()} & limits.keys():
+        takers = {owner for item, (owner, _) in has.items() if queue_of(item) == queue}
+        check(len(takers) <= limits[queue], f"{queue} is placed on {sorted(takers)}, and may lie on {limits[queue]}")
+
+
+def _is_plan(owners: Mapping[str, str], members: Collection[str], resource: Resource) -> bool:
+    """Whether that was one already, for these members."""
+    try:
+        check(owners.keys() == {*resource.items} and {*owners.values()} <= {*members}, "items or members have changed")
+        check_limits(owners, members, resource.limits)
+        check_even(owners, members, resource.limits)
+    except BrokenPromiseError:
+        return False
+    return True
 
 
 def _check_placed(was: Look, now: Look) -> None:
@@ -123,7 +172,11 @@ def check_rest(view: View, keys: Keys, alive: Mapping[str, Mapping[str, Token]])
     check(members == alive.keys(), f"members at rest: {sorted(members)}, alive: {sorted(alive)}")
     served = sorted(item for owned in alive.values() for item in owned)
     check(served == sorted(resource.items), f"served at rest: {served} of {resource.items}")
+    queues = {queue_of(item) for item in resource.items}
+    check(resource.limits.keys() <= queues, f"limits of {sorted(resource.limits)}, and there are {sorted(queues)}")
     left = [key for key in view.prefix(keys.claims) if key.startswith(keys.claims + "p")]
     check({key.removeprefix(keys.claims) for key in left} <= {*resource.items}, f"claims of what was removed: {left}")
-    counts = [len(owned) for owned in alive.values()]
-    check(max(counts) - min(counts) <= 1, f"uneven at rest: {counts}")
+    owners = {item: name for name, owned in alive.items() for item in owned}
+    limits = resource.limits if resource.strategy == "rounds" else {}
+    check_limits(owners, alive.keys(), limits)
+    check_even(owners, alive.keys(), limits)

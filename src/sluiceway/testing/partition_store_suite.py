@@ -287,6 +287,24 @@ class PartitionStoreSuite:
         await store.drop(PartitionRef("k7f3q2ma", 99))
         assert await store.browse(OTHER) == after(1)
 
+    @with_store
+    async def test_what_is_released_is_as_it_was(self, store: PartitionStore) -> None:
+        await store.release(REF)
+        assert await store.browse(REF) == EMPTY
+        await store.open(REF, FENCE)
+        assert await store.apply(REF, turn(1), FENCE) is Outcome.DONE
+        await store.release(REF)
+        await store.release(REF)
+        assert await store.read(REF, [1]) == {1: b"blob 1"}
+        await store.release(REF)
+        assert await store.apply(REF, turn(2), FENCE) is Outcome.DONE
+        # While something is under way.
+        _, done, _ = await asyncio.gather(store.release(REF), store.apply(REF, turn(3), FENCE), store.release(REF))
+        assert done is Outcome.DONE
+        assert await store.browse(REF) == after(3)
+        await store.release(REF)
+        assert await store.open(REF, Fence(1, 1, 2)) == after(3)
+
     @driven
     async def test_a_dropped_partition_stays_gone(self, open_store: OpenStore[PartitionStore]) -> None:
         async with Opened(open_store) as store:

@@ -91,6 +91,7 @@ def queue_info(record: QueueRecord, owner: Owner) -> QueueInfo:
         retry_backoff=None if backoff is None else BackoffInfo(format_duration(backoff.first), format_duration(backoff.most)),
         idempotency_window=format_duration(record.idempotency_window),
         write_timeout=None if record.write_timeout is None else format_duration(record.write_timeout),
+        logical_queues=record.logical_queues,
         reference=record.reference,
         paused=record.paused,
         requested_partitions=len(record.partitions),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -25,7 +25,7 @@ from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.model.queue import Backoff, Verb
 from sluiceway.model.requests import Clear, QueuePatch, QueueSpec, Redrive
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, duration, given_queue, given_text, request_timeout
-from sluiceway.wire.shapes import SOME, Duration, Label, Pivot, QueueName, ShortText
+from sluiceway.wire.shapes import SOME, Duration, Label, LogicalQueueCount, Pivot, QueueName, ShortText
 
 _ATTEMPTS = 1_000_000_000
 _Timeout = Duration | UnsetType | None
@@ -57,6 +57,7 @@ class _Settings(Call):
     retry_backoff: BackoffFields | UnsetType | None = UNSET
     idempotency_window: _Timeout = UNSET
     write_timeout: _Timeout = UNSET
+    logical_queues: LogicalQueueCount | Literal["auto"] | UnsetType | None = UNSET
     reference: ShortText | UnsetType | None = UNSET
 
     def settings(self) -> dict[str, Any]:
@@ -74,6 +75,7 @@ _CHECKS: dict[str, Any] = {
     "retry_backoff": BackoffFields.backoff,
     "idempotency_window": lambda text: duration(text, "idempotency_window", LEAST_KEY_WINDOW, KEY_WINDOW),
     "write_timeout": lambda text: duration(text, "write_timeout", 1, MAX_REQUEST_TIMEOUT),
+    "logical_queues": lambda wanted: wanted,
     "reference": lambda text: check_text(text, "reference"),
 }
 

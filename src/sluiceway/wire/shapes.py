@@ -6,13 +6,13 @@ that a pattern did not match.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS, MAX_TEXT_BYTES
 from sluiceway.kernel.names import QUEUE_NAME
 from sluiceway.model.queue import Verb
 from sluiceway.model.requests import IgnoredReason, Whereabouts
@@ -37,6 +37,7 @@ ShortText = Annotated[str, _text(maxLength=MAX_TEXT_BYTES)]
 Label = Annotated[str, _text(minLength=1, maxLength=MAX_TEXT_BYTES)]
 """A short text that must not be empty."""
 
+LogicalQueueCount = Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)]
 Pivot = Annotated[str, _text(pattern=f"^({QUEUE_NAME.pattern})?$")]
 """Where a page begins: after that name, or (empty) at the first."""
 
@@ -87,6 +88,7 @@ class QueueInfo(Shape):
     retry_backoff: BackoffInfo | None
     idempotency_window: Duration
     write_timeout: Duration | None
+    logical_queues: LogicalQueueCount | Literal["auto"] | None
     reference: str
     paused: tuple[Verb, ...]
     requested_partitions: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -26,6 +25,9 @@ MOST_COMPARED_BYTES = 32 << 10
 TRACE_BYTES = 128
 """Of a deleted key in its trace, so that 1,000 long ones fit in beside the deletes. Keys that begin alike may share one."""
 MOST_FORGOTTEN = 50
+"""Traces in a transaction."""
+MOST_AT_ONCE = 8
+"""Keys and prefixes of a view that are asked for beside one another."""
 
 Message = dict[str, object]
 
@@ -38,21 +40,22 @@ class _Value(msgspec.Struct):
     """How often it has been put since it is there."""
 
 
-class _Put(msgspec.Struct):
-    prev_kv: _Value = msgspec.field(default_factory=_Value)
+class _Header(msgspec.Struct):
+    revision: Stamp = 0
 
 
 class _Range(msgspec.Struct):
+    header: _Header = msgspec.field(default_factory=_Header)
     kvs: list[_Value] = []
+
+
+class _Put(msgspec.Struct):
+    prev_kv: _Value = msgspec.field(default_factory=_Value)
 
 
 class _Answer(msgspec.Struct):
     response_put: _Put = msgspec.field(default_factory=_Put)
     response_range: _Range = msgspec.field(default_factory=_Range)
-
-
-class _Header(msgspec.Struct):
-    revision: Stamp = 0
 
 
 class _Done(msgspec.Struct):
@@ -68,6 +71,7 @@ class _Event(msgspec.Struct):
 class _Watched(msgspec.Struct):
     events: list[_Event] = []
     canceled: bool = False
+    compact_revision: Stamp = 0
 
 
 class _Streamed(msgspec.Struct):
@@ -75,12 +79,8 @@ class _Streamed(msgspec.Struct):
     """Where there is none, there is an error."""
 
 
-class _Look(NamedTuple):
-    changed: bool
-    stamp: Stamp
-    """The newest."""
-    revision: Stamp
-    """etcd's own at that moment."""
+class _CompactedError(Exception):
+    """etcd does not have the past that was asked for any more."""
 
 
 class EtcdMetaStore:
@@ -90,8 +90,10 @@ class EtcdMetaStore:
     newest stamp. etcd cannot compare revisions of what is gone, so a delete leaves a trace; a trace lives for one to two times HISTORY
     commits, and a question about anything older is answered as *changed*. Deleting what was not there is a change, too.
 
+    A view takes one call for the head and one for each key and prefix, all of etcd's revision at the first.
+
     A call is given `request_timeout` at each of the endpoints. Whatever keeps a commit from its end is a MetaUnknownError, and a read a
-    StoreUnavailableError. `watch` follows etcd's own, and looks by itself when that has been silent for `poll_interval`. Raises
+    StoreUnavailableError. `watch` follows etcd's own, and asks for it anew when that has been silent for `poll_interval`. Raises
     `invalid_request` for a bad URL. Use from one event loop.
     """
 
@@ -102,37 +104,39 @@ class EtcdMetaStore:
         self._poll_interval = poll_interval
         base = address.name.encode()
         self._head, self._layout, self._history = base + b"/head", base + b"/layout", base + b"/history"
+        self._probe = base + b"/probe"
         self._entries, self._traces = base + b"/entry/", base + b"/trace/"
-        self._preparing = asyncio.Lock()
         self._prepared = False
         self._seen: Stamp = 0
         self._forgetting: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
-        spans = [_only(self._head), *(_only(self._entries + key.encode()) for key in keys), *map(self._under, prefixes)]
+        spans = [*(_only(self._entries + key.encode()) for key in keys), *map(self._under, prefixes)]
         while True:
+            stamp, revision = await self._newest()
             try:
-                head, *found = await self._read(spans)
+                found = await self._read(spans, revision)
                 break
             except EtcdError as error:
-                # Compacted between two pages.
+                # Compacted meanwhile.
                 if error.code != OUT_OF_RANGE:
                     raise
-        stamp = head[0].mod_revision if head else 0
         self._seen = max(self._seen, stamp)
         cut = len(self._entries)
-        return View(stamp, {entry.key[cut:].decode(): Entry(entry.value, entry.mod_revision) for entries in found for entry in entries})
+        return View(stamp, {entry.key[cut:].decode(): Entry(entry.value, entry.mod_revision) for entry in found})
 
-    async def _read(self, spans: Sequence[Message]) -> list[list[_Value]]:
-        """What is there in each span, all of one moment."""
-        found: list[list[_Value]] = []
-        moment: Message = {}
-        for start in range(0, len(spans), MOST_OPS):
-            page: list[Message] = [{"request_range": {**span, **moment}} for span in spans[start : start + MOST_OPS]]
-            done = await self._transact(success=page)
-            found += [answer.response_range.kvs for answer in done.responses]
-            moment = moment or {"revision": done.header.revision}
+    async def _newest(self) -> tuple[Stamp, Stamp]:
+        """The newest stamp, and etcd's own revision at that moment."""
+        answer = await self._range(_only(self._head))
+        return (answer.kvs[0].mod_revision if answer.kvs else 0), answer.header.revision
+
+    async def _read(self, spans: Sequence[Message], revision: Stamp) -> list[_Value]:
+        # Not in one transaction: if one that only reads loses its asker, etcd 3.5.0 to 3.5.6 may end.
+        found: list[_Value] = []
+        for start in range(0, len(spans), MOST_AT_ONCE):
+            answers = await asyncio.gather(*(self._range({**span, "revision": revision}) for span in spans[start : start + MOST_AT_ONCE]))
+            found += [entry for answer in answers for entry in answer.kvs]
         return found
 
     async def commit(
@@ -152,7 +156,7 @@ class EtcdMetaStore:
                 stamp = await self._write(compares, writes)
             else:
                 async with asyncio.timeout(self._request_timeout / 1000):
-                    stamp = await self._look_and_write(checks, unchanged, writes)
+                    stamp = await self._write_after(compares, writes)
         except (StoreUnavailableError, TimeoutError) as error:
             raise MetaUnknownError(f"meta store: {str(error) or 'others commit all the time'}") from error
         if stamp is None:
@@ -160,18 +164,16 @@ class EtcdMetaStore:
         self._seen = max(self._seen, stamp)
         return stamp
 
-    async def _look_and_write(
-        self, checks: Mapping[str, Stamp | None], unchanged: Mapping[str, Stamp], writes: list[Message]
-    ) -> Stamp | None:
-        """For more checks than etcd compares at once: it has only to compare whether anybody has committed anything since they held."""
+    async def _write_after(self, compares: Sequence[Message], writes: Sequence[Message]) -> Stamp | None:
+        """For more compares than one transaction may have: its own is only that nobody has committed anything since they held."""
         while True:
-            view = await self.read(list(checks))
-            if any((entry and entry.stamp) != stamp for key, stamp in checks.items() for entry in [view.entries.get(key)]):
-                return None
-            for prefix, since in unchanged.items():
-                if (await self._look(prefix, since)).changed:
+            newest, _ = await self._newest()
+            for start in range(0, len(compares), MOST_OPS):
+                # Something is put, as a transaction that only reads is dangerous.
+                probe: list[Message] = [{"request_put": _only(self._probe)}]
+                if not (await self._transact(compares[start : start + MOST_OPS], probe)).succeeded:
                     return None
-            stamp = await self._write([_compare(self._head, view.stamp)], writes)
+            stamp = await self._write([_compare(self._head, newest)], writes)
             if stamp is not None:
                 return stamp
 
@@ -216,41 +218,28 @@ class EtcdMetaStore:
             *({**span, "target": "MOD", "result": "LESS", "mod_revision": since + 1} for span, since in spans),
         ]
 
-    async def _look(self, prefix: str, since: Stamp) -> _Look:
-        head: list[Message] = [{"request_range": _only(self._head)}]
-        done = await self._transact(self._unchanged({prefix: since}), head, head)
-        found = done.responses[0].response_range.kvs
-        return _Look(not done.succeeded, found[0].mod_revision if found else 0, done.header.revision)
-
     # ---- asking etcd ------------------------------------------------------------------------------------------
 
-    async def _transact(
-        self, compare: Sequence[Message] = (), success: Sequence[Message] = (), failure: Sequence[Message] = (), repeatable: bool = True
-    ) -> _Done:
-        """Raises EtcdError, StoreUnavailableError."""
-        if not self._prepared:
-            async with self._preparing:
-                await self._prepare()
-        return await self._ask(compare, success, failure, repeatable)
+    async def _range(self, span: Message) -> _Range:
+        await self._prepare()
+        return await self._etcd.ask("/v3/kv/range", span, _Range)
 
-    async def _ask(
-        self, compare: Sequence[Message], success: Sequence[Message], failure: Sequence[Message], repeatable: bool = True
-    ) -> _Done:
-        message = {"compare": compare, "success": success, "failure": failure}
-        return await self._etcd.ask("/v3/kv/txn", message, _Done, repeatable=repeatable)
+    async def _transact(self, compare: Sequence[Message], success: Sequence[Message], *, repeatable: bool = True) -> _Done:
+        await self._prepare()
+        return await self._etcd.ask("/v3/kv/txn", {"compare": compare, "success": success}, _Done, repeatable=repeatable)
 
     async def _prepare(self) -> None:
+        """Before the first call."""
         if self._prepared:
             return
         begin: list[Message] = [
             {"request_put": {"key": self._layout, "value": LAYOUT}},
             {"request_put": {"key": self._history, "value": _number(0) + b" " + _number(0)}},
         ]
-        done = await self._ask([_compare(self._layout, 0)], begin, [{"request_range": _only(self._layout)}])
+        message = {"compare": [_compare(self._layout, 0)], "success": begin, "failure": [{"request_range": _only(self._layout)}]}
+        done = await self._etcd.ask("/v3/kv/txn", message, _Done)
         if not done.succeeded and done.responses[0].response_range.kvs[0].value != LAYOUT:
-            raise StoreUnavailableError(
-                "the meta store in this etcd was written by a newer version of Sluiceway: use that, or another name"
-            )
+            raise StoreUnavailableError("this meta store in etcd is of a newer version of Sluiceway: use that, or another name in the URL")
         self._prepared = True
 
     # ---- forgetting -------------------------------------------------------------------------------------------
@@ -259,7 +248,7 @@ class EtcdMetaStore:
         """Remove the traces older than the commit before HISTORY others, of which the key `history` says: forgotten so far, and when."""
         # The next one removes what this one leaves.
         with contextlib.suppress(StoreUnavailableError):
-            found = (await self._read([_only(self._history)]))[0][0]
+            found = (await self._range(_only(self._history))).kvs[0]
             remembered = int(found.value.split()[1])
             if remembered >= stamp:
                 return
@@ -268,7 +257,7 @@ class EtcdMetaStore:
             if not (await self._transact([_compare(self._history, found.mod_revision)], history)).succeeded or not remembered:
                 return
             span = {**_span(self._traces), "max_mod_revision": remembered, "keys_only": True, "limit": MOST_FORGOTTEN}
-            while traces := (await self._read([span]))[0]:
+            while traces := (await self._range(span)).kvs:
                 # One that a new delete has put meanwhile stays.
                 same = [_compare(trace.key, trace.mod_revision) for trace in traces]
                 await self._transact(same, [{"request_delete_range": _only(trace.key)} for trace in traces])
@@ -280,16 +269,20 @@ class EtcdMetaStore:
         return self._watch(prefix, self._seen)
 
     async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
+        known = False
         while not self._closed.is_set():
             try:
-                look = await self._look(prefix, since)
-                # Not its stamp: that may have been compacted long ago, when only others have written since.
-                since = look.revision
-                if look.changed:
-                    yield look.stamp
+                if not known:
+                    # What was before may have been compacted; so may be the newest stamp, where only others have written since.
+                    stamp, revision = await self._newest()
+                    changed, since, known = stamp > since, revision, True
+                    if changed:
+                        yield stamp
                 async for stamp in self._events(prefix, since + 1):
                     since = stamp
                     yield stamp
+            except _CompactedError:
+                known = False
             except StoreUnavailableError:
                 # A fault is for `read` to report; a hint may come late.
                 with contextlib.suppress(TimeoutError):
@@ -297,9 +290,11 @@ class EtcdMetaStore:
                         await self._closed.wait()
 
     async def _events(self, prefix: str, start: Stamp) -> AsyncIterator[Stamp]:
-        """The stamps of changes from `start` on, until nothing has come for a while. Raises EtcdError, also if that was compacted."""
+        """The stamps of all changes from `start` on, until nothing has come for a while. Raises EtcdError, _CompactedError."""
         message = {"create_request": {**self._under(prefix), "start_revision": start}}
         async for streamed in self._etcd.lines("/v3/watch", message, _Streamed, self._poll_interval):
+            if streamed.result.compact_revision:
+                raise _CompactedError
             if streamed.result.canceled:
                 raise EtcdError("etcd has ended a watch")
             if streamed.result.events:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -122,7 +121,6 @@ class EtcdGateway:
         self._endpoints = list(address.endpoints)
         self._login = address.login
         self._token = ""
-        self._logging_in = asyncio.Lock()
         self._request_timeout = request_timeout
         verify = _trust(address.files) if address.endpoints[0].scheme == "https" else False
         # A transport, and no client of httpx: the environment's proxies are not for a meta store.
@@ -136,31 +134,37 @@ class EtcdGateway:
             try:
                 return await self._ask(endpoint, path, body, kind)
             except EtcdError as error:
-                if error.code in _AILING and self._endpoints[0] is endpoint:
-                    # Others ask it last, too, from now on.
-                    self._endpoints.append(self._endpoints.pop(0))
+                if error.code in _AILING:
+                    self._avoid(endpoint)
                 if not left or error.code not in _AILING or not (repeatable or isinstance(error.__cause__, _NOT_SENT)):
                     raise
         raise AssertionError("an address has an endpoint")
 
     async def lines(self, path: str, message: object, kind: type[T], silence_timeout: Millis) -> AsyncIterator[T]:
-        """A stream of answers, until nothing has come for `silence_timeout`. Raises EtcdError, also if etcd ends it."""
-        endpoint = self._endpoints[0]
+        """A stream of answers, until there was none for `silence_timeout`. Raises EtcdError; also if none ever came, or etcd ends it."""
+        endpoint, silent = self._endpoints[0], True
         try:
             async with self._sent(endpoint, path, msgspec.json.encode(message), silence_timeout) as answer:
                 rest = b""
                 async for data in answer.aiter_raw():
+                    silent = False
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
                         yield _decode(line, kind, endpoint)
-        except httpx.ReadTimeout:
-            return
         except httpx.HTTPError as error:
+            if isinstance(error, httpx.ReadTimeout) and not silent:
+                return
+            self._avoid(endpoint)
             raise _broken(endpoint, error) from error
         raise EtcdError(f"{_shown(endpoint)} has ended a stream")
 
     async def close(self) -> None:
         await self._transport.aclose()
+
+    def _avoid(self, endpoint: httpx.URL) -> None:
+        """Ask it last from now on, if it is not so already."""
+        if self._endpoints[0] is endpoint:
+            self._endpoints.append(self._endpoints.pop(0))
 
     async def _ask(self, endpoint: httpx.URL, path: str, body: bytes, kind: type[T]) -> T:
         try:
@@ -190,11 +194,10 @@ class EtcdGateway:
         """A token other than the expired one; "" if the URL names no user."""
         if self._login is None:
             return ""
-        async with self._logging_in:
-            if self._token == expired:
-                answer = await self._post(endpoint, "/v3/auth/authenticate", msgspec.json.encode(self._login), "", self._request_timeout)
-                self._token = _decode(await _whole(answer), _Token, endpoint).token
-            return self._token
+        if self._token == expired:
+            answer = await self._post(endpoint, "/v3/auth/authenticate", msgspec.json.encode(self._login), "", self._request_timeout)
+            self._token = _decode(await _whole(answer), _Token, endpoint).token
+        return self._token
 
     async def _post(self, endpoint: httpx.URL, path: str, body: bytes, token: str, read_timeout: Millis) -> httpx.Response:
         patience = self._request_timeout / 1000

@@ -67,5 +67,8 @@ class MemoryPartitionStore:
     async def drop(self, ref: PartitionRef) -> None:
         self._partitions.pop(ref, None)
 
+    async def release(self, ref: PartitionRef) -> None:
+        """There is nothing but the partition itself."""
+
     async def close(self) -> None:
         self._partitions = {}

@@ -121,6 +121,9 @@ class PostgresPartitionStore:
     async def drop(self, ref: PartitionRef) -> None:
         await self._carry_out(self._drop(ref))
 
+    async def release(self, ref: PartitionRef) -> None:
+        """Connections are of all partitions."""
+
     async def close(self) -> None:
         if self._calls:
             await asyncio.wait(self._calls)

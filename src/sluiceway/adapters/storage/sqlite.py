@@ -162,6 +162,15 @@ class SqlitePartitionStore:
     async def drop(self, ref: PartitionRef) -> None:
         await self._run(ref, lambda strand: strand.drop())
 
+    async def release(self, ref: PartitionRef) -> None:
+        with self._mutex:
+            strand = self._strands.get(ref)
+            closing = None if strand is None else self._submit(ref, strand, strand.close)
+        if closing is not None:
+            # What a close leaves undone, the next opening makes up for.
+            with contextlib.suppress(Exception):
+                await asyncio.wrap_future(closing)
+
     async def close(self) -> None:
         with self._mutex:
             closings = [self._submit(ref, strand, strand.close) for ref, strand in self._strands.items()]

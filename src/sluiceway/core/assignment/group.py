@@ -60,13 +60,18 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group divides, and how. `version` rises with each change; `era` with each change of the strategy, and on a restore."""
+    """What a group divides, and how. `version` rises with each change; `era` with each change of the strategy, and on a restore.
+
+    `limits` has on how many members at most the items of a queue lie, those whose names are the same up to their last dot; of no queue
+    that has no items. Claims pass over it.
+    """
 
     items: tuple[str, ...]
     parameters: Parameters = Parameters()
     strategy: Strategy = "rounds"
     era: int = 1
     version: int = 1
+    limits: dict[str, int] = {}
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,7 +271,10 @@ def rounds_of(view: View, keys: Keys) -> list[SealedRound]:
 
 
 def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> int:
-    """The bytes at most of a commit that seals a round over those items; `before` are those of the plan that it replaces."""
+    """The bytes at most of a commit that seals a round over those items; `before` are those of the plan that it replaces.
+
+    One that changes the resource alone is smaller, its limits included: each of these is of at least one of the items.
+    """
     owned = sum(len(msgspec.json.encode(item)) + len(":1000000000,") for item in items)
     # Everything may be waited for at its last owner, and at one who left before that and was not heard of since.
     waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})

@@ -50,7 +50,9 @@ class Member:
         if beating.leaving and (self._going or self.name not in look.members or strategy.may_go(look)):
             # That its record goes may be recorded late, so whatever comes it serves nothing any more.
             self._going = True
-            return Decision({}, 0, self._go(look), look.seen_at + IDLE, left=self.name not in look.members)
+            # The lease is as it was, so that what is in flight can end before the record goes.
+            deadline = beating.lease_deadline()
+            return Decision({}, deadline, self._go(look), look.seen_at + IDLE, left=self.name not in look.members)
         writes, wake_at = self._next(look, resource, strategy)
         # A beat that is to be sent now may end the lease earlier.
         deadline = beating.lease_deadline()

@@ -1,18 +1,19 @@
 """How items come to a group and go from it: what a commit, which may contain more, has to contain for that.
 
-`begin` says anew what there is, and the group follows with a round. `place` and `remove` need none: new items are owned, and removed
-ones are nobody's, as soon as the commit has landed. Where that cannot be, they change the resource only, and the group follows.
+`begin` says anew what there is, and the group follows with a round; so it does after `limit`. `place` and `remove` need none: new items
+are owned, and removed ones are nobody's, as soon as the commit has landed. Where that cannot be, they change the resource only, and the
+group follows.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
 from sluiceway.core.assignment.group import Claim, Keys, Look, Parameters, Plan, Resource, Strategy, Writes, largest_commit
-from sluiceway.core.assignment.plan import dealt
+from sluiceway.core.assignment.plan import UNLIMITED, dealt, queue_of
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import MAX_COMMIT_BYTES, Entry
 
@@ -42,23 +43,27 @@ def begin(
     items: Iterable[str],
     strategy: Strategy,
     parameters: Parameters | None = None,
+    limits: Mapping[str, int] | None = None,
     *,
     first_era: int = 1,
     restored: bool = False,
 ) -> tuple[Resource, Writes]:
     """What the group divides from now on, and how, where `entry` is its resource record so far; without `puts` if it is so already.
 
-    `parameters` None: as they are. `first_era` is that of a group without a record: 2 if its items may have had a static owner before.
+    `parameters`, `limits` None: as they are. `first_era` is that of a group without a record: 2 if its items may have had a static owner.
     A change of the strategy begins a new era, whose tokens are all greater; so does `restored`, each time: the store comes from a backup.
     Raises `invalid_request`, also for more items than a plan can hold.
     """
     wanted = tuple(sorted({check_item(item) for item in items}))
     if entry is None:
         before = None
-        after = Resource(items=wanted, strategy=strategy, parameters=parameters or Parameters(), era=first_era)
+        bounds = _limits_of(wanted, limits or UNLIMITED)
+        after = Resource(items=wanted, strategy=strategy, parameters=parameters or Parameters(), era=first_era, limits=bounds)
     else:
         before = msgspec.json.decode(entry.value, type=Resource)
-        after = msgspec.structs.replace(before, items=wanted, strategy=strategy, parameters=parameters or before.parameters)
+        bounds = _limits_of(wanted, before.limits if limits is None else limits)
+        times = parameters or before.parameters
+        after = msgspec.structs.replace(before, items=wanted, strategy=strategy, parameters=times, limits=bounds)
         if restored or after != before:
             era = before.era + (RESTORED_ERAS if restored else strategy != before.strategy)
             after = msgspec.structs.replace(after, version=before.version + 1, era=era)
@@ -69,27 +74,29 @@ def begin(
     return after, writes
 
 
-def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = ()) -> Writes:
+def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = (), limits: Mapping[str, int] = UNLIMITED) -> Writes:
     """Add items that the group has not and that were never removed from it, and give them to members, evenly, neighbours to different ones.
 
-    Without `puts` if it has them all. Members of `late` get none while there are others. What cannot be given away now is added to the
-    resource, and the group gives it away: if there is no plan of the resource as it is, if nobody could take the items, if the commit
-    would be too large.
+    Without `puts` if it has them all. Members of `late` get none while there are others. `limits` are those of new queues. What cannot be
+    given away now is added to the resource, and the group gives it away: if there is no plan of the resource as it is, if nobody could
+    take the items, if the commit would be too large, if items are added to a limited queue.
     Raises `invalid_request`, also for more items than a plan can hold.
     """
     resource = _resource_of(look)
-    there = set(resource.items)
-    new = [item for item in dict.fromkeys(map(check_item, items)) if item not in there]
+    known = set(resource.items)
+    new = [item for item in dict.fromkeys(map(check_item, items)) if item not in known]
     writes = Writes(checks={keys.resource: look.stamp(keys.resource)})
     if not new:
         return writes
     plan = _current_plan(look, resource)
-    after = msgspec.structs.replace(resource, items=tuple(sorted([*resource.items, *new])), version=resource.version + 1)
+    bounds = resource.limits | _limits_of(new, limits)
+    after = msgspec.structs.replace(resource, items=tuple(sorted([*resource.items, *new])), version=resource.version + 1, limits=bounds)
     _check_size(keys, after.items, [item for grants in plan.owners.values() for item in grants] if plan else ())
     writes.put(keys.resource, after)
-    if plan is not None:
-        _plan_new(look, keys, plan, new, late, writes)
-    elif resource.strategy == "claims":
+    # Who has a part of such a queue already is for the round to look at.
+    if plan is not None and not _limits_of(resource.items, _limits_of(new, bounds)):
+        _plan_new(look, keys, plan, new, late, bounds, writes)
+    if resource.strategy == "claims":
         _claim_new(look, keys, new, late, writes)
     return writes
 
@@ -106,7 +113,8 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
     if not gone:
         return writes
     left = tuple(item for item in resource.items if item not in gone)
-    writes.put(keys.resource, msgspec.structs.replace(resource, items=left, version=resource.version + 1))
+    limits = _limits_of(left, resource.limits)
+    writes.put(keys.resource, msgspec.structs.replace(resource, items=left, version=resource.version + 1, limits=limits))
     plan = _current_plan(look, resource)
     if plan is not None:
         owners = {name: {item: grant for item, grant in grants.items() if item not in gone} for name, grants in plan.owners.items()}
@@ -115,6 +123,25 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
     recorded = gone if resource.strategy == "claims" else gone & look.claims.keys()
     writes.deletes = [keys.claims + item for item in sorted(recorded)[:MOST_CLAIM_WRITES]]
     return writes
+
+
+def limit(look: Look, keys: Keys, queue: str, most: int | None) -> Writes:
+    """Let the queue's items lie on so many members, by the round that follows; None: on all. Without `puts` if it is so, or has none."""
+    resource = _resource_of(look)
+    others = {name: each for name, each in resource.limits.items() if name != queue}
+    limits = _limits_of(resource.items, others if most is None else others | {queue: most})
+    writes = Writes(checks={keys.resource: look.stamp(keys.resource)})
+    if limits != resource.limits:
+        writes.put(keys.resource, msgspec.structs.replace(resource, version=resource.version + 1, limits=limits))
+    return writes
+
+
+def _limits_of(items: Iterable[str], limits: Mapping[str, int]) -> dict[str, int]:
+    """The limits of queues that have items."""
+    if not limits:
+        return {}
+    there = {queue_of(item) for item in items}
+    return {queue: limits[queue] for queue in sorted(limits) if queue in there}
 
 
 def _resource_of(look: Look) -> Resource:
@@ -129,13 +156,13 @@ def _current_plan(look: Look, resource: Resource) -> Plan | None:
     return plan if plan is not None and followed and plan.resource_version == resource.version else None
 
 
-def _plan_new(look: Look, keys: Keys, plan: Plan, new: list[str], late: Collection[str], writes: Writes) -> None:
+def _plan_new(look: Look, keys: Keys, plan: Plan, new: list[str], late: Collection[str], limits: Mapping[str, int], writes: Writes) -> None:
     """Put the items into the plan, which stays that of its round."""
     takers = _takers(look, look.round.participants if look.round else (), late)
     if not takers:
         return
     owners = {name: dict(grants) for name, grants in plan.owners.items()}
-    for item, name in dealt(new, {name: len(owners.get(name, ())) for name in takers}).items():
+    for item, name in dealt(new, {name: len(owners.get(name, ())) for name in takers}, limits).items():
         # Nobody has had it since that round: no token of it is as great, and who may still serve it is in the plan's waits.
         owners.setdefault(name, {})[item] = plan.round
     _put_plan(look, keys, plan, owners, writes)

@@ -59,6 +59,7 @@ class Rounds:
     def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
         """What the round needs of this member now, or when it may."""
         now, parameters = look.seen_at, resource.parameters
+        since = self._seen.since("round", look.stamp(self._keys.round), now)
         if look.round is not None and not look.round.sealed:
             if self._name in self._missing(look):
                 # Or say first that it is leaving.
@@ -68,7 +69,6 @@ class Rounds:
         trigger = self._trigger(look, resource)
         if trigger is None:
             return None, self._quiet_until(look, parameters)
-        since = self._seen.since("round", look.stamp(self._keys.round), now)
         # The first round of a group need not wait for another.
         open_at = since + (parameters.round_interval if look.round else 0) + self._turn(look, parameters)
         return (self._open(look, trigger), now) if now >= open_at else (None, open_at)
@@ -181,7 +181,7 @@ def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str
     """The plan of that round, and how many items it moves. Members of `given_up` are not waited for: they surely serve nothing."""
     before = look.plan or Plan(round=0, era=0, resource_version=0, owners={})
     current = {item: owner for owner, grants in before.owners.items() for item in grants}
-    chosen = sticky(resource.items, members, current)
+    chosen = sticky(resource.items, members, current, resource.limits)
     owners: dict[str, dict[str, int]] = {}
     for item, owner in chosen.items():
         owners.setdefault(owner, {})[item] = before.owners.get(owner, {}).get(item, number)

@@ -1,0 +1,59 @@
+"""What Prometheus reads of the cluster, as one of its instances sees it, and of what that asks of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from sluiceway.model.instances import InstanceState
+from sluiceway.node.service import Service
+
+
+class ClusterMetrics(Collector):
+    """The last look, which is to be taken on the event loop that serves. A server that is alone shows itself."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._metrics: list[Metric] = []
+
+    def look(self) -> None:
+        self._metrics = [*self._ownership(), *self._calls()]
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._metrics
+
+    def _ownership(self) -> Iterator[Metric]:
+        instances = self._service.instances
+        seen = instances.cluster()
+        owned = sum(each.partitions for each in seen.instances if each.here)
+        yield _gauge("partitions", "Partitions that are given to this instance.", owned)
+        yield _gauge("ownership_holds", "1: what is given to this instance is its own; 0: it serves by others alone.", instances.holds)
+        lapses = CounterMetricFamily("sluiceway_cluster_ownership_lapses", "Times that the meta store did not confirm it soon enough.")
+        lapses.add_metric([], instances.lapses)
+        yield lapses
+        yield _gauge("round", "The number of the last round in which the partitions were divided.", seen.round.number if seen.round else 0)
+        members = GaugeMetricFamily("sluiceway_cluster_instances", "Instances, as this one sees them.", labels=["state"])
+        for state in get_args(InstanceState):
+            members.add_metric([state], sum(each.state == state for each in seen.instances))
+        yield members
+
+    def _calls(self) -> Iterator[Metric]:
+        counted = self._service.peer_calls
+        calls = CounterMetricFamily("sluiceway_peer_requests", "What was asked of other instances.", labels=["request", "outcome"])
+        seconds = CounterMetricFamily("sluiceway_peer_request_seconds", "What that took together. Polls wait.", labels=["request"])
+        leases = CounterMetricFamily("sluiceway_peer_leases_fetched", "Leases that others gave, for consumers here.")
+        if counted is not None:
+            for (request, outcome), count in sorted(counted.calls.items()):
+                calls.add_metric([request, outcome], count)
+            for request, taken in sorted(counted.seconds.items()):
+                seconds.add_metric([request], taken)
+        leases.add_metric([], counted.leases if counted is not None else 0)
+        yield from (calls, seconds, leases)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"sluiceway_cluster_{name}", documentation, value=value)

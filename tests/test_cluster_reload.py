@@ -1,0 +1,106 @@
+"""The instances of a cluster read a changed configuration each for itself: at the same moment, or one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from cluster_rig import STEADY, Gate, Meta, Wires
+from node_rig import eventually, produce, spec
+from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.backends import BackendSettings, SqliteBackend
+from sluiceway.model.configuration import Configuration
+from sluiceway.model.requests import Produced
+from sluiceway.node.service import Membership, Service
+from sluiceway.testing.drive import driven
+
+ONE = Configuration(backends={"one": SqliteBackend()})
+BOTH = Configuration(backends={"one": SqliteBackend(), "two": SqliteBackend()})
+SECOND = Configuration(backends={"one": SqliteBackend(partition_affinity=0), "two": SqliteBackend()})
+
+
+class Instance(Service):
+    """One that shares its folder, as workers do."""
+
+    def __init__(self, data: Path, name: str, wires: Wires, store: MemoryMetaStore, backends: Mapping[str, BackendSettings]) -> None:
+        self.to_meta = Meta(store)
+        super().__init__(data, backends, membership=Membership(lambda: self.to_meta, wires, name, name, parameters=STEADY))
+        wires.instances[name] = self
+
+
+@contextlib.asynccontextmanager
+async def two(data: Path, configuration: Configuration = ONE) -> AsyncIterator[tuple[Instance, Instance]]:
+    wires, store = Wires(), MemoryMetaStore()
+    a, b = (Instance(data, name, wires, store, configuration.backends) for name in ("a", "b"))
+    async with contextlib.AsyncExitStack() as stack:
+        for instance in (a, b):
+            await instance.start()
+            stack.push_async_callback(instance.stop)
+        yield a, b
+
+
+def at(prefix: str) -> Callable[[Mapping[str, bytes]], bool]:
+    return lambda written: any(key.startswith(prefix) for key in written)
+
+
+async def reloads(instance: Instance) -> list[tuple[str, list[str]]]:
+    entries = await instance.audit.list(100, action="config.reload")
+    return sorted((entry.detail["instance"], entry.detail["changed"]) for entry in entries)
+
+
+@driven
+async def test_all_that_are_given_a_new_backend_at_one_moment_take_it(tmp_path: Path) -> None:
+    async with two(tmp_path) as (a, b):
+        gate = Gate(only=at("backend/"))
+        a.to_meta.on_commit = gate
+        first = asyncio.create_task(a.reconfigure(ONE, BOTH))
+        await gate.reached.wait()
+        # By now the one has found that nobody has noted the folder's identity, and the other notes it.
+        assert await b.reconfigure(ONE, BOTH) == ["backends.two"]
+        gate.open()
+        assert await first == ["backends.two"]
+        for name, instance in (("q", a), ("r", b)):
+            record = await instance.create_queue(spec(name, 4))
+            assert [each.backend for each in record.partitions] == ["one", "two"] * 2
+        await eventually(lambda: a.problems() == b.problems() == [])
+        assert await reloads(a) == sorted((each.ownership.name, ["backends.two"]) for each in (a, b))
+
+
+@driven
+async def test_a_backend_does_not_go_while_another_instance_makes_a_queue_on_it(tmp_path: Path) -> None:
+    async with two(tmp_path, BOTH) as (a, b):
+        gate = Gate(only=at("audit/"))
+        a.to_meta.on_commit = gate
+        going = asyncio.create_task(a.reconfigure(BOTH, ONE))
+        await gate.reached.wait()
+        await b.create_queue(spec("q", 2))
+        gate.open()
+        with pytest.raises(SluicewayError, match=r"backends\.two: it holds 1 partitions") as refused:
+            await going
+        assert refused.value.code == "restart_required"
+        assert a.problems() == []
+
+
+@driven
+async def test_one_that_was_not_given_a_backend_says_so_and_sends_items_elsewhere(tmp_path: Path) -> None:
+    async with two(tmp_path) as (knows, old):
+        await knows.reconfigure(ONE, SECOND)
+        await knows.create_queue(spec("q", 4))
+        await eventually(lambda: len(old.stats("q").partitions) == len(knows.stats("q").partitions) == 2)
+        (problem,) = old.problems()
+        assert "backend two, which holds 2 partitions, is not served" in problem
+        assert "reload" in problem
+        assert knows.problems() == []
+        served = {each.partition for each in knows.stats("q").partitions}
+        for _ in range(4):
+            done = await produce(old, "q", "x")
+            assert isinstance(done, Produced)
+            assert done.partition in served
+        assert await old.reconfigure(ONE, SECOND) == ["backends.one.partition_affinity", "backends.two"]
+        await eventually(lambda: all(each.state == "available" for each in old.stats("q").partitions))
+        assert old.problems() == []
