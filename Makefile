@@ -84,7 +84,7 @@ fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI
 	@PYTHONPATH=tests $(BIN)/python -m fuzz.decoders 100000 $(ARGS)
 	@PYTHONPATH=tests $(BIN)/python -m fuzz.openapi_requests 30000 $(ARGS)
 
-hostile: setup ## Attack a real server in some thirty ways while others are to be served
+hostile: setup ## Attack a real server in some forty ways while others are to be served
 	@$(BIN)/python -m pytest tests/hostile -rP $(ARGS)
 
 sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0)

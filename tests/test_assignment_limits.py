@@ -7,12 +7,17 @@ import subprocess
 import sys
 from collections import Counter
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluiceway.core.assignment.group import Resource, Strategy, Writes, largest_commit, owners
+from sluiceway.core.assignment.placing import begin, limit, place, remove
 from sluiceway.core.assignment.plan import dealt, moves, sticky
+from sluiceway.sim.checks import BrokenPromiseError
 from sluiceway.sim.group_checks import check_even, check_limits
+from test_assignment_holes import KEYS, QUICK, Rig
 
 MEMBERS = ["a", "b", "c", "d"]
 
@@ -151,3 +156,137 @@ def test_every_process_makes_the_same_plan(processes: int) -> None:
     ]
     assert len({process.communicate()[0] for process in running}) == 1
     assert all(process.returncode == 0 for process in running)
+
+
+# ---- limits in the group's records --------------------------------------------------------------------------------------
+
+
+def settled(items: list[str], limits: dict[str, int] | None = None, strategy: Strategy = "rounds", *names: str) -> Rig:
+    rig = Rig((), strategy)
+    rig.put(Resource(items=tuple(sorted(items)), limits=limits or {}, strategy=strategy, parameters=QUICK))
+    rig.go_on(*(names or MEMBERS))
+    return rig
+
+
+def commit(rig: Rig, writes: Writes) -> None:
+    assert writes.puts
+    assert rig.store.commit(writes)
+
+
+def recorded(rig: Rig) -> dict[str, int]:
+    resource = rig.view().resource
+    assert resource is not None
+    return resource.limits
+
+
+def number(rig: Rig) -> int:
+    current = rig.view().round
+    assert current is not None
+    return current.number
+
+
+def test_a_change_of_a_limit_moves_the_queue_by_a_round() -> None:
+    rig = settled([*queue("p", 8), *queue("q", 8)])
+    assert len(on(owners(rig.view()), "q")) == 4
+    commit(rig, limit(rig.view(), KEYS, "q", 1))
+    rounds = number(rig)
+    rig.go_on(*MEMBERS)
+    assert number(rig) == rounds + 1
+    assert list(on(owners(rig.view()), "q").values()) == [8]
+    check_even(owners(rig.view()), MEMBERS, recorded(rig))
+    commit(rig, limit(rig.view(), KEYS, "q", 3))
+    rig.go_on(*MEMBERS)
+    assert sorted(on(owners(rig.view()), "q").values()) == [2, 3, 3]
+    commit(rig, limit(rig.view(), KEYS, "q", None))
+    rig.go_on(*MEMBERS)
+    assert recorded(rig) == {}
+
+
+def test_a_limit_that_changes_nothing_is_not_written() -> None:
+    rig = settled(queue("q", 4), {"q": 2})
+    assert not limit(rig.view(), KEYS, "q", 2).puts
+    assert not limit(rig.view(), KEYS, "other", 2).puts
+    assert not limit(rig.view(), KEYS, "other", None).puts
+
+
+def test_a_new_queue_is_placed_on_so_many_without_a_round() -> None:
+    rig = settled(queue("p", 6))
+    rounds = number(rig)
+    commit(rig, place(rig.view(), KEYS, queue("q", 5), (), {"q": 2}))
+    rig.go_on(*MEMBERS)
+    assert number(rig) == rounds
+    assert sorted(on(owners(rig.view()), "q").values()) == [2, 3]
+    assert recorded(rig) == {"q": 2}
+
+
+def test_what_comes_to_a_limited_queue_is_left_to_a_round() -> None:
+    rig = settled(queue("q", 4), {"q": 2})
+    writes = place(rig.view(), KEYS, ["q.4", "q.5"])
+    assert writes.puts.keys() == {KEYS.resource}
+    commit(rig, writes)
+    rig.go_on(*MEMBERS)
+    assert list(on(owners(rig.view()), "q").values()) == [3, 3]
+
+
+def test_the_limit_goes_with_the_last_item() -> None:
+    rig = settled([*queue("p", 2), *queue("q", 2)], {"p": 1, "q": 1})
+    commit(rig, remove(rig.view(), KEYS, ["q.0"]))
+    assert recorded(rig) == {"p": 1, "q": 1}
+    commit(rig, remove(rig.view(), KEYS, ["q.1"]))
+    assert recorded(rig) == {"p": 1}
+
+
+def test_what_is_begun_anew_keeps_its_limits_unless_others_are_given() -> None:
+    rig = settled([*queue("p", 2), *queue("q", 2)], {"p": 1, "q": 1})
+    entry = rig.store.read().entries[KEYS.resource]
+    assert begin(KEYS, entry, queue("q", 3), "rounds")[0].limits == {"q": 1}
+    assert begin(KEYS, entry, queue("q", 2), "rounds", None, {"q": 3, "gone": 1})[0].limits == {"q": 3}
+    assert begin(KEYS, None, queue("q", 2), "rounds", None, {"q": 3, "gone": 1})[0].limits == {"q": 3}
+
+
+def test_claims_pass_over_limits() -> None:
+    rig = settled(queue("q", 8), {"q": 1}, "claims")
+    assert on(owners(rig.view()), "q") == dict.fromkeys(MEMBERS, 2)
+    commit(rig, place(rig.view(), KEYS, queue("p", 4), (), {"p": 1}))
+    assert len(on(owners(rig.view()), "p")) == 4
+
+
+def test_a_record_of_an_earlier_release_has_no_limits() -> None:
+    earlier = b'{"items":["q.0"],"parameters":{},"strategy":"rounds","era":2,"version":7}'
+    assert msgspec.json.decode(earlier, type=Resource).limits == {}
+
+
+@given(st.dictionaries(st.text("abcdefgh", min_size=1, max_size=150), st.integers(1, 3), max_size=20))
+def test_a_resource_with_limits_fits_where_a_plan_fits(queues: dict[str, int]) -> None:
+    items = tuple(item for name, partitions in queues.items() for item in queue(name, partitions))
+    resource = Resource(items=items, limits=dict.fromkeys(queues, 1_000), era=1_000, version=10**9)
+    assert len(msgspec.json.encode(resource)) < largest_commit(KEYS, items, ())
+
+
+# ---- what the checks would see ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("owners", "limits"),
+    [
+        ({"q.0": "a", "q.1": "b"}, {"q": 1}),
+        ({"q.0": "a", "q.1": "a"}, {"q": 2}),
+        ({"q.0": "a", "q.1": "a", "q.2": "a", "q.3": "b"}, {"q": 2}),
+    ],
+)
+def test_the_checks_see_a_queue_on_too_many_or_too_few(owners: dict[str, str], limits: dict[str, int]) -> None:
+    with pytest.raises(BrokenPromiseError):
+        check_limits(owners, MEMBERS, limits)
+
+
+@pytest.mark.parametrize(
+    "owners",
+    [
+        {"p.0": "a", "p.1": "a", "q.0": "a", "q.1": "a"},
+        {"p.0": "a", "p.1": "a", "q.0": "a", "other": "b"},
+        {"other": "a", "another": "a"},
+    ],
+)
+def test_the_checks_see_that_a_part_is_better_elsewhere(owners: dict[str, str]) -> None:
+    with pytest.raises(BrokenPromiseError):
+        check_even(owners, ["a", "b"], {"p": 1, "q": 1})

@@ -15,6 +15,7 @@ from server_process import closed_port
 from sluiceway.cli import checks, doctor
 from sluiceway.cli.checks import LEAST_FREE, OTHER_FILES, Check
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.instances import ClusterInfo, InstanceInfo
 
 NOW = datetime(2026, 1, 31, 8, 0, 0, 500_000, tzinfo=UTC)
 SECOND = timedelta(seconds=1)
@@ -53,6 +54,9 @@ def found(shell: Shell, *arguments: str) -> tuple[int, dict[str, Check]]:
         (checks.versions(None, "1.0"), "warning"),
         (checks.readiness([]), "ok"),
         (checks.readiness(["partition 1 does not serve"]), "failed"),
+        (checks.cluster({"a": "alive", "b": "leaving"}), "ok"),
+        (checks.cluster({"a": "alive", "b": "silent"}), "warning"),
+        (checks.cluster({"a": "joining", "b": "alive"}), "warning"),
         (checks.disk("/data", LEAST_FREE), "ok"),
         (checks.disk("/data", LEAST_FREE - 1), "failed"),
         (checks.files(OTHER_FILES + 30, 10), "ok"),
@@ -129,6 +133,16 @@ def test_partitions_that_do_not_serve_are_told(shell: Shell, monkeypatch: pytest
         code, by_name = found(shell, "--url", url)
     assert (code, by_name["ready"].state) == (3, "failed")
     assert "partition 1 of q" in by_name["ready"].detail
+
+
+def test_an_instance_that_another_does_not_hear_of_is_told(shell: Shell) -> None:
+    service = FakeService()
+    instances = [InstanceInfo("a", "http://a", True, "alive"), InstanceInfo("b", "http://b", False, "silent", 9_000)]
+    service.instances.script = [ClusterInfo(instances[:1], "static", 1), ClusterInfo(instances, "rounds", 2)]
+    with serving(service) as url:
+        assert "cluster" not in found(shell, "--url", url)[1]
+        check = found(shell, "--url", url)[1]["cluster"]
+    assert (check.state, check.detail) == ("warning", "2 instances: b is silent")
 
 
 def test_a_data_folder_and_a_configuration(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

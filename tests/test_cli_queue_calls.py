@@ -131,9 +131,10 @@ def test_info_shows_every_setting(service: FakeService, shell: Shell) -> None:
     lines = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in shell.says("queue", "info", "q").splitlines())
     assert (lines["lease timeout"], lines["items expire"], lines["retry back-off"]) == ("1m, at most 30d", "never", "none")
     assert (lines["write timeout"], lines["paused"]) == ("as the backend says", "no")
+    assert lines["logical queues"] == "one on each instance"
     service.record = msgspec.structs.replace(RECORD, version=7, paused=("produce", "lease"), **MEANT | {"reference": "\x1b[31mmine"})
     lines = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in shell.says("queue", "info", "q").splitlines())
-    assert {name: lines[name] for name in list(lines)[3:12]} == {
+    assert {name: lines[name] for name in list(lines)[3:13]} == {
         "version": "7",
         "lease timeout": "1m30s, at most 1h",
         "max attempts": "2",
@@ -142,6 +143,7 @@ def test_info_shows_every_setting(service: FakeService, shell: Shell) -> None:
         "retry back-off": "1s to 10m",
         "idempotency window": "1h",
         "write timeout": "2s",
+        "logical queues": "3",
         "reference": "\\x1b[31mmine",
     }
     assert lines["paused"] == "produce and lease"

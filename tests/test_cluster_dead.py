@@ -11,29 +11,31 @@ from cluster_rig import Cluster, cluster, counts, put, shares
 from node_rig import eventually, lease, payloads, settle, spec
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Clear, Fate, Redrive
+from sluiceway.model.requests import Clear, Fate, Produce, Redrive
+from sluiceway.node import service
 from sluiceway.node.service import Service
 
 DEAD = Fate("dead", reason="bad")
 
 
-async def queues(service: Service) -> None:
+async def queues(at: Service) -> None:
     """A queue and its dead queue, of partitions at every instance."""
-    await service.create_queue(spec("dead", 6))
-    await service.create_queue(spec("q", 6, dead_queue="dead"))
+    await at.create_queue(spec("dead", 6))
+    await at.create_queue(spec("q", 6, dead_queue="dead"))
 
 
 def waiting(made: Cluster, queue: str) -> int:
-    """Items that wait anywhere in the queue."""
-    found = [each for service in made.services for each in service.stats(queue).partitions]
-    return sum(each.ready for each in found) if not any(each.transferring for each in found) else -1
+    """Items that wait anywhere in the queue; -1 while some are on their way."""
+    found = {name: [each for owner in made.services for each in owner.stats(name).partitions] for name in ("q", "dead")}
+    moving = any(each.transferring for partitions in found.values() for each in partitions)
+    return -1 if moving else sum(each.ready for each in found[queue])
 
 
-async def kill_all(service: Service, count: int) -> None:
+async def kill_all(at: Service, count: int) -> None:
     """Let all items die."""
     dead = 0
     while dead < count:
-        dead += (await settle(service, "q", await lease(service, "q", 10, 10_000), DEAD)).dead
+        dead += (await settle(at, "q", await lease(at, "q", 10, 10_000), DEAD)).dead
 
 
 def test_the_dead_of_all_instances_arrive_once_and_are_redriven_once(tmp_path: Path) -> None:
@@ -50,7 +52,7 @@ def test_the_dead_of_all_instances_arrive_once_and_are_redriven_once(tmp_path: P
             rest = await c.redrive("dead", Redrive(20_000, 100))
             assert (rest.matched, rest.redriven, rest.targets) == (7, 7, {"q": 7})
             await eventually(lambda: waiting(made, "q") == 12)
-            found = []
+            found: list[str] = []
             while len(found) < 12:
                 found += payloads((await lease(b, "q", 10, 10_000)).batches)
             assert sorted(found) == sorted([*(f"{n}" for n in range(6)), *(f"{n} too" for n in range(6))])
@@ -65,9 +67,9 @@ def test_a_redrive_to_a_queue_that_is_not_there_moves_nothing(tmp_path: Path) ->
             await put(a, "q", 0, "x")
             await kill_all(a, 1)
             await eventually(lambda: waiting(made, "dead") == 1)
-            for service in (a, b):
+            for each in (a, b):
                 with pytest.raises(SluicewayError) as raised:
-                    await service.redrive("dead", Redrive(1_000, 10, "elsewhere"))
+                    await each.redrive("dead", Redrive(1_000, 10, "elsewhere"))
                 assert raised.value.code == "queue_not_found"
             assert waiting(made, "dead") == 1
 
@@ -83,16 +85,16 @@ def test_dead_items_arrive_once_whatever_fails_between_the_instances(tmp_path: P
                 await put(a, "q", number, f"{number}")
             for names in (made.wires.refuses, made.wires.loses) if fault == "refuses" else (made.wires.loses,):
                 names |= {"a", "b"}
-            held = [await lease(service, "q", 10, 0, most=6) for service in (a, b)]
+            held = [await lease(each, "q", 10, 0, most=6) for each in (a, b)]
             # Each instance serves its own, and what dies of it has to go to both.
-            for service, leased in zip((a, b), held, strict=True):
-                assert (await settle(service, "q", leased, DEAD)).dead == 3
+            for owner, leased in zip((a, b), held, strict=True):
+                assert (await settle(owner, "q", leased, DEAD)).dead == 3
             seen = len(made.wires.asked)
             await eventually(lambda: len(made.wires.asked) > seen + 4)
             made.wires.refuses.clear()
             made.wires.loses.clear()
             await eventually(lambda: waiting(made, "dead") == 6)
-            assert sum(each.produced for service in (a, b) for each in service.stats("dead").partitions) == 6
+            assert sum(each.produced for owner in (a, b) for each in owner.stats("dead").partitions) == 6
 
     asyncio.run(run())
 
@@ -107,7 +109,7 @@ def test_dead_items_go_on_when_their_partition_and_their_home_move(tmp_path: Pat
             await made.leave("b")
             await work
             await eventually(lambda: waiting(made, "dead") == 30)
-            assert sum(each.produced for service in (a, c) for each in service.stats("dead").partitions) == 30
+            assert sum(each.produced for owner in (a, c) for each in owner.stats("dead").partitions) == 30
             assert (await a.clear("dead", Clear(10_000))).ready == 30
 
     asyncio.run(run())
@@ -139,6 +141,23 @@ def test_an_owner_that_dies_before_it_hears_that_the_items_arrived(tmp_path: Pat
             await source.hand_over()
             await eventually(lambda: number in shares(target, "q"))
             await eventually(lambda: target.stats("q").partitions[number].transferring == 0)
-            assert [(each.produced, each.deduplicated) for each in target.stats("dead").partitions] == [(1, 1)]
+            assert [each.produced for each in target.stats("dead").partitions] == [1]
+            assert target.stats("dead").partitions[0].deduplicated > 0
+
+    asyncio.run(run())
+
+
+def test_an_instance_stops_though_its_dead_items_do_not_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BURIAL_TIMEOUT", 3_600_000)
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
+            await queues(a)
+            made.wires.refuses |= {"a", "b"}
+            for each in (a, b):
+                for number in shares(each, "q"):
+                    await put(each, "q", number, "x")
+                assert (await settle(each, "q", await lease(each, "q", 10, most=6), DEAD)).dead == 3
+            await eventually(lambda: len(made.wires.requests(Produce)) > 2)
 
     asyncio.run(run())

@@ -85,7 +85,7 @@ def test_produce_goes_elsewhere_when_no_partition_here_takes_it(tmp_path: Path) 
                 raise OSError("the disk is gone")
 
             store = made.stores["a"]
-            store.on_open = store.on_apply = down  # type: ignore[assignment]
+            store.on_open = store.on_apply = down
             with pytest.raises(SluicewayError) as raised:
                 # What it tried at home it does not know of.
                 await produce(a, "q", "x", timeout=300)
@@ -109,7 +109,7 @@ def test_settle_over_three_owners(tmp_path: Path, fate: Fate, by_lease: bool) ->
                 selections = {number: [Selection(fate, offsets=NEVER)] for number in NUMBERS}
             answer = await services[2].settle("q", Settle(selections, 10_000, foreign=("other.0.5",)))
             assert answer.total == 6
-            ignored = {number: why for number, why in answer.ignored}
+            ignored: dict[str, str] = dict(answer.ignored)
             assert ignored.pop("other.0.5") == "unknown"
             incarnation = services[0].queue("q").incarnation
             assert ignored == ({} if by_lease else {f"{incarnation}.{number}.77": "unknown" for number in NUMBERS})

@@ -188,7 +188,8 @@ def test_a_commit_in_flight_when_its_partition_goes(tmp_path: Path, lands: bool)
 
 @pytest.mark.parametrize("lands", [True, False])
 @pytest.mark.parametrize("key", [None, ProduceKey("k")])
-def test_a_commit_that_hangs_when_its_partition_goes(tmp_path: Path, lands: bool, key: ProduceKey | None) -> None:
+@pytest.mark.parametrize("at_its_owner", [True, False])
+def test_a_commit_that_hangs_when_its_partition_goes(tmp_path: Path, lands: bool, key: ProduceKey | None, at_its_owner: bool) -> None:
     """Its outcome is unknown. Without a key it is not done again elsewhere; with one it is, and is there once."""
 
     async def run() -> None:
@@ -206,7 +207,8 @@ def test_a_commit_that_hangs_when_its_partition_goes(tmp_path: Path, lands: bool
                 made.stores[made.name(owner)].on_applied = gate
             else:
                 made.stores[made.name(owner)].on_apply = hold
-            work = asyncio.create_task(other.produce("q", Produce(rows("perhaps"), 60_000, key)))
+            asked = owner if at_its_owner else other
+            work = asyncio.create_task(asked.produce("q", Produce(rows("perhaps"), 60_000, key)))
             await gate.reached.wait()
             await owner.hand_over()
             await eventually(lambda: shares(other, "q") == [0])
@@ -240,6 +242,25 @@ def test_an_answer_of_an_owner_that_is_lost(tmp_path: Path, key: ProduceKey | No
                 await eventually(lambda: len(made.wires.requests(Produce)) >= 2)
                 made.wires.loses.clear()
                 assert (await work).deduplicated
+            assert counts(await owner.count("q"))[0] == (1, 0)
+
+    asyncio.run(run())
+
+
+def test_an_unknown_outcome_is_not_forgotten_when_it_is_refused_the_next_time(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
+            await a.create_queue(spec("q", 1))
+            owner = made.owner("q", 0)
+            other = b if owner is a else a
+            made.wires.loses.add(made.name(owner))
+            work = asyncio.create_task(other.produce("q", Produce(rows("x"), 60_000, ProduceKey("k"))))
+            await eventually(lambda: counts(owner.stats("q"))[0] == (1, 0))
+            await owner.pause("q", ["produce"], True)
+            made.wires.loses.clear()
+            with pytest.raises(SluicewayError) as raised:
+                await work
+            assert raised.value.code == "outcome_unknown"
             assert counts(await owner.count("q"))[0] == (1, 0)
 
     asyncio.run(run())

@@ -9,7 +9,7 @@ import pytest
 
 from cluster_rig import STEADY, Wires, clustered
 from node_rig import Store, payloads, produce, spec
-from sluiceway.adapters.lock import DirectoryLockedError
+from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
 from sluiceway.core.assignment.group import Strategy
@@ -125,7 +125,7 @@ def test_who_is_alone_shares_its_directory_with_nobody(tmp_path: Path, first: St
         place = Place(tmp_path)
         there = place.service(first)
         await there.start()
-        with pytest.raises(DirectoryLockedError):
+        with pytest.raises(DirectoryInUseError):
             await place.service(second, "b").start()
         await there.create_queue(spec("q", 1))
         await produce(there, "q", "x")

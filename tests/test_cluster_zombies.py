@@ -27,7 +27,7 @@ async def zombie(folder: Path) -> AsyncIterator[tuple[Cluster, Service, Service,
     """Of a queue of two partitions, each with an item, the second's and the first's owner; the latter's lease has run out."""
     async with cluster(folder, "a", "b") as (made, (a, _)):
         await a.create_queue(spec("q", 2))
-        await put(a, "q", 0, "zero")
+        await put(a, "q", 0, "zero", "zero too")
         await put(a, "q", 1, "one")
         frozen = made.owner("q", 0)
         other = made.owner("q", 1)
@@ -107,9 +107,33 @@ def test_it_gives_nothing_out(tmp_path: Path) -> None:
         async with zombie(tmp_path) as (_, _other, frozen, _gate):
             leased = await asked(frozen, Lease("c", 10))
             assert leased.leases == []
-            assert (await asked(frozen, Redrive(1_000, 10, "elsewhere"))).matched == 0
+
+    asyncio.run(run())
+
+
+def test_it_shows_nothing_of_what_comes_next(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with zombie(tmp_path) as (_, _other, frozen, _gate):
+            assert await asked(frozen, Peek(10)) == []
+
+    asyncio.run(run())
+
+
+def test_it_redrives_nothing(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with zombie(tmp_path) as (_, _other, frozen, _gate):
+            assert (await asked(frozen, Redrive(1_000, 10, "elsewhere", dry_run=True))).matched == 0
+
+    asyncio.run(run())
+
+
+def test_it_opens_nothing_anew(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with zombie(tmp_path) as (made, _other, frozen, _gate):
+            opened = len(made.stores[made.name(frozen)].fences)
             await asked(frozen, Reload(1_000))
             assert shares(frozen, "q") == []
+            assert len(made.stores[made.name(frozen)].fences) == opened
 
     asyncio.run(run())
 

@@ -402,10 +402,12 @@ class Heard:
     def __init__(self, store: EtcdMetaStore) -> None:
         self.anything = asyncio.Event()
         self.canceled = 0
+        self.streams = 0
         self._lines = store._etcd.lines
         store._etcd.lines = self._listen  # type: ignore[assignment,method-assign]
 
     async def _listen(self, *args: Any) -> AsyncIterator[Any]:
+        self.streams += 1
         async for streamed in self._lines(*args):
             self.anything.set()
             self.canceled += streamed.result.canceled

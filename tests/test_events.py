@@ -21,6 +21,8 @@ from sluiceway.model.requests import PartitionStats, QueuePatch, QueueStats
 from sluiceway.node.audit import AuditTrail
 from sluiceway.node.backend_pool import BackendInfo
 from sluiceway.node.events import EVENT_TYPES, Ring, Sight, Watch, counts_of, tell
+from sluiceway.node.instances import Instances
+from sluiceway.node.ownership import Static
 from sluiceway.server.events import EventsQuery, EventStreams, Reader
 from sluiceway.server.http import BodyMemory, DisconnectedError, Message, Request
 from sluiceway.testing.drive import driven
@@ -104,6 +106,10 @@ class Scene:
         self.audit = AuditTrail(MemoryMetaStore())
         self.records: list[QueueRecord] = []
         self.ready: dict[str, int] = {}
+        self.elsewhere: dict[str, PartitionStats | Exception] = {}
+        """What another instance says of the queue's only partition."""
+        self.asked: list[str] = []
+        self.instances = Instances(Static(), self.queues)
 
     def queues(self) -> list[QueueRecord]:
         return self.records
@@ -111,7 +117,16 @@ class Scene:
     def stats(self, queue_name: str) -> QueueStats:
         if queue_name not in self.ready:
             raise SluicewayError("queue_not_found", "gone")
+        if queue_name in self.elsewhere:
+            return QueueStats(0, 0, 0, 0, [])
         return QueueStats(0, 0, 0, 0, [PartitionStats(0, ready=self.ready[queue_name])])
+
+    async def count(self, queue_name: str) -> QueueStats:
+        self.asked.append(queue_name)
+        said = self.elsewhere[queue_name]
+        if isinstance(said, Exception):
+            raise said
+        return QueueStats(0, 0, 0, 0, [said])
 
     def backends(self) -> list[BackendInfo]:
         return []

@@ -12,10 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster_rig import cluster
+from cluster_rig import Wires, cluster
 from fake_service import FakeService, serving
 from node_rig import eventually, rows
 from server_running import running
+from sluiceway.model.peers import Ask
 from sluiceway.model.requests import Produce, QueueSpec, Settled
 from sluiceway.node.served import only_other
 from sluiceway.node.service import Service
@@ -164,3 +165,25 @@ def _verdicts() -> bytes:
 @pytest.mark.parametrize(("served_by", "other"), [(set(), None), ({""}, None), ({"b"}, "b"), ({"", "b"}, None), ({"b", "c"}, None)])
 def test_a_hint_needs_one_other_instance_alone(served_by: set[str], other: str | None) -> None:
     assert only_other(served_by) == other
+
+
+def test_a_request_keeps_its_id_on_the_way_to_another_instance(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[str] = []
+    ask = Wires.ask
+
+    async def noted(wires: Wires, address: str, request: Any, timeout: int, request_id: str = "") -> Any:
+        if isinstance(request, Ask):
+            sent.append(request_id)
+        return await ask(wires, address, request, timeout, request_id)
+
+    monkeypatch.setattr(Wires, "ask", noted)
+
+    async def scenario() -> None:
+        async with pair(tmp_path) as servers:
+            (item,) = await servers.put(servers.there[0], "x")
+            sent.clear()
+            await servers.post("queue.explain", {"x-request-id": "r-7"}, id=item)
+            await servers.post("queue.complete", {"x-request-id": "r-8"}, ids=[item])
+            assert sent == ["r-7", "r-8"]
+
+    asyncio.run(scenario())

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,13 +20,14 @@ from server_running import Running, eventually, running
 from sluiceway import __version__
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller, Scope
+from sluiceway.model.instances import ClusterInfo, InstanceInfo
 from sluiceway.model.requests import PartitionStats, QueueStats
 from sluiceway.node.service import Service
 from sluiceway.server.app import App, Fittings
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request
 from sluiceway.server.metric_queues import COUNTERS, OTHER, QueueLabels, Seen, seen
-from sluiceway.server.metrics import Metrics
+from sluiceway.server.metrics import Metrics, targets_of
 from sluiceway.testing.drive import driven
 
 
@@ -169,9 +171,27 @@ async def test_it_names_all_queues_so_it_needs_the_right_to_read_all(tmp_path: P
     await service.start()
     app = App(service, dataclasses.replace(metered(service), guard=Doorman(*scopes)))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
-        answer = await client.get("/metrics")
-    assert answer.status_code == status
-    assert status == 200 or answer.json()["code"] == "forbidden"
+        for page in ("/metrics", "/metrics/targets"):
+            answer = await client.get(page)
+            assert answer.status_code == status
+            assert status == 200 or answer.json()["code"] == "forbidden"
+    await service.stop()
+
+
+def test_where_the_instances_have_their_metrics() -> None:
+    known = [("a", "http://127.0.0.1:7001"), ("b", "https://[::1]:7002"), ("joining", "")]
+    found = ClusterInfo([InstanceInfo(name, address, name == "a", "alive") for name, address in known], "rounds", 2)
+    assert msgspec.to_builtins(targets_of(found)) == [
+        {"targets": ["127.0.0.1:7001"], "labels": {"__scheme__": "http", "sluiceway_instance": "a"}},
+        {"targets": ["[::1]:7002"], "labels": {"__scheme__": "https", "sluiceway_instance": "b"}},
+    ]
+
+
+@driven
+async def test_a_server_that_is_alone_is_scraped_where_it_is(tmp_path: Path) -> None:
+    service = Service(tmp_path)
+    await service.start()
+    assert targets_of(service.instances.cluster()) == []
     await service.stop()
 
 

@@ -39,6 +39,12 @@ def test_promises_are_kept_whatever_befalls_the_instances(first: int) -> None:
     assert tally["spanned"], "no settle was of several partitions"
 
 
+@pytest.mark.parametrize("seed", [1024])
+def test_what_once_failed_does_not_fail_again(seed: int) -> None:
+    """1024: a repeated lease key at an instance that was just losing the partitions with its leases."""
+    ClusterWorld(seed).live()
+
+
 @pytest.mark.parametrize("ablation", bugs_cluster.ABLATIONS, ids=lambda bug: bug.name)
 def test_without_what_it_stands_on_it_falls(ablation: Bug) -> None:
     assert hunt(ablation, range(SEEDS_PER_BUG)) is not None, ablation.what

@@ -146,7 +146,7 @@ PINNED: dict[type[msgspec.Struct], str] = {
     AuditEntry: "id at actor action queue_name request_id detail",
     Resource: "items parameters strategy era version limits",
     Parameters: "settle_timeout round_interval heartbeat_interval beat_interval lease_timeout member_timeout",
-    MemberRecord: "beat lease_timeout applied era leaving address",
+    MemberRecord: "beat lease_timeout applied era leaving address joined_at",
     Round: "number sealed trigger participants moved kept",
     Plan: "round era resource_version owners waits",
     Claim: "owner grant",

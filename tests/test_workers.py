@@ -9,8 +9,8 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -170,22 +170,14 @@ def test_a_worker_that_stands_still_is_killed_and_started_again(tmp_path: Path) 
         assert f"(process {frozen}) was killed by SIGKILL; it is started again" in err
 
 
-def test_who_was_frozen_with_the_supervisor_is_not_killed_for_it(tmp_path: Path) -> None:
-    with family(tmp_path / "pids", 2, "watched") as server:
-        assert server.line() == "ready"
-        for pid in (server.process.pid, *server.pids()):
-            os.kill(pid, signal.SIGSTOP)
-        begun = time.monotonic()
-        eventually(lambda: time.monotonic() > begun + 5)
-        for pid in (server.process.pid, *server.pids()):
-            os.kill(pid, signal.SIGCONT)
-        server.process.terminate()
-        assert "stood still" not in server.finish()[1]
-
-
 def test_a_worker_that_serves_says_so_again_and_again(tmp_path: Path) -> None:
-    order = WorkerOrder(tmp_path, load(environment={}, flags={"server.workers": "2"}), Door(keys=False), ())
-    with subprocess.Popen(COMMAND_OF_WORKERS, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+    with tempfile.TemporaryFile() as file:
+        _says_so(tmp_path, file.fileno())
+
+
+def _says_so(folder: Path, seats: int) -> None:
+    order = WorkerOrder(folder, load(environment={}, flags={"server.workers": "2"}), Door(keys=False), (), seats)
+    with subprocess.Popen(COMMAND_OF_WORKERS, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pass_fds=[seats]) as worker:
         try:
             assert worker.stdin is not None
             assert worker.stdout is not None

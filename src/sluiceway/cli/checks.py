@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
@@ -98,6 +98,15 @@ def readiness(problems: list[str]) -> Check:
     if not problems:
         return Check("ready", "ok", "every partition serves")
     return Check("ready", "failed", "; ".join(problems), "the server's log says more; look at the disk or database that is named")
+
+
+def cluster(states: Mapping[str, str]) -> Check:
+    """How each instance is, as the one that answers sees it."""
+    wrong = ", ".join(f"{name} is {state}" for name, state in states.items() if state in ("silent", "joining"))
+    if wrong:
+        fix = "see that it runs and reaches the meta store; sluiceway instance list has its address, for: sluiceway doctor --url"
+        return Check("cluster", "warning", f"{len(states)} instances: {wrong}", fix)
+    return Check("cluster", "ok", f"{len(states)} instances; the check `ready` is of the one that answered")
 
 
 def refused(error: SluicewayError, has_key: bool) -> Check:

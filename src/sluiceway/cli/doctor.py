@@ -71,6 +71,7 @@ def _server(session: Session) -> Iterator[Check]:
     yield checks.clock(_date(answer), before, after)
     yield _key(session, after)
     yield _checked("ready", lambda: checks.readiness(session.problems()))
+    yield from _cluster(session)
 
 
 def _checked(name: str, check: Callable[[], Check]) -> Check:
@@ -113,6 +114,16 @@ def _key(session: Session, now: datetime) -> Check:
     except SluicewayError as error:
         return checks.refused(error, has_key)
     return checks.accepted(has_key, own.scopes, own.expires_at, now)
+
+
+def _cluster(session: Session) -> Iterator[Check]:
+    try:
+        found = session.client.list_instances().items
+    except SluicewayError:
+        # Not for this key, or an older server.
+        return
+    if len(found) > 1:
+        yield checks.cluster({each.instance: each.state for each in found})
 
 
 # -- what a server stands on ------------------------------------------------------------------------------------------

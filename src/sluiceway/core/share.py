@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from sluiceway.core.lane import Lane, LaneState
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
+from sluiceway.core.spreading import Meter
 from sluiceway.core.tickets import Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -25,6 +26,7 @@ class Share(LogicalQueue):
         self._takeover_grace = takeover_grace
         self._graces: dict[int, Millis] = {}
         self._incarnation = incarnation
+        self._meter, self._busy = Meter(), 0
         self._openings: dict[int, int] = {}
         """The last opening of each partition that it had: under one grant a number is never used twice."""
 
@@ -110,4 +112,10 @@ class Share(LogicalQueue):
         working = [lane for lane in self.lanes.values() if lane.takes_work]
         ready = 0 if self.waiters or "lease" in self.paused else sum(lane.partition.ready_count for lane in working)
         takes = [lane for lane in working if not lane.degraded] if "produce" not in self.paused else []
-        return Load(ready, min((lane.partition.ready_count + lane.accepted for lane in takes), default=None))
+        return Load(ready, min((lane.partition.ready_count + lane.accepted for lane in takes), default=None), self._busy)
+
+    def measure(self, now: Millis) -> int:
+        """How busy it is, in thousandths of what one instance can do, on an average. To be asked about once a second."""
+        there = [each for each in self.stats().partitions if self.lanes[each.partition].takes_work]
+        self._busy = self._meter.note(now, self._tickets, {each.partition: each.produced + each.leased + each.completed for each in there})
+        return self._busy

@@ -98,6 +98,8 @@ class Load(NamedTuple):
     """Items that a lease would get, and that nobody waits for there."""
     emptiest: int | None
     """The waiting items of the partition that has fewest of those that take any; None: none does."""
+    busy: int = 0
+    """Of a queue that is spread by load: what it does there, in thousandths of what one instance can do."""
 
 
 class Poll(NamedTuple):

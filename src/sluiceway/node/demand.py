@@ -61,6 +61,10 @@ class Demand:
         """How the others' shares of the queue were when they last said so."""
         return {peer: loads[incarnation] for peer, loads in self._loads.items() if incarnation in loads}
 
+    def busy(self, incarnation: str) -> dict[Peer, int]:
+        """How busy the others' shares of the queue were, of those that have said so."""
+        return {peer: loads[incarnation].busy if incarnation in loads else 0 for peer, loads in self._loads.items()}
+
     def wish(self, incarnation: str, batch_size: int) -> Wish:
         """A lease waits. It must be taken back by `end`."""
         wish = Wish(incarnation, batch_size)
@@ -180,4 +184,4 @@ class Demand:
             for driver in wanted:
                 driver.watchers.discard(turned)
         loads = {driver.record.incarnation: driver.load() for driver in drivers}
-        return Polled({incarnation: load for incarnation, load in loads.items() if load.ready or load.emptiest is not None})
+        return Polled({incarnation: load for incarnation, load in loads.items() if load.ready or load.busy or load.emptiest is not None})

@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[None]]
 """Produces a transfer's rows (of that partition of that queue) into the dead queue; returns when they are durable there."""
-
-
 Held = tuple[PartitionRef, Token]
 
 
@@ -68,7 +66,9 @@ class QueueDriver:
         self._tokens: dict[int, Token] = {}
         self._queue = Share(record.incarnation, self._backends, record.lease_timeout, around.takeover_grace)
         self._queue.configure(record)
+        self.measure = self._queue.measure
         self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: dict[int, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._turn_due = False
         self._stopped = False
@@ -155,6 +155,8 @@ class QueueDriver:
         self._closing.stop()
         if self._timer is not None:
             self._timer.cancel()
+        for transfer in self._sending.values():
+            transfer.cancel()  # Who serves the partition next sends it again; its target may be long in coming.
         self._queue.close(final=False)
         self._turn()
         while self._tasks:
@@ -302,19 +304,18 @@ class QueueDriver:
             self._reply(effect)
         elif isinstance(effect, Commit):
             self._spawn(self._commit(effect))
-        elif isinstance(effect, Open):
-            if not self._stopped:
-                self._spawn(self._open(effect))
-        elif isinstance(effect, Transfer):
-            if not self._stopped:
-                self._spawn(self._transfer(effect))
+        elif isinstance(effect, Open) and not self._stopped:
+            self._spawn(self._open(effect))
+        elif isinstance(effect, Transfer) and not self._stopped:
+            self._sending[effect.partition] = self._spawn(self._transfer(effect))
         elif isinstance(effect, Fault):
             log.error("queue %s, partition %d: a turn failed", self.record.queue_name, effect.partition, exc_info=effect.error)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
     # ---- effects ----------------------------------------------------------------------------------------------
 

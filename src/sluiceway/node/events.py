@@ -1,4 +1,4 @@
-"""What happens to the queues and their backends, as events: found by looking at the instance each second while somebody reads them."""
+"""What happens to the queues, their backends and the cluster, as events: found by looking each second while somebody reads them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence, Set
+from types import MappingProxyType
 from typing import Final, Literal, NamedTuple, Protocol, get_args
 
 import msgspec
@@ -15,10 +16,12 @@ from sluiceway.adapters import system
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_AUDIT_TEXT, MAX_EVENTS
 from sluiceway.model.audit import AuditEntry
+from sluiceway.model.instances import RoundInfo
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import QueueStats
 from sluiceway.node.audit import AuditTrail, changes
 from sluiceway.node.backend_pool import BackendInfo
+from sluiceway.node.instances import Instances
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,9 @@ EventType = Literal[
     "partition.state",
     "backend.down",
     "backend.up",
+    "instance.joined",
+    "instance.left",
+    "round.sealed",
     "config.reloaded",
     "audit",
 ]
@@ -43,6 +49,10 @@ _AUDIT_PATIENCE: Final = 5.0
 """Seconds: the meta store may hang, and the rest is still to be told."""
 _QUEUES_AT_ONCE: Final = 20
 """Queues that are looked at before others get a turn on the event loop."""
+ELSEWHERE_AT_ONCE: Final = 50
+"""Queues in each look of which other instances are asked, since they have partitions of them: each is a call of each of those instances."""
+_ELSEWHERE_PATIENCE: Final = 3.0
+"""Seconds for their answers, so that one that hangs holds up the looks no longer than until it is given up."""
 
 Counts = dict[str, int]
 """A queue's items and requests, over all of its partitions."""
@@ -83,15 +93,20 @@ Place = tuple[str, str, int]
 Condition = tuple[str, bool]
 """A partition's state, and whether it is degraded."""
 _GOOD: Final[Condition] = ("available", False)
+UNHEARD: Final = "unavailable"
+"""The state of a partition whose owner does not answer."""
 
 
 class Sight(NamedTuple):
-    """What one look has seen."""
+    """What one look has seen. Of some partitions that other instances have it is what an earlier one has."""
 
     queues: Mapping[str, QueueRecord]
     partitions: Mapping[Place, Condition]
     backends: Mapping[str, str | None]
-    """Why it is not served, by name; None: it is."""
+    """Why it is not served here, by name; None: it is."""
+    instances: Mapping[str, str] = MappingProxyType({})
+    """Their addresses, by name."""
+    round: RoundInfo | None = None
 
 
 def tell(ring: Ring, before: Sight, after: Sight) -> None:
@@ -108,6 +123,17 @@ def tell(ring: Ring, before: Sight, after: Sight) -> None:
                 ring.add("backend.up", backend=backend)
             else:
                 ring.add("backend.down", backend=backend, problem=problem[:MAX_AUDIT_TEXT])
+    _tell_cluster(ring, before, after)
+
+
+def _tell_cluster(ring: Ring, before: Sight, after: Sight) -> None:
+    for name in sorted(before.instances.keys() - after.instances.keys()):
+        ring.add("instance.left", instance=name, address=before.instances[name])
+    for name in sorted(after.instances.keys() - before.instances.keys()):
+        ring.add("instance.joined", instance=name, address=after.instances[name])
+    old, new = before.round, after.round
+    if new is not None and new.sealed and (old is None or not old.sealed or old.number != new.number):
+        ring.add("round.sealed", round=new.number, trigger=new.trigger, participants=new.participants, moved=new.moved, kept=new.kept)
 
 
 def _tell_queue(ring: Ring, old: QueueRecord | None, new: QueueRecord | None) -> None:
@@ -158,13 +184,23 @@ class Source(Protocol):
 
     def queues(self) -> list[QueueRecord]: ...
 
-    def stats(self, queue_name: str) -> QueueStats: ...
+    def stats(self, queue_name: str) -> QueueStats:
+        """Of the partitions that are here."""
+        ...
+
+    async def count(self, queue_name: str) -> QueueStats:
+        """Of all partitions, wherever they are."""
+        ...
+
+    @property
+    def instances(self) -> Instances: ...
 
     def backends(self) -> list[BackendInfo]: ...
 
 
 class Watch:
-    """Looks at an instance each second as long as somebody reads. What happened while nobody did is found when somebody does again."""
+    """Looks each second as long as somebody reads, at this instance and by it at the others. What happened while nobody did is found when
+    somebody does again."""
 
     def __init__(self, source: Source) -> None:
         self.process = system.new_incarnation()
@@ -173,6 +209,9 @@ class Watch:
         """By queue, as of the last look. The counts of a queue are another object exactly if they have changed."""
         self._source = source
         self._sight: Sight | None = None
+        self._looks = 0
+        self._asked: dict[str, int] = {}
+        """The look in which other instances were last asked of a queue."""
         self._audit_at = system.now()
         self._audited: set[str] | None = None
         self._readers = 0
@@ -220,22 +259,58 @@ class Watch:
         self.wake()
 
     async def _see(self) -> tuple[Sight, dict[str, Counts]]:
+        self._looks += 1
         queues = {record.queue_name: record for record in self._source.queues()}
-        partitions: dict[Place, Condition] = {}
-        counts: dict[str, Counts] = {}
+        found: dict[str, QueueStats] = {}
+        elsewhere: list[str] = []
         for number, (name, record) in enumerate(queues.items(), 1):
             if number % _QUEUES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            try:
-                stats = self._source.stats(name)
-            except SluicewayError:
-                # Deleted in the meantime, which the next look will tell.
-                continue
-            found, known = counts_of(stats), self.counts.get(name)
-            counts[name] = known if known == found else found
+            # One that is deleted in the meantime the next look will tell.
+            with contextlib.suppress(SluicewayError):
+                found[name] = self._source.stats(name)
+                if len(found[name].partitions) < len(record.partitions):
+                    elsewhere.append(name)
+        for name in elsewhere:
+            del found[name]
+        found |= await self._ask_others(elsewhere)
+        counts = {name: self._counts(name, stats) for name, stats in found.items()}
+        counts |= {name: self.counts[name] for name in elsewhere if name in self.counts and name not in counts}
+        partitions = self._known_of(queues, set(elsewhere) - found.keys())
+        for name, stats in found.items():
             for each in stats.partitions:
-                partitions[name, record.incarnation, each.partition] = (each.state, each.degraded)
-        return Sight(queues, partitions, {backend.name: backend.problem for backend in self._source.backends()}), counts
+                partitions[name, queues[name].incarnation, each.partition] = (each.state, each.degraded)
+        cluster = self._source.instances.cluster()
+        instances = {each.name: each.address for each in cluster.instances if each.state != "joining"}
+        backends = {backend.name: backend.problem for backend in self._source.backends()}
+        return Sight(queues, partitions, backends, instances, cluster.round), counts
+
+    async def _ask_others(self, elsewhere: Sequence[str]) -> dict[str, QueueStats]:
+        """The counts of those of these queues whose turn it is: who was asked for the longest time ago comes first."""
+        due = sorted(elsewhere, key=lambda name: self._asked.get(name, 0))[:ELSEWHERE_AT_ONCE]
+        self._asked = {name: self._looks if name in due else self._asked.get(name, 0) for name in elsewhere}
+        answers = await asyncio.gather(*map(self._ask, due))
+        return {name: stats for name, stats in zip(due, answers, strict=True) if stats is not None}
+
+    async def _ask(self, queue_name: str) -> QueueStats | None:
+        try:
+            async with asyncio.timeout(_ELSEWHERE_PATIENCE):
+                return await self._source.count(queue_name)
+        except (TimeoutError, SluicewayError):
+            return None
+
+    def _counts(self, name: str, stats: QueueStats) -> Counts:
+        known = self.counts.get(name)
+        if known is not None and any(each.state == UNHEARD for each in stats.partitions):
+            # Without what an instance does not tell they would seem to fall.
+            return known
+        found = counts_of(stats)
+        return known if known == found else found
+
+    def _known_of(self, queues: Mapping[str, QueueRecord], names: Set[str]) -> dict[Place, Condition]:
+        """What was known of these queues before this look."""
+        before = self._sight.partitions if self._sight is not None else {}
+        return {place: each for place, each in before.items() if place[0] in names and queues[place[0]].incarnation == place[1]}
 
     async def _tell_audit(self) -> None:
         """Entries of every process on this meta store, each once."""
@@ -254,4 +329,5 @@ class Watch:
     def _tell_entry(self, entry: AuditEntry) -> None:
         self.ring.add("audit", entry.queue_name, id=entry.id)
         if entry.action == "config.reload":
-            self.ring.add("config.reloaded", changed=entry.detail.get("changed", []))
+            who = {"instance": entry.detail["instance"]} if "instance" in entry.detail else {}
+            self.ring.add("config.reloaded", changed=entry.detail.get("changed", []), **who)

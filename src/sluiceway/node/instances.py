@@ -166,7 +166,7 @@ def belonging(look: Look, resource: Resource, item: str, history: Mapping[int, S
 def _since(name: str, grant: int, given: SealedRound | None, created_at: Millis) -> str:
     if given is None:
         return f"{name} has had it since round {grant}, of which nothing more is known"
-    if created_at > given.sealed_at:
+    if created_at >= given.sealed_at:
         # A grant is the number of the last round by then.
         return f"{name} was given it when its queue was created, after round {grant} and without another"
     return f"{name} has had it since round {grant}, which there was because {_told(given.trigger)}"

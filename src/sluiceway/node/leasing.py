@@ -213,8 +213,12 @@ class Leasing:
         return [peer for peer, count in zip(peers, counts, strict=True) if count]
 
     async def _again(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool) -> Leased:
-        """What that share answers to the key that it knows."""
+        """What that share answers to the key that it knows. If that is nothing, the partitions have just gone elsewhere: `unavailable`."""
+        known = replace(request, request_timeout=0, batch_size=0)
         try:
-            return cast(Leased, await self._router.ask(record, peer, replace(request, request_timeout=0), payload))
+            leased = cast(Leased, await self._router.ask(record, peer, known, payload))
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             raise plain(error) from error
+        if not leased.leases:
+            raise SluicewayError("unavailable", "the leases of this key are on their way to another instance, or have just run out")
+        return leased

@@ -11,8 +11,10 @@ from typing import Protocol
 import msgspec
 
 from sluiceway.core.assignment.group import Keys, Look, Parameters, Resource, SealedRound, Strategy, Token, Writes, owners, rounds_of
-from sluiceway.core.assignment.placing import begin, place, remove
+from sluiceway.core.assignment.placing import begin, limit, place, remove
+from sluiceway.core.assignment.plan import UNLIMITED
 from sluiceway.core.routing import HERE, Peer
+from sluiceway.core.spreading import wanted
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.meta import Stamp
 from sluiceway.model.queue import QueueRecord, decode_queue
@@ -122,8 +124,12 @@ class Ownership(Protocol):
         """The others."""
         ...
 
-    def placing(self, items: Sequence[str]) -> Writes:
-        """What a commit must contain for these to be owned from then on."""
+    def placing(self, items: Sequence[str], limits: Mapping[str, int] = UNLIMITED) -> Writes:
+        """What a commit must contain for these to be owned from then on, those of a queue with a limit by so many instances."""
+        ...
+
+    def limiting(self, incarnation: str, most: int | None) -> Writes:
+        """The same for a queue to lie on so many instances, by the round that follows; None: on all."""
         ...
 
     def removing(self, items: Iterable[str]) -> Writes:
@@ -198,7 +204,10 @@ class Static:
     def peers(self) -> list[Peer]:
         return []
 
-    def placing(self, items: Sequence[str]) -> Writes:
+    def placing(self, items: Sequence[str], limits: Mapping[str, int] = UNLIMITED) -> Writes:
+        return Writes()
+
+    def limiting(self, incarnation: str, most: int | None) -> Writes:
         return Writes()
 
     def removing(self, items: Iterable[str]) -> Writes:
@@ -272,8 +281,10 @@ class Clustered:
             entry = view.entries.get(KEYS.resource)
             if entry is not None and msgspec.json.decode(entry.value, type=Resource).strategy == self._strategy:
                 return
-            items = [item for each in view.prefix(QUEUE).values() for item in items_of(decode_queue(each.value))]
-            _, writes = begin(KEYS, entry, items, self._strategy, self._parameters, first_era=2)
+            queues = [decode_queue(each.value) for each in view.prefix(QUEUE).values()]
+            items = [item for record in queues for item in items_of(record)]
+            limits = {record.incarnation: wanted(record.logical_queues, 1) for record in queues if record.logical_queues is not None}
+            _, writes = begin(KEYS, entry, items, self._strategy, self._parameters, limits, first_era=2)
             with contextlib.suppress(ConflictError):
                 await meta.commit(writes.checks, {QUEUE: view.stamp}, writes.puts)
                 return
@@ -323,9 +334,13 @@ class Clustered:
     def peers(self) -> list[Peer]:
         return [peer for peer in self._peers.values() if peer is not HERE]
 
-    def placing(self, items: Sequence[str]) -> Writes:
+    def placing(self, items: Sequence[str], limits: Mapping[str, int] = UNLIMITED) -> Writes:
         assert self.member.look is not None, "it has joined"
-        return place(self.member.look, KEYS, items, self.member.late())
+        return place(self.member.look, KEYS, items, self.member.late(), limits)
+
+    def limiting(self, incarnation: str, most: int | None) -> Writes:
+        assert self.member.look is not None, "it has joined"
+        return limit(self.member.look, KEYS, incarnation, most)
 
     def removing(self, items: Iterable[str]) -> Writes:
         assert self.member.look is not None, "it has joined"

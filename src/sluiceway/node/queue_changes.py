@@ -11,19 +11,21 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from sluiceway.adapters import system
+from sluiceway.core.assignment.group import Writes
 from sluiceway.core.routing import Peer
+from sluiceway.core.spreading import wanted
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import OtherQueueError, SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_PARTITIONS
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.model.access import Actor
+from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Left
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
 from sluiceway.model.requests import QueuePatch, QueueSpec
 from sluiceway.node.audit import AuditTrail, changes, settings_of
 from sluiceway.node.backend_pool import BackendPool
-from sluiceway.node.catalog import Catalog
+from sluiceway.node.catalog import QUEUE, Catalog
 from sluiceway.node.ownership import Ownership, items_of
 from sluiceway.node.router import Router
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
@@ -111,9 +113,11 @@ class QueueChanges:
             retry_backoff=spec.retry_backoff,
             idempotency_window=spec.idempotency_window,
             write_timeout=spec.write_timeout,
+            logical_queues=spec.logical_queues,
         )
         entry = self._audit.entry("queues.create", by, record.queue_name, settings_of(record))
-        return record, await self._catalog.put(record, dict([entry]), self._ownership.placing(items_of(record)))
+        limits = {} if record.logical_queues is None else {record.incarnation: wanted(record.logical_queues, 1)}
+        return record, await self._catalog.put(record, dict([entry]), self._ownership.placing(items_of(record), limits))
 
     async def _new_incarnation(self) -> str:
         """One that no queue has, nor any deleted one whose data may still be there."""
@@ -172,7 +176,31 @@ class QueueChanges:
         if changed.dead_queue is not None and changed.dead_queue != record.dead_queue:
             self._check_dead_queue(queue_name, changed.dead_queue)
             self._check_no_chain(queue_name)
-        return changed, await self._catalog.put(changed, dict([self._audit.entry(action, by, queue_name, changes(record, changed))]))
+        entry = self._audit.entry(action, by, queue_name, changes(record, changed))
+        return changed, await self._catalog.put(changed, dict([entry]), self._limiting(record, changed))
+
+    def _limiting(self, before: QueueRecord, after: QueueRecord) -> Writes:
+        if after.logical_queues == before.logical_queues:
+            return Writes()
+        if after.logical_queues is None:
+            return self._ownership.limiting(after.incarnation, None)
+        has = len({self._ownership.owner(after.incarnation, each.partition) for each in after.partitions} - {None})
+        return self._ownership.limiting(after.incarnation, wanted(after.logical_queues, max(1, has)))
+
+    async def spread(self, record: QueueRecord, had: int, count: int) -> None:
+        """Let a queue whose number of logical queues is chosen by load have so many. If anything comes between, it is chosen anew."""
+        async with self.lock:
+            writes = self._ownership.limiting(record.incarnation, count)
+            if not writes.puts or self._catalog.of(record.incarnation) != record:
+                return
+            detail = {"logical_queues": {"from": had, "to": count}}
+            key, entry = self._audit.entry("queue.spread", SYSTEM, record.queue_name, detail)
+            try:
+                await self._meta.commit(writes.checks, {QUEUE: self._catalog.stamp}, {**writes.puts, key: entry}, writes.deletes)
+            except (ConflictError, MetaUnknownError) as error:
+                log.info("queue %s is spread over other instances later: %s", record.queue_name, error)
+                return
+        log.info("queue %s has %d logical queues, and had %d", record.queue_name, count, had)
 
     def _check_no_chain(self, queue_name: str) -> None:
         for other in self._catalog:

@@ -38,7 +38,7 @@ from sluiceway.model.requests import (
 )
 from sluiceway.node.driver import QueueDriver
 from sluiceway.node.ownership import Ownership
-from sluiceway.node.served import note
+from sluiceway.node.served import REQUEST_ID, note
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,7 @@ class Router:
         else:
             assert self._transport is not None, "an instance that is alone has no peers"
             timeout = timeout_of(request) + ANSWER_MARGIN
-            answer = await self._transport.ask(peer.address, Ask(record.incarnation, request, payload), timeout)
+            answer = await self._transport.ask(peer.address, Ask(record.incarnation, request, payload), timeout, REQUEST_ID.get())
         if not isinstance(request, FindLeases):
             note(peer.address, answer)
         return answer

@@ -1,9 +1,11 @@
-"""Which instances did the work of a request, so that its client can be told where to go the next time."""
+"""What goes along with a request to other instances, and which of them did its work, so that its client can be told where to go."""
 
 from __future__ import annotations
 
 from contextvars import ContextVar
 
+REQUEST_ID: ContextVar[str] = ContextVar("request_id", default="")
+"""That of the request of this context; empty: there is none."""
 SERVED_BY: ContextVar[set[str] | None] = ContextVar("served_by", default=None)
 """The addresses of those that have done something for the request of this context; '' is this instance. None: nobody wants to know."""
 

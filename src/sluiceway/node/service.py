@@ -70,6 +70,7 @@ from sluiceway.node.peer_counts import CountedTransport
 from sluiceway.node.queue_changes import QueueChanges
 from sluiceway.node.router import Router
 from sluiceway.node.share_calls import perform
+from sluiceway.node.spreading import Spreading
 from sluiceway.node.stores import open_store
 from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
@@ -268,6 +269,7 @@ class Service:
         demand, ownership = self._demand, self.ownership
         ownership.on_change = lambda: demand.follow(ownership.peers())
         demand.follow(ownership.peers())
+        self._spawn(Spreading(ownership, demand, self._drivers.values, self._changes.spread).run())
         async for _ in self.meta.watch(QUEUE):
             await self._follow()
 

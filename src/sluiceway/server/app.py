@@ -13,7 +13,7 @@ from sluiceway.adapters.system import new_incarnation, stopwatch
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
-from sluiceway.node.served import SERVED_BY, only_other
+from sluiceway.node.served import REQUEST_ID, SERVED_BY, only_other
 from sluiceway.server.answer_memory import PIECE, AnswerMemory
 from sluiceway.server.endpoints import Endpoint, Page
 from sluiceway.server.guard import OpenDoor
@@ -136,6 +136,7 @@ class App:
         path: str = scope["path"]
         request = Request(scope, receive, self._bodies)
         request.request_id = request.request_id or f"{self._process}-{next(self._request_ids)}".encode()
+        REQUEST_ID.set(request.request_id.decode())
         began = stopwatch()
         sent = _Sent(send, self)
         task = asyncio.current_task()

@@ -13,6 +13,8 @@ from sluiceway.kernel.limits import GOODBYE_TIMEOUT, HEAD_TIMEOUT
 from sluiceway.model.configuration import Address, ServerSettings, parse_address
 
 _BACKLOG = 2_048
+_HESITATION = 0.002
+"""Seconds that another process has to take a connection, if it should."""
 _PAUSE = 1.0
 """Seconds without accepting after the system had no more files, or no memory: what waits stays in the backlog."""
 
@@ -51,7 +53,8 @@ class Listener:
     """Accepts connections on a bound socket, each with a protocol of its own, until it is closed.
 
     With TLS, a connection becomes the protocol's only once both sides have agreed, within HEAD_TIMEOUT; so those that have not are counted
-    here, and while there is no `room` for them they are closed. Use from one event loop.
+    here, and while there is no `room` for them they are closed. Where other processes accept on the same socket, one that `hesitates`
+    leaves the next connection to them for a moment. Use from one event loop.
     """
 
     def __init__(
@@ -60,23 +63,37 @@ class Listener:
         protocol: Callable[[], asyncio.Protocol],
         tls: ssl.SSLContext | None,
         room: Callable[[], bool],
+        hesitates: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sock = sock
         self._protocol = protocol
         self._tls = tls
         self._room = room
+        self._hesitates = hesitates
         self._opening: set[asyncio.Task[None]] = set()
         self._loop = asyncio.get_running_loop()
         self._pause: asyncio.TimerHandle | None = None
         sock.setblocking(False)
         sock.listen(_BACKLOG)
         # One connection each time round, so that many at once are not served all before anything else.
-        self._loop.add_reader(sock, self._accept, 1)
+        self._loop.add_reader(sock, self._accept_next)
 
     @property
     def opening(self) -> int:
         """Connections that were accepted and have no protocol yet."""
         return len(self._opening)
+
+    def _accept_next(self) -> None:
+        if not self._hesitates():
+            self._accept(1)
+            return
+        self._loop.remove_reader(self._sock)
+        self._pause = self._loop.call_later(_HESITATION, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._loop.add_reader(self._sock, self._accept_next)
+        self._accept(1)
 
     def _accept(self, most: int) -> None:
         for _ in range(most):
@@ -87,7 +104,7 @@ class Listener:
             except OSError:
                 # At once it would fail again, as fast as the loop can go round.
                 self._loop.remove_reader(self._sock)
-                self._pause = self._loop.call_later(_PAUSE, self._loop.add_reader, self._sock, self._accept, 1)
+                self._pause = self._loop.call_later(_PAUSE, self._loop.add_reader, self._sock, self._accept_next)
                 return
             if self._tls is not None and not self._room():
                 made.close()

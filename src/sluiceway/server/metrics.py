@@ -7,7 +7,9 @@ import contextlib
 import platform
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
+from urllib.parse import urlsplit
 
+import msgspec
 from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -16,6 +18,7 @@ from prometheus_client.registry import Collector
 from sluiceway import __version__
 from sluiceway.adapters.system import now, stopwatch
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.instances import ClusterInfo
 from sluiceway.node.service import Service
 from sluiceway.server.endpoints import Page, Reply
 from sluiceway.server.http import Request
@@ -40,8 +43,17 @@ class _Series(NamedTuple):
     sent: Counter
 
 
+class ScrapeTarget(msgspec.Struct, frozen=True):
+    """An instance, in the form of Prometheus' HTTP service discovery."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
 class Metrics:
-    """A meter of requests, and the page `/metrics`. `start` and `stop` on the event loop that serves.
+    """A meter of requests, the page `/metrics`, and one with the places where other instances have theirs.
+
+    `start` and `stop` on the event loop that serves.
 
     No label has unbounded values: an endpoint is one of the table, or `other`; of queues, see QueueLabels.
     """
@@ -108,12 +120,18 @@ class Metrics:
         return found
 
     def pages(self) -> list[Page]:
-        return [Page("/metrics", "read", self._page, "Metrics for Prometheus", content_types=("text/plain",))]
+        return [
+            Page("/metrics", "read", self._page, "Metrics of this instance, for Prometheus", content_types=("text/plain",)),
+            Page("/metrics/targets", "read", self._targets, "Where each instance has metrics, for Prometheus", answer=list[ScrapeTarget]),
+        ]
 
     async def _page(self, request: Request) -> Reply:
-        if not request.caller.may_all("read"):
-            raise SluicewayError("forbidden", "the metrics name all queues: this needs a key with the scope read:*")
+        _check_right(request)
         return Reply(await self.scrape(), CONTENT_TYPE)
+
+    async def _targets(self, request: Request) -> Reply:
+        _check_right(request)
+        return Reply(msgspec.json.encode(targets_of(self._service.instances.cluster())))
 
     async def scrape(self) -> bytes:
         """The metrics as text, at most a second old. Other requests are served meanwhile."""
@@ -145,6 +163,17 @@ class Metrics:
             began = stopwatch()
             await asyncio.sleep(_LAG_INTERVAL)
             self._lag.observe(max(0.0, stopwatch() - began - _LAG_INTERVAL))
+
+
+def _check_right(request: Request) -> None:
+    if not request.caller.may_all("read"):
+        raise SluicewayError("forbidden", "the metrics name all queues: this needs a key with the scope read:*")
+
+
+def targets_of(cluster: ClusterInfo) -> list[ScrapeTarget]:
+    """The instances whose address is known: of a server that is alone it is not, nor is there need to."""
+    found = ((each, urlsplit(each.address)) for each in cluster.instances if each.address)
+    return [ScrapeTarget([url.netloc], {"__scheme__": url.scheme, "sluiceway_instance": each.name}) for each, url in found]
 
 
 class _Quiet(Collector):

@@ -212,6 +212,8 @@ _ADMIN: Final = {
 
 _CLUSTER: Final = {
     "instance": "The instance's name in the cluster; it is new at each start.",
+    "targets": "HOST:PORT of one instance.",
+    "labels": "Its scheme (`__scheme__`) and its name.",
     "LogicalQueueCounts.instance": "The instance whose share it is; null: partitions that nobody has at the moment.",
     "address": "The URL by which other instances reach it; null: not known.",
     "PartitionInfo.address": "The owner's URL; null: not known.",

@@ -11,10 +11,12 @@ import pickle
 import resource
 import signal
 import socket
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -43,6 +45,7 @@ from sluiceway.server.app import App
 from sluiceway.server.assembly import Assembly, Door
 from sluiceway.server.connections import Connection, most_connections
 from sluiceway.server.listeners import Listener, address_of, asks_for_keys, bind, bind_all, is_loopback, url_at, url_of
+from sluiceway.server.seats import Counted, Seats
 from sluiceway.server.tls import TlsFiles
 from sluiceway.server.workers import Supervisor, WorkerOrder
 
@@ -66,12 +69,20 @@ def announce(url: str) -> None:
     print(f"sluiceway listening on {url}", flush=True)
 
 
+class Own(NamedTuple):
+    """What is one process's alone of several that serve an address together: a socket, on which nobody speaks TLS if it is `plain`, and
+    its place among those that accept on the others."""
+
+    sock: socket.socket
+    plain: bool
+    seats: Seats
+
+
 class Server(uvicorn.Server):
     """Ends long polls before it waits for requests in flight, and takes a signal as a wish to stop, not as a crash.
 
     Requests in flight have `shutdown_timeout` to end once it stops; `before_close` is awaited first, while it still takes requests.
-    `on_hangup` is called at each SIGHUP. Of the sockets that it serves,
-    nobody speaks TLS on the `plain` one.
+    `on_hangup` is called at each SIGHUP. `own`: it is one of several processes.
     """
 
     def __init__(
@@ -82,7 +93,7 @@ class Server(uvicorn.Server):
         tls: TlsFiles | None = None,
         shutdown_timeout: Millis = SHUTDOWN_TIMEOUT,
         on_hangup: Callable[[], None] | None = None,
-        plain: socket.socket | None = None,
+        own: Own | None = None,
         before_close: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         config = uvicorn.Config(
@@ -104,16 +115,24 @@ class Server(uvicorn.Server):
         self._app = app
         self._started = started
         self._on_hangup = on_hangup
-        self._plain = plain
+        self._own = own
         self._before_close = before_close
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         self.servers = []
-        self._listeners = [
-            Listener(sock, self._connection, None if sock is self._plain else self.config.ssl, self._has_room) for sock in sockets or ()
-        ]
+        if self._own is not None:
+            self.server_state.connections = Counted(self._own.seats.note)
+        self._listeners = [self._listen(sock) for sock in sockets or ()]
         self.started = True
         self._started()
+
+    def _listen(self, sock: socket.socket) -> Listener:
+        own, tls = self._own, self.config.ssl
+        if own is None:
+            return Listener(sock, self._connection, tls, self._has_room)
+        if sock is own.sock:
+            return Listener(sock, self._connection, None if own.plain else tls, self._has_room)
+        return Listener(sock, self._connection, tls, self._has_room, own.seats.has_more_than_others)
 
     def _has_room(self) -> bool:
         return len(self.server_state.connections) + sum(each.opening for each in self._listeners) < most_connections()
@@ -186,7 +205,7 @@ async def run(
     door: Door,
     socks: Sequence[socket.socket],
     ready: Callable[[], None],
-    plain: socket.socket | None = None,
+    own: Own | None = None,
 ) -> None:
     """Start the service, serve it on the bound sockets until a signal, then stop it. `ready` is called once requests are taken."""
     # Where pandas is installed, pyarrow imports it at its first conversion: a second of silence that belongs before the first request.
@@ -202,7 +221,7 @@ async def run(
                 tls=door.tls,
                 shutdown_timeout=loaded.configuration.server.shutdown_timeout,
                 on_hangup=assembly.reload_soon,
-                plain=plain,
+                own=own,
                 before_close=service.hand_over,
             )
             await server.serve(list(socks))
@@ -244,8 +263,10 @@ def serve(
             ready(urls[0])
 
         if settings.workers > 1:
-            order = WorkerOrder(data, loaded, replace(door, tls=None), tuple(sock.fileno() for sock in socks))
-            asyncio.run(Supervisor(settings.workers, pickle.dumps(order), socks, settings.shutdown_timeout).run(tell))
+            seats = stack.enter_context(tempfile.TemporaryFile()).fileno()
+            order = WorkerOrder(data, loaded, replace(door, tls=None), tuple(sock.fileno() for sock in socks), seats)
+            supervisor = Supervisor(settings.workers, pickle.dumps(order), socks, settings.shutdown_timeout, files=[seats])
+            asyncio.run(supervisor.run(tell))
         else:
             cluster = cluster_of(data, loaded.configuration, address_of(socks[0]), tls is not None)
             _run(data, loaded, cluster, door, socks, tell)
@@ -264,7 +285,8 @@ def serve_worker(order: WorkerOrder, ready: Callable[[str], None]) -> None:
         cluster = cluster_of(order.data, configuration, address_of(own), tls is not None and not near)
         assert cluster is not None, "one of several processes is in a cluster"
         door = replace(order.door, tls=tls)
-        _run(order.data, loaded, cluster, door, [*socks, own], lambda: ready(cluster.advertise), own if near else None)
+        seats = Seats(stack.enter_context(os.fdopen(order.seats, "r+b")), configuration.server.workers)
+        _run(order.data, loaded, cluster, door, [*socks, own], lambda: ready(cluster.advertise), Own(own, near, seats))
 
 
 def cluster_of(data: Path, configuration: Configuration, at: Address, tls: bool) -> ClusterSettings | None:
@@ -288,12 +310,12 @@ def _run(
     door: Door,
     socks: Sequence[socket.socket],
     ready: Callable[[], None],
-    plain: socket.socket | None = None,
+    own: Own | None = None,
 ) -> None:
     service = Service(data, loaded.configuration.backends, membership=None if cluster is None else _membership(cluster))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
-            runner.run(run(service, loaded, door, socks, ready, plain))
+            runner.run(run(service, loaded, door, socks, ready, own))
         except (DirectoryInUseError, StoreUnavailableError) as error:
             raise SluicewayError("unavailable", str(error), "data") from error
 

@@ -38,12 +38,14 @@ MOST_MISSED = 30
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """What a process that is one of several needs to know. `listeners`: the bound sockets that it has inherited."""
+    """What a process that is one of several needs to know. `listeners`: the bound sockets that it has inherited; `seats`: the file in which
+    they note how many connections they have."""
 
     data: Path
     loaded: Loaded
     door: Door
     listeners: tuple[int, ...]
+    seats: int
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -65,13 +67,20 @@ def next_delay(before: Millis, served: Millis) -> Millis:
 
 
 class Supervisor:
-    """The parent of so many processes. Each runs `command`, inherits the bound `socks`, and reads the `order` from its standard input,
-    which stays open as long as the parent lives. Used once, in the main thread.
+    """The parent of so many processes. Each runs `command`, inherits the bound `socks` and the `files`, and reads the `order` from its
+    standard input, which stays open as long as the parent lives. Used once, in the main thread.
     """
 
     def __init__(
-        self, workers: int, order: bytes, socks: Sequence[socket.socket], shutdown_timeout: Millis, command: Sequence[str] = COMMAND
+        self,
+        workers: int,
+        order: bytes,
+        socks: Sequence[socket.socket],
+        shutdown_timeout: Millis,
+        command: Sequence[str] = COMMAND,
+        files: Sequence[int] = (),
     ) -> None:
+        self._files = files
         self._workers = workers
         self._order = order
         self._socks = socks
@@ -87,8 +96,8 @@ class Supervisor:
     async def run(self, ready: Callable[[], None]) -> None:
         """Serve until SIGTERM or SIGINT, then end all within `shutdown_timeout` and KILL_AFTER. SIGHUP goes to each of them.
 
-        `ready` is called once all serve. From then on a worker that ends is started again, and one that stands still is killed. If one ends before, all are ended, and what it
-        said is raised: a SluicewayError or an OSError.
+        `ready` is called once all serve. From then on a worker that ends is started again, and one that stands still is killed. If one
+        ends before, all are ended, and what it said is raised: a SluicewayError or an OSError.
         """
         stopping = asyncio.create_task(self._stopping.wait())
         with self._signals():
@@ -166,7 +175,7 @@ class Supervisor:
                     return
 
     async def _start(self, number: int) -> Process:
-        fds = [sock.fileno() for sock in self._socks]
+        fds = [*(sock.fileno() for sock in self._socks), *self._files]
         # In a session of its own it does not get the signals of the terminal, which are for the parent to pass on.
         child = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, pass_fds=fds, start_new_session=True)
         assert child.stdin is not None

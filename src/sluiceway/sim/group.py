@@ -138,10 +138,10 @@ def weather_of(random: Random) -> Weather:
         )
     if theme < 0.3:
         # Many processes place and remove items at once, while members come and go.
-        changes, limits = pick([0, 6]), pick([0, 20])
-        return Weather(
-            slow=pick([5, 50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=4, joins=6, changes=changes, places=30, limits=limits
-        )
+        return Weather(slow=pick([5, 50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=4, joins=6, changes=pick([0, 6]), places=30)
+    if theme < 0.4:
+        # They say again and again on how many members queues may lie.
+        return Weather(slow=pick([5, 50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=2, joins=4, places=20, limits=20)
     return Weather(
         slow=pick([1, 5, 50, 200]),
         unknown=pick([0.0, 0.05, 0.3]),

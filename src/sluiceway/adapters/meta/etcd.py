@@ -71,16 +71,11 @@ class _Event(msgspec.Struct):
 class _Watched(msgspec.Struct):
     events: list[_Event] = []
     canceled: bool = False
-    compact_revision: Stamp = 0
 
 
 class _Streamed(msgspec.Struct):
     result: _Watched = msgspec.field(default_factory=lambda: _Watched(canceled=True))
     """Where there is none, there is an error."""
-
-
-class _CompactedError(Exception):
-    """etcd does not have the past that was asked for any more."""
 
 
 class EtcdMetaStore:
@@ -269,20 +264,17 @@ class EtcdMetaStore:
         return self._watch(prefix, self._seen)
 
     async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
-        known = False
         while not self._closed.is_set():
             try:
-                if not known:
-                    # What was before may have been compacted; so may be the newest stamp, where only others have written since.
-                    stamp, revision = await self._newest()
-                    changed, since, known = stamp > since, revision, True
-                    if changed:
-                        yield stamp
-                async for stamp in self._events(prefix, since + 1):
-                    since = stamp
+                # What was before may have been compacted. So may be the newest stamp, where only others have written since.
+                stamp, revision = await self._newest()
+                changed, since = stamp > since, revision
+                if changed:
                     yield stamp
-            except _CompactedError:
-                known = False
+                while not self._closed.is_set():
+                    async for stamp in self._events(prefix, since + 1):
+                        since = stamp
+                        yield stamp
             except StoreUnavailableError:
                 # A fault is for `read` to report; a hint may come late.
                 with contextlib.suppress(TimeoutError):
@@ -290,11 +282,9 @@ class EtcdMetaStore:
                         await self._closed.wait()
 
     async def _events(self, prefix: str, start: Stamp) -> AsyncIterator[Stamp]:
-        """The stamps of all changes from `start` on, until nothing has come for a while. Raises EtcdError, _CompactedError."""
+        """The stamps of all changes from `start` on, until nothing has come for a while. Raises EtcdError, also if `start` is compacted."""
         message = {"create_request": {**self._under(prefix), "start_revision": start}}
         async for streamed in self._etcd.lines("/v3/watch", message, _Streamed, self._poll_interval):
-            if streamed.result.compact_revision:
-                raise _CompactedError
             if streamed.result.canceled:
                 raise EtcdError("etcd has ended a watch")
             if streamed.result.events:
