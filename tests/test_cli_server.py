@@ -115,7 +115,7 @@ def test_complete_and_retry_by_id(shell: Shell) -> None:
     assert shell.says("retry", shell.queue, "-", "--after", "1h", stdin=ids[3].encode()) == "put back 1\n"
     assert shell.says("retry", shell.queue, ids[4], "--dead", "--reason", "no good") == "put back 0, dead 1\n"
     assert shell.json("retry", shell.queue, ids[4], "--dead")[0]["ignored"] == [{"id": ids[4], "reason": "dead"}]
-    (again,) = shell.json("lease", shell.queue, "-n", "5", "--client-id", "other")
+    (again,) = shell.json("lease", shell.queue, "-n", "5", "--client-id", "other", "--wait", "2m")
     assert (again["utf8"], again["attempts"]) == ("c", 2)
     (dead,) = shell.json("lease", f"{shell.queue}.dead", "--wait", "2m")
     assert (dead["utf8"], dead["headers"]["sluiceway-reason"]) == ("e", "no good")

@@ -190,6 +190,28 @@ def test_a_settle_whose_partition_has_just_gone_finds_it(tmp_path: Path) -> None
     asyncio.run(run())
 
 
+def test_a_settle_of_whose_partitions_one_has_gone_does_each_once(tmp_path: Path) -> None:
+    """Who has one of the two that it is asked for does neither, before it is asked again."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, _):
+            services = await filled(made, "x")
+            await leased(services[0])
+            gate = made.wires.on_ask = Gate(only=lambda address, request: address == "c" and isinstance(request, Ask))
+            selections = {number: [Selection(DONE, offsets=SOME)] for number in NUMBERS}
+            work = asyncio.create_task(services[0].settle("q", Settle(selections, 60_000)))
+            await gate.reached.wait()
+            for name in ("d", "e", "f"):
+                joined = await made.start(name)
+                await eventually(lambda joined=joined: len(shares(joined, "q")) > 0)  # type: ignore[misc]
+            await eventually(lambda: len(shares(services[2], "q")) == 1)
+            gate.open()
+            answer = await work
+            assert (answer.completed, answer.ignored) == (6, [])
+
+    asyncio.run(run())
+
+
 def test_extend(tmp_path: Path) -> None:
     async def run() -> None:
         async with cluster(tmp_path, "a", "b", "c") as (made, _):

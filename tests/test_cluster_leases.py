@@ -102,7 +102,7 @@ def test_one_item_is_offered_to_one_of_those_who_wait(tmp_path: Path) -> None:
 
 def test_a_paused_queue_gives_nothing_out_wherever_its_items_are(tmp_path: Path) -> None:
     async def run() -> None:
-        async with cluster(tmp_path, "a", "b") as (_, (a, b)):
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
             await a.create_queue(spec("q", 2))
             await put(a, "q", 0, "zero")
             await put(a, "q", 1, "one")
@@ -111,8 +111,10 @@ def test_a_paused_queue_gives_nothing_out_wherever_its_items_are(tmp_path: Path)
                 assert (await lease(service, "q")).leases == []
             work = [asyncio.create_task(lease(service, "q", timeout=60_000)) for service in (a, a, b, b)]
             await eventually(lambda: waits(a, "q") and waits(b, "q"))
+            made.wires.asked.clear()
             done, _pending = await asyncio.wait(work, timeout=0.05)
             assert not done
+            assert not made.wires.requests(Lease)
             await b.pause("q", ["lease"], False)
             done, pending = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             while len(done) < 2:

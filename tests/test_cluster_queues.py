@@ -11,7 +11,7 @@ from cluster_rig import Gate, cluster, counts, put, shares
 from node_rig import eventually, lease, payloads, produce, settle, spec
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, Close, Learn, PeerRequest
-from sluiceway.model.requests import DONE, Fate, QueuePatch, Selection, Settle
+from sluiceway.model.requests import DONE, Fate, Produce, QueuePatch, Redrive, Selection, Settle
 from sluiceway.node import queue_changes, service
 from sluiceway.node.queue_changes import CLOSING, DROPPING
 
@@ -172,6 +172,46 @@ def test_a_queue_that_items_of_another_instance_are_on_their_way_to_is_not_delet
             gate.open()
             await eventually(lambda: sum(each.transferring for each in source.stats("q").partitions) == 0)
             assert payloads((await lease(other, "dead", timeout=20_000)).batches) == ["x"]
+
+    asyncio.run(run())
+
+
+def test_a_queue_that_another_instance_redrives_items_to_is_not_deleted(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
+            await a.create_queue(spec("dead", 2))
+            await a.create_queue(spec("target", 1))
+            home = made.owner("target", 0)
+            source = b if home is a else a
+            await put(a, "dead", shares(source, "dead")[0], "x")
+            gate = made.wires.on_ask = Gate(only=lambda _, request: isinstance(request, Ask) and isinstance(request.request, Produce))
+            work = asyncio.create_task(source.redrive("dead", Redrive(60_000, 1, "target")))
+            await gate.reached.wait()
+            for each in (a, b):
+                with pytest.raises(SluicewayError) as raised:
+                    await each.delete_queue("target", force=False)
+                assert raised.value.code == "queue_in_use"
+            gate.open()
+            assert (await work).redriven == 1
+            assert counts(await a.count("target")) == {0: (1, 0)}
+
+    asyncio.run(run())
+
+
+def test_a_dead_queue_that_is_deleted_while_another_instance_chooses_it(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
+            await a.create_queue(spec("dead", 1))
+            await a.create_queue(spec("q", 1))
+            gate = made.metas["a"].on_commit = Gate(only=lambda puts: "queue/q" in puts)
+            work = asyncio.create_task(a.update_queue("q", QueuePatch({"dead_queue": "dead"})))
+            await gate.reached.wait()
+            await b.delete_queue("dead", force=False)
+            gate.open()
+            with pytest.raises(SluicewayError) as raised:
+                await work
+            assert (raised.value.code, raised.value.field) == ("invalid_request", "dead_queue")
+            assert b.queue("q").dead_queue is None
 
     asyncio.run(run())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster_rig import Cluster, cluster, clustered, shares
+from cluster_rig import Cluster, cluster, clustered, put, shares
 from node_rig import eventually, lease, payloads, produce, rows, settle
 from sluiceway.core import spreading
 from sluiceway.core.assignment.group import Strategy
@@ -203,6 +203,22 @@ def test_a_queue_is_spread_when_its_load_rises_and_gathered_when_it_ends(tmp_pat
             assert all(before["to"] == after["from"] for before, after in itertools.pairwise(numbers))
             assert {actor for actor, _ in changes} == {"system"}
             assert services[0].queue("q").version == 1
+
+    asyncio.run(run())
+
+
+def test_what_another_owner_has_to_do_spreads_the_queue_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+    monkeypatch.setattr(spreading, "PACE", QUICK._replace(shrink_after=3_600_000))
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, (a, _, _)):
+            record = await a.create_queue(spec("q", 6, "auto"))
+            await a._changes.spread(record, 1, 2)
+            await lies_on(made, "q", 3, 3)
+            busy = next(service for service in made.services if shares(service, "q") and 0 not in shares(service, "q"))
+            last = shares(busy, "q")[-1]
+            while on(made, "q") != [2, 2, 2]:
+                await put(busy, "q", last, "x")
 
     asyncio.run(run())
 

@@ -61,8 +61,11 @@ def test_queue_life(server: Running) -> None:
     assert (made["lease_timeout"], made["max_attempts"], made["dead_queue"], made["reference"]) == ("1m30s", 5, None, "r")
     assert made["requested_partitions"] == 3
     assert made["partitions"][2] == {
-        **{"partition": 2, "backend": "default", "state": "available"},
-        **{"owner": "instance", "address": None},
+        "partition": 2,
+        "backend": "default",
+        "state": "available",
+        "owner": "instance",
+        "address": None,
     }
     assert parse_time(made["created_at"], "created_at") > 0
     assert server.post("queues.create", queue_name="life").json()["code"] == "queue_exists"

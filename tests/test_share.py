@@ -206,11 +206,11 @@ def test_no_lease_runs_out_just_after_its_partition_came_here() -> None:
 
 def test_the_load_tells_what_nobody_here_waits_for() -> None:
     world = World(0, 1)
-    assert world.share.load() == (0, 0)
+    assert world.share.load()[:2] == (0, 0)
     world.ask(produce(0))
     world.land(0)
-    assert world.share.load() == (1, 0)
+    assert world.share.load()[:2] == (1, 0)
     world.ask(produce(1))
     world.land(1)
-    assert world.share.load() == (2, 1)
-    assert World().share.load() == (0, None)
+    assert world.share.load()[:2] == (2, 1)
+    assert World().share.load()[:2] == (0, None)

@@ -320,15 +320,15 @@ def counts_grants_anew(plan: Plan, look: Look, resource: Resource, number: int, 
 @bug(rounds, "sticky")
 def moves_more_than_it_must(original: Any) -> Any:
     """The plan is even, and takes no notice of who has what."""
-    return lambda items, members, current: original(items, members, {})
+    return lambda items, members, current, limits: original(items, members, {}, limits)
 
 
 @bug(rounds, "sticky")
 def moves_one_more_than_it_must(original: Any) -> Any:
     """Two members exchange an item at each round that moves any."""
 
-    def sticky(items: Any, members: Any, current: Any) -> Any:
-        plan = original(items, members, current)
+    def sticky(items: Any, members: Any, current: Any, limits: Any) -> Any:
+        plan = original(items, members, current, limits)
         stays = [item for item in plan if current.get(item) == plan[item]]
         others = [item for item in stays if plan[item] != plan[stays[0]]]
         if others and moves(plan, current):
