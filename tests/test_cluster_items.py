@@ -110,6 +110,7 @@ def test_settle_over_three_owners(tmp_path: Path, fate: Fate, by_lease: bool) ->
             answer = await services[2].settle("q", Settle(selections, 10_000, foreign=("other.0.5",)))
             assert answer.total == 6
             ignored: dict[str, str] = dict(answer.ignored)
+            assert len(ignored) == len(answer.ignored), "an id is named twice"
             assert ignored.pop("other.0.5") == "unknown"
             incarnation = services[0].queue("q").incarnation
             assert ignored == ({} if by_lease else {f"{incarnation}.{number}.77": "unknown" for number in NUMBERS})

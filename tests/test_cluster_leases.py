@@ -127,6 +127,23 @@ def test_a_paused_queue_gives_nothing_out_wherever_its_items_are(tmp_path: Path)
     asyncio.run(run())
 
 
+def test_what_is_paused_is_not_offered(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            consumer = without(made, "q", 0)
+            await put(a, "q", 0, "x")
+            await a.pause("q", ["lease"], True)
+            work = asyncio.create_task(lease(consumer, "q", timeout=60_000))
+            await eventually(lambda: any(isinstance(request, Poll) and request.wanted for _, request in made.wires.asked))
+            await asyncio.wait([work], timeout=0.05)
+            assert not made.wires.requests(Lease)
+            await a.pause("q", ["lease"], False)
+            assert payloads((await work).batches) == ["x"]
+
+    asyncio.run(run())
+
+
 def test_what_is_fetched_for_a_client_that_has_gone_is_given_back(tmp_path: Path) -> None:
     async def run() -> None:
         async with cluster(tmp_path, "a", "b") as (made, (a, _)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,9 @@ from node_rig import eventually, fine, payloads, produce, rows, settle, spec
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Lease, Produce, ProduceKey
-from sluiceway.node.service import Service
+from sluiceway.node import service as service_module
+from sluiceway.node.driver import QueueDriver
+from sluiceway.node.service import LET_GO, Service
 from sluiceway.ports.partition_store import PartitionRef
 
 
@@ -305,5 +308,32 @@ def test_who_does_not_see_a_move_is_refused_and_looks_again(tmp_path: Path) -> N
             clustered(a)._look(clustered(a).member.look)  # type: ignore[arg-type]
             assert (await work).partition == moved
             assert ref(a, "q", moved) in made.disk.partitions
+
+    asyncio.run(run())
+
+
+def test_partitions_that_go_together_have_together_as_long_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With that long for each, the lease would run out while they are let go, and everything else would be lost, too."""
+    clock = 1_000
+    waited = []
+
+    async def hangs(driver: QueueDriver, number: int, patience: int) -> None:
+        nonlocal clock
+        clock += patience
+        waited.append(patience)
+
+    async def run() -> None:
+        nonlocal clock
+        async with cluster(tmp_path, "a") as (_, (a,)):
+            record = await a.create_queue(spec("q", 4))
+            with monkeypatch.context() as patch:
+                patch.setattr(service_module, "system", SimpleNamespace(steady=lambda: clock))
+                patch.setattr(QueueDriver, "lose", hangs)
+                for number in range(4):
+                    await a.lost(record.incarnation, number)
+                assert waited == [LET_GO, 0, 0, 0]
+                clock += 2 * LET_GO
+                await a.lost(record.incarnation, 0)
+                assert waited[-1] == LET_GO
 
     asyncio.run(run())

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cluster_rig import Cluster, cluster, clustered, put, shares
-from node_rig import eventually, lease, payloads, produce, rows, settle
+from node_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle
 from sluiceway.core import spreading
 from sluiceway.core.assignment.group import Strategy
 from sluiceway.core.spreading import Pace
@@ -217,8 +217,9 @@ def test_what_another_owner_has_to_do_spreads_the_queue_too(tmp_path: Path, monk
             await lies_on(made, "q", 3, 3)
             busy = next(service for service in made.services if shares(service, "q") and 0 not in shares(service, "q"))
             last = shares(busy, "q")[-1]
-            while on(made, "q") != [2, 2, 2]:
-                await put(busy, "q", last, "x")
+            async with asyncio.timeout(PATIENCE):
+                while on(made, "q") != [2, 2, 2]:
+                    await put(busy, "q", last, "x")
 
     asyncio.run(run())
 
@@ -228,8 +229,9 @@ def test_a_queue_that_is_idle_stays_where_it_is(tmp_path: Path, quick: None) -> 
         async with cluster(tmp_path, "a", "b") as (made, (a, b)):
             await a.create_queue(spec("idle", 4, "auto"))
             await a.create_queue(spec("busy", 4, "auto"))
-            while on(made, "busy") != [2, 2]:
-                await produce(b, "busy", "x")
+            async with asyncio.timeout(PATIENCE):
+                while on(made, "busy") != [2, 2]:
+                    await produce(b, "busy", "x")
             assert on(made, "idle") == [4]
             assert {each.queue_name for each in await a.audit.list(100, action="queue.spread")} == {"busy"}
 

@@ -238,6 +238,33 @@ async def test_a_read_goes_on_to_the_next_endpoint_and_a_commit_that_was_sent_do
         await reader.close()
 
 
+@driven
+async def test_a_watch_leaves_an_endpoint_that_hangs(server: EtcdServer, name: str) -> None:
+    reached = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            reached.set()
+            while await reader.read(1 << 16):
+                pass
+
+    hanging = await asyncio.start_server(hang, "127.0.0.1", 0)
+    async with hanging:
+        port = hanging.sockets[0].getsockname()[1]
+        url = f"etcd://127.0.0.1:{server.port},127.0.0.1:{port}/{name}"
+        store, other = EtcdMetaStore(url, request_timeout=1_000, poll_interval=100), EtcdMetaStore(server.url(name))
+        watching = store.watch("a")
+        stamp = await other.commit(puts={"a": b"1"})
+        await next_hint(watching, stamp)
+        waiting = asyncio.create_task(next_hint(watching, stamp + 1))
+        store._etcd._endpoints.reverse()
+        await reached.wait()
+        stamp = await other.commit(puts={"a": b"2"})
+        assert await waiting >= stamp
+        await store.close()
+        await other.close()
+
+
 @contextlib.asynccontextmanager
 async def answering(answer: bytes) -> AsyncIterator[int]:
     """A server that gives that answer to everything; its port."""

@@ -60,7 +60,7 @@ FIELDS = {
 NO_QUEUE = {"/v1/queues.list", "/v1/instances.list", "/v1/rounds.list"}
 ANY_KEY = {"/v1/keys.self"}
 PUBLIC = {"/livez", "/readyz", "/openapi.json", "/docs", "/docs/errors"}
-PAGES = {"/metrics", "/v1/events"}
+PAGES = {"/metrics", "/metrics/targets", "/v1/events"}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -167,6 +168,15 @@ def test_what_was_idle_is_forgotten() -> None:
     for second in range(60):
         meter.note(second * SECOND, second * REQUESTS, {})
     assert meter.note(120 * SECOND, 59 * REQUESTS, {}) <= 3
+
+
+def test_the_documentation_has_these_numbers(repository: Path) -> None:
+    text = (repository / "docs" / "cluster.md").read_text()
+    assert PACE.grow_after == 3_000
+    assert f"was busy for three seconds, at {PACE.grow // 10} % of" in text
+    assert PACE.shrink_after == 60_000
+    assert f"stayed below {PACE.shrink // 10} % for a minute" in text
+    assert f"averages over {PACE.average // SECOND} s" in text
 
 
 def test_a_setting_is_a_number_to_begin_with() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from sluiceway.adapters import system
 from sluiceway.adapters.disk import make_directory
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.memory import MemoryMetaStore
@@ -130,6 +131,7 @@ class Service:
         self._drivers: dict[str, QueueDriver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: dict[str, asyncio.Task[None]] = {}
+        self._let_go_until: Millis = -LET_GO
         self.ownership: Ownership = Static()
         if membership is not None:
             self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters)
@@ -239,7 +241,11 @@ class Service:
     async def lost(self, incarnation: str, partition: int) -> None:
         driver = self._driver_of(incarnation)
         if driver is not None:
-            await driver.lose(partition, LET_GO)
+            # Several are lost one after the other: together they have as long as one of them, or the lease would run out meanwhile.
+            now = system.steady()
+            if now > self._let_go_until + LET_GO:
+                self._let_go_until = now + LET_GO
+            await driver.lose(partition, max(0, self._let_go_until - now))
 
     async def opened(self, record: QueueRecord) -> None:
         driver = self._driver_of(record.incarnation)

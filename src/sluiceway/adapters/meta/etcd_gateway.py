@@ -134,8 +134,9 @@ class EtcdGateway:
             try:
                 return await self._ask(endpoint, path, body, kind)
             except EtcdError as error:
-                if error.code in _AILING:
-                    self._avoid(endpoint)
+                if error.code in _AILING and self._endpoints[0] is endpoint:
+                    # Others ask it last, too, from now on.
+                    self._endpoints.append(self._endpoints.pop(0))
                 if not left or error.code not in _AILING or not (repeatable or isinstance(error.__cause__, _NOT_SENT)):
                     raise
         raise AssertionError("an address has an endpoint")
@@ -154,17 +155,11 @@ class EtcdGateway:
         except httpx.HTTPError as error:
             if isinstance(error, httpx.ReadTimeout) and not silent:
                 return
-            self._avoid(endpoint)
             raise _broken(endpoint, error) from error
         raise EtcdError(f"{_shown(endpoint)} has ended a stream")
 
     async def close(self) -> None:
         await self._transport.aclose()
-
-    def _avoid(self, endpoint: httpx.URL) -> None:
-        """Ask it last from now on, if it is not so already."""
-        if self._endpoints[0] is endpoint:
-            self._endpoints.append(self._endpoints.pop(0))
 
     async def _ask(self, endpoint: httpx.URL, path: str, body: bytes, kind: type[T]) -> T:
         try:

@@ -112,6 +112,8 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
     writes = Writes(checks={keys.resource: look.stamp(keys.resource)})
     if not gone:
         return writes
+    # Whoever asks may have asked those who have the items whether they can go: nobody else must have been given them since.
+    writes.checks[keys.plan] = look.stamp(keys.plan)
     left = tuple(item for item in resource.items if item not in gone)
     limits = _limits_of(left, resource.limits)
     writes.put(keys.resource, msgspec.structs.replace(resource, items=left, version=resource.version + 1, limits=limits))
@@ -122,6 +124,7 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
     # Claims check the resource, so that none comes of what has just gone.
     recorded = gone if resource.strategy == "claims" else gone & look.claims.keys()
     writes.deletes = [keys.claims + item for item in sorted(recorded)[:MOST_CLAIM_WRITES]]
+    writes.checks |= {key: look.stamp(key) for key in writes.deletes}
     return writes
 
 
