@@ -234,7 +234,7 @@ def test_only_what_no_repetition_can_mend_ends_it(code: str) -> None:
     it.pump()
     it.keeper._asking.busy = True
     it.keeper.ask_failed(CallError(code, code), it.now, 0.5)
-    ends = KINDS[code].status < 500 and KINDS[code].status != 429
+    ends = KINDS[code].status < 500 and not KINDS[code].retryable
     assert it.keeper.stopping == ends
     assert (it.keeper.error is None) != ends
 
