@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import apsw
@@ -207,3 +208,17 @@ def test_a_file_that_is_no_store_or_a_newer_one_is_refused(tmp_path: Path) -> No
     apsw.Connection(str(tmp_path / "meta.sqlite")).pragma("user_version", len(MIGRATIONS) + 1)
     with pytest.raises(StoreUnavailableError, match="newer version"):
         SqliteMetaStore(tmp_path / "meta.sqlite")
+
+
+def test_several_that_make_the_file_at_one_moment_all_open_it(tmp_path: Path) -> None:
+    """SQLite does not wait when two turn a new file into one with a write-ahead log."""
+    for turn in range(40):
+        path = tmp_path / f"{turn}.sqlite"
+        with ThreadPoolExecutor(8) as pool:
+            stores = list(pool.map(lambda _, path=path: SqliteMetaStore(path), range(8)))
+
+        async def close(stores: list[SqliteMetaStore] = stores) -> None:
+            for store in stores:
+                await store.close()
+
+        asyncio.run(close())

@@ -14,6 +14,7 @@ import apsw
 
 from sluiceway.adapters.disk import sync_directory
 from sluiceway.adapters.layout import migrate
+from sluiceway.adapters.lock import one_at_a_time
 from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
@@ -59,8 +60,10 @@ class SqliteMetaStore:
         try:
             self._db = apsw.Connection(str(path))
             try:
-                self._set_up(path, busy_timeout)
-                sync_directory(path.parent)
+                # SQLite does not wait for another that turns the new file into one with a write-ahead log, too: it fails at once.
+                with one_at_a_time(path.parent):
+                    self._set_up(path, busy_timeout)
+                    sync_directory(path.parent)
             except BaseException:
                 self._db.close()
                 raise
