@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore lint audit bench bench-scale crash test-cluster fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test explore lint audit bench bench-scale crash test-cluster test-rebalance fuzz hostile sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
@@ -15,7 +15,7 @@ PARALLEL = -n $(or $(JOBS),3) --dist loadfile
 LOCKED = $(UV) export --locked --all-extras --no-dev --no-emit-project --quiet
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "  make demo INPUT=path      the same path on your own CSV, JSON lines, Parquet or text"
 	@echo "  make test ARGS='-k name'  more arguments for pytest (also: make crash); JOBS=1: one file at a time"
@@ -79,6 +79,9 @@ crash: setup ## Kill real processes in mid-work and check that nothing is lost (
 
 test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load (ARGS='kills --seconds 30': some of it)
 	@PYTHONPATH=tests:tests/crash $(BIN)/python -m cluster.campaign $(ARGS)
+
+test-rebalance: setup ## Add, remove and move partitions of real servers under load, and kill them at every step (ARGS='order copies': some of it)
+	@PYTHONPATH=tests:tests/crash $(BIN)/python -m rebalance.campaign $(ARGS)
 
 fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
 	@PYTHONPATH=tests $(BIN)/python -m fuzz.decoders 100000 $(ARGS)

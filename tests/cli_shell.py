@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -78,3 +80,34 @@ class Shell:
     def json(self, *arguments: str, stdin: bytes = b"") -> list[dict[str, Any]]:
         """The objects that it prints, one a line."""
         return [json.loads(line) for line in self.says(*arguments, "--json", stdin=stdin).splitlines()]
+
+
+WITHOUT_JSON = {"completion", "demo"}
+"""A script is no data; the demo shows people something, and writes its figures into files."""
+
+
+def covering(covered: set[str]) -> Callable[..., Callable[[Callable[..., None]], Callable[..., None]]]:
+    """A decorator that names the commands that a test covers; the test must run each with success, both ways."""
+
+    def verb(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+        def wrap(test: Callable[..., None]) -> Callable[..., None]:
+            covered.update(names)
+
+            @functools.wraps(test)
+            def run(shell: Shell, **fixtures: object) -> None:
+                test(shell=shell, **fixtures)
+                wanted = {(name, as_json) for name in names for as_json in (False, True) if not (as_json and name in WITHOUT_JSON)}
+                assert wanted <= shell.done
+
+            return run
+
+        return wrap
+
+    return verb
+
+
+REBALANCES = {
+    *(f"rebalance {name}" for name in ("plan", "start", "watch", "list", "show", "cancel")),
+    *("partition pause", "partition resume"),
+}
+"""Commands that have their tests in a file of their own."""

@@ -15,7 +15,7 @@ from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
 from sluiceway.core.assignment.group import Parameters, Strategy
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.backends import MemoryBackend
+from sluiceway.model.backends import BackendSettings, MemoryBackend
 from sluiceway.model.meta import Stamp, View
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import Ask, PeerRequest
@@ -163,6 +163,7 @@ class Cluster:
         self.stores: dict[str, Store] = {}
         self.services: list[Service] = []
         self._parameters, self._strategy = parameters, strategy
+        self.backends: dict[str, BackendSettings] = {"default": MemoryBackend()}
 
     async def start(self, name: str) -> Service:
         """One more instance; returns when it has its share."""
@@ -170,7 +171,7 @@ class Cluster:
         store = self.stores[name] = Store(self.folder, MemoryPartitionStore(self.disk))
         opening: Callable[[], MetaStore] = lambda: meta  # noqa: E731 - typed
         membership = Membership(opening, self.wires, name, name, self._strategy, self._parameters)
-        service = Service(self.folder / name, {"default": MemoryBackend()}, membership=membership, open_store=lambda *_: store)
+        service = Service(self.folder / name, self.backends, membership=membership, open_store=lambda *_: store)
         self.wires.instances[name] = service
         self.services.append(service)
         await service.start()
@@ -228,7 +229,7 @@ def shares(service: Service, queue: str) -> list[int]:
     """The partitions of the queue that the instance serves."""
     if queue not in [record.queue_name for record in service.queues()]:
         return []
-    return [each.partition for each in service.stats(queue).partitions if each.state == "available"]
+    return [each.partition for each in service.stats(queue).partitions if each.state not in ("unavailable", "error")]
 
 
 def clustered(service: Service) -> Clustered:

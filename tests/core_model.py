@@ -126,7 +126,7 @@ class Rig:
         self.machine = self.loaded()
 
     def produce(self, rows: Sequence[Row], now: Millis = START, key: ProduceKey | None = None) -> tuple[int, int, bool]:
-        return self.machine.produce(batch_of(rows), now, key)
+        return self.machine.produce(batch_of(rows), now, key)[:3]
 
     def lease(self, want: int, now: Millis = START, timeout: Millis = 100, client: str = "c", key: str | None = None) -> LeaseState:
         lease = self.machine.lease(want, client, now + timeout, now, key)
@@ -173,7 +173,7 @@ def picture(machine: Partition) -> dict[str, Any]:
         "counts": (machine.ready_count, machine.leased_count, machine.scheduled_count, len(machine.transfers)),
         "served next": [_plain(piece) for piece in ready_slices(machine, EVERYTHING)],
         "leases": {n: (lease.count, lease.client_id, lease.deadline, lease.lease_key) for n, lease in leases.items()},
-        "transfers": {n: (lease.transfer, lease.target) for n, lease in leases.items()},
+        "transfers": {n: (lease.transfer, lease.target, lease.dues) for n, lease in leases.items()},
         "told": {n: sorted(lease.fates.items()) for n, lease in leases.items()},
         "closed": {n: machine.closed.record(n) for n in range(machine.header.lease_number + 1)},
         "open": {number: [_plain(piece) for piece in open_slices(lease)] for number, lease in leases.items()},

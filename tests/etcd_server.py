@@ -133,6 +133,9 @@ class EtcdServer:
     def put(self, key: str, value: bytes) -> None:
         self.ask("kv/put", {"key": encoded(key.encode()), "value": encoded(value)})
 
+    def get(self, key: str) -> bytes:
+        return base64.b64decode(self.ask("kv/range", {"key": encoded(key.encode())})["kvs"][0]["value"])
+
     def keys(self, prefix: str) -> list[str]:
         """Those that begin with it, without it."""
         start = prefix.encode()

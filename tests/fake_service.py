@@ -22,6 +22,7 @@ from sluiceway.model.health import Check
 from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.instances import Belonging, ClusterInfo
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
+from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -164,6 +165,36 @@ class FakeService:
     async def reload(self, queue_name: str, timeout: Millis, by: Actor = SYSTEM) -> None:
         self.changed_by.append(by)
         self._answer((queue_name, timeout))
+
+    async def plan_rebalance(self, queue_name: str, requested: int | None) -> tuple[str, Plan, QueueRecord]:
+        return cast("tuple[str, Plan, QueueRecord]", self._answer((queue_name, requested)))
+
+    async def rebalance(
+        self, queue_name: str, requested: int | None, drain: DrainMode, rate: int | None, plan_id: str | None, by: Actor
+    ) -> Rebalance:
+        self.changed_by.append(by)
+        return cast(Rebalance, self._answer((queue_name, requested, drain, rate, plan_id)))
+
+    async def rebalance_many(self, match: str, requested: int | None, drain: DrainMode, rate: int | None, by: Actor) -> RebalanceBatch:
+        self.changed_by.append(by)
+        return cast(RebalanceBatch, self._answer((match, requested, drain, rate)))
+
+    async def rebalances(self, queue_name: str | None, only_open: bool) -> list[Rebalance]:
+        return cast("list[Rebalance]", self._answer((queue_name, only_open)))
+
+    async def get_rebalance(self, id: str) -> Rebalance:
+        return cast(Rebalance, self._answer(id))
+
+    async def cancel_rebalance(self, id: str, by: Actor) -> Rebalance:
+        self.changed_by.append(by)
+        return cast(Rebalance, self._answer(("cancel", id)))
+
+    async def rebalance_progress(self, rebalance: Rebalance) -> RebalanceProgress:
+        return cast(RebalanceProgress, self._answer(("progress", rebalance.id)))
+
+    async def set_partition(self, queue_name: str, partition: int, paused: bool, by: Actor) -> QueueRecord:
+        self.changed_by.append(by)
+        return cast(QueueRecord, self._answer((queue_name, partition, paused)))
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
         return cast(Explanation, self._answer((partition, offset)))

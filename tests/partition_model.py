@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
-from core_model import EVERYTHING, Row
-from sluiceway.core.looking import open_slices, ready_slices
+from core_model import Row
+from partition_spots import Place, Spot, spots_of
 from sluiceway.core.partition import Partition
-from sluiceway.core.records import EXPIRED_READY, REDRIVEN, Header, to_array
+from sluiceway.core.records import MOVED, Header
 from sluiceway.core.rules import Rules
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
-from sluiceway.model.requests import DONE, RELEASE, TRANSFER_GROUP, Fate, IgnoredReason, ProduceKey, Settled
+from sluiceway.model.requests import DONE, MOVE_GROUP, RELEASE, TRANSFER_GROUP, Fate, IgnoredReason, Life, ProduceKey, Settled
 
-Place = Literal["ready", "leased", "due", "dying", "completed", "dead", "cleared", "redriven"]
 LIVE: tuple[Place, ...] = ("ready", "leased", "due", "dying")
 
 
@@ -39,6 +38,7 @@ class Item:
     expires_at: Millis = 0
     together: int = 0
     """The largest lease that may hold it; 0: any."""
+    enqueued_at: Millis = 0
 
 
 @dataclass
@@ -118,17 +118,36 @@ class Model:
         now, first = self.moment(now), self.header.next
         for origin, row in enumerate(rows, first):
             due_at = row.enqueue_at if row.enqueue_at is not None and row.enqueue_at > now else None
-            item = self.items[origin] = Item(origin, row, "ready" if due_at is None else "due", origin, due_at=due_at)
+            item = self.items[origin] = Item(origin, row, "ready" if due_at is None else "due", origin, due_at=due_at, enqueued_at=now)
             if self.rules.expire_timeout:
                 item.expires_at = (due_at or now) + self.rules.expire_timeout
         self.header.next += len(rows)
         self.header.produced += len(rows)
+        self._remember(key, rows, first, now)
+        return first, len(rows), False
+
+    def _remember(self, key: ProduceKey | None, rows: list[Row], first: int, now: Millis) -> None:
         if key and key.group is None:
             self.lone[key.key] = (rows, first, now)
         elif key and key.group is not None:
             known = self.groups.get(key.group)
             kept = known.keys if known and known.sequence == key.sequence else {}
             self.groups[key.group] = Group(key.sequence, {**kept, key.key: (rows, first)}, now)
+
+    def arrive(self, rows: list[Row], lives: list[Life], now: Millis, key: ProduceKey) -> tuple[int, int, bool]:
+        """The rows come from another partition, each with a life of its own."""
+        self.forget_keys(now)
+        now, first = self.moment(now), self.header.next
+        for origin, (row, life) in enumerate(zip(rows, lives, strict=True), first):
+            item = self.items[origin] = Item(origin, row, "ready", origin, life.attempts, expires_at=life.expires_at)
+            item.enqueued_at = life.enqueued_at
+            if life.due_at > now:
+                item.place, item.due_at = "due", life.due_at
+            else:
+                item.together = life.together
+        self.header.next += len(rows)
+        self.header.moved_in += len(rows)
+        self._remember(key, rows, first, now)
         return first, len(rows), False
 
     def _seen(self, key: ProduceKey, now: Millis) -> tuple[list[Row], int] | None:
@@ -142,7 +161,9 @@ class Model:
     def forget_keys(self, now: Millis) -> None:
         self.lone = {name: known for name, known in self.lone.items() if known[2] + KEY_WINDOW > now}
         self.groups = {
-            name: group for name, group in self.groups.items() if name.startswith(TRANSFER_GROUP) or group.used_at + GROUP_KEEP > now
+            name: group
+            for name, group in self.groups.items()
+            if name.startswith((TRANSFER_GROUP, MOVE_GROUP)) or group.used_at + GROUP_KEEP > now
         }
 
     def remembered(self) -> set[tuple[str, int, str, int, int]]:
@@ -294,9 +315,26 @@ class Model:
             item.place, item.reason, item.target = "dying", "", target
         return len(chosen)
 
+    def move_out(self, chosen: Iterable[int], limit: int, target: int, scheduled: bool, now: Millis) -> None:
+        """These origins were sent to another partition: it must be those that come first, and as many as there may be."""
+        taken = [self.items[origin] for origin in chosen]
+        if scheduled:
+            left = [item for item in self.at("due") if item not in taken]
+            assert len(taken) == min(limit, len(taken) + len(left))
+            assert max((item.due_at or 0 for item in taken), default=0) <= min((item.due_at or 0 for item in left), default=1 << 60)
+        else:
+            assert taken == self.leasable(now)[:limit]
+        for item in taken:
+            self.moment(now)
+            item.place, item.reason, item.target = "dying", MOVED, f"#{target}"
+            item.offset = None if scheduled else item.offset
+
     def transferred(self, number: int) -> None:
         for item in self.at("dying"):
-            if item.number == number:
+            if item.number == number and (item.target or "").startswith("#"):
+                item.place = "moved"
+                self.header.moved += 1
+            elif item.number == number:
                 item.place = "dead" if item.reason else "redriven"
                 self.header.dead += bool(item.reason)
                 self.header.redriven += not item.reason
@@ -305,6 +343,8 @@ class Model:
         for item in self.at("dying"):
             if item.number == number:
                 item.place, item.number, item.offset, item.reason, item.target = "ready", None, None, "", None
+                if item.due_at is not None:
+                    item.place = "due"
 
     def clear(self, ready: bool, scheduled: bool, now: Millis) -> tuple[int, int]:
         self.moment(now)
@@ -362,7 +402,7 @@ class Model:
 
     def adopt(self, machine: Partition) -> None:
         """Compare every item with where the machine has it; take over the new offsets and the transfer numbers that it chose."""
-        spots = list(_spots(machine))
+        spots = list(spots_of(machine))
         where = {spot.origin: spot for spot in spots}
         assert len(where) == len(spots), "an item is in two places"
         live = {item.origin: item for item in self.at(*LIVE)}
@@ -382,11 +422,12 @@ class Model:
                 item.attempts,
                 offset,
                 item.number,
-                item.due_at if item.place == "due" else None,
+                item.due_at if item.place in ("due", "dying") else None,
                 item.staged,
                 item.expires_at,
                 item.reason if item.place == "dying" else "",
                 item.target,
+                item.enqueued_at,
             )
         taken = [spot.offset for spot in spots if spot.offset is not None]
         assert len(set(taken)) == len(taken), "two items have one offset"
@@ -402,7 +443,8 @@ class Model:
         counts = [len(self.at(place)) for place in LIVE]
         transferring = sum(lease.open for lease in machine.transfers.values())
         assert [machine.ready_count, machine.leased_count, machine.scheduled_count, transferring] == counts
-        assert header.produced == header.completed + header.dead + header.cleared + header.redriven + sum(counts)
+        gone = header.completed + header.dead + header.cleared + header.redriven + header.moved
+        assert header.produced + header.moved_in == gone + sum(counts)
         live = [item.origin for item in self.at(*LIVE)]
         for number, blob in machine.blobs.items():
             assert blob.open == sum(number <= origin < number + blob.rows for origin in live) > 0
@@ -420,38 +462,3 @@ class Model:
         assert shown == {number: (lease.client_id, lease.deadline, lease.lease_key) for number, lease in self.leases.items()}
         numbers = {*self.closed, 0, machine.header.lease_number + 1}
         assert [machine.lease_of(number, None) for number in numbers] == [self.why_lease(number) for number in numbers]
-
-
-class Spot(NamedTuple):
-    """Where the machine has an item."""
-
-    origin: int
-    place: Place
-    attempts: int
-    offset: int | None
-    number: int | None
-    due_at: Millis | None
-    staged: Fate | None = None
-    expires_at: Millis = 0
-    reason: str = ""
-    target: str | None = None
-
-
-def _spots(machine: Partition) -> Iterator[Spot]:
-    expiry = {extent.first + n: extent.expires_at for extent in machine.extents.values() for n in range(extent.count)}
-    for piece in ready_slices(machine, EVERYTHING):
-        for row, offset in zip(piece.rows.tolist(), piece.offsets.tolist(), strict=True):
-            yield Spot(piece.blob + row, "ready", piece.attempts, offset, None, None, expires_at=expiry[offset])
-    for number, lease in {**machine.leases, **machine.transfers}.items():
-        place: Place = "dying" if lease.transfer is not None else "leased"
-        position = {part.first + n: part.base + n for part in lease.parts for n in range(part.count)}
-        for piece in open_slices(lease):
-            for row, offset in zip(piece.rows.tolist(), piece.offsets.tolist(), strict=True):
-                staged = [fate for fate, bits in lease.staged.items() if position[offset] in bits]
-                assert len(staged) < 2, "two fates are staged for one item"
-                fate, reason = staged[0] if staged else None, lease.transfer or ""
-                before = piece.attempts - (lease.transfer not in (REDRIVEN, EXPIRED_READY))
-                yield Spot(piece.blob + row, place, before, offset, number, None, fate, expiry[offset], reason, lease.target)
-    for due in machine.dues.values():
-        for row in to_array(due.rows).tolist():
-            yield Spot(due.blob.number + row, "due", due.attempts, None, None, due.due_at, expires_at=due.expires_at)

@@ -15,14 +15,16 @@ from node_rig import down, produce, serving, spec
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_AUDIT_DETAIL_BYTES, MAX_AUDIT_TEXT
+from sluiceway.kernel.limits import AUDIT_ENTRIES, MAX_AUDIT_DETAIL_BYTES, MAX_AUDIT_TEXT
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.audit import AuditEntry, decode_entry
 from sluiceway.model.requests import Clear, QueuePatch, Redrive
 from sluiceway.node import audit
 from sluiceway.node.audit import AUDIT, AuditTrail
+from sluiceway.node.configuration import load
 from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
+from sluiceway.server.assembly import Assembly, Door
 from sluiceway.testing.drive import driven
 
 ALICE = Actor("alice", "r-1")
@@ -221,8 +223,8 @@ async def test_an_entry_that_cannot_be_written_is_in_the_log(caplog: pytest.LogC
     await trail.close()
 
 
-async def filled(meta: MetaStore, count: int) -> AuditTrail:
-    trail = AuditTrail(meta)
+async def filled(meta: MetaStore, count: int, keep: int = AUDIT_ENTRIES) -> AuditTrail:
+    trail = AuditTrail(meta, keep)
     for number in range(count):
         await trail.record(f"action-{number % 2}", ALICE, f"q{number % 3}", {"number": number})
     return trail
@@ -265,16 +267,28 @@ async def test_the_ids_of_several_writers_differ_and_sort_by_time(tmp_path: Path
 
 @driven
 async def test_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "MAX_AUDIT_ENTRIES", 10)
     monkeypatch.setattr(audit, "AUDIT_TRIM_BATCH", 3)
     monkeypatch.setattr(audit, "TRIM_EVERY", 20)
     meta = MemoryMetaStore()
-    trail = await filled(meta, 60)
+    trail = await filled(meta, 60, keep=10)
     await trail.close()
     kept = len((await meta.read(prefixes=[AUDIT])).entries)
     assert 10 <= kept <= 10 + 20
     await trail.trim()
     assert [entry.detail["number"] for entry in await trail.list(1_000)] == list(range(59, 49, -1))
+
+
+@driven
+async def test_how_many_are_kept_is_configured_and_can_change(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, _):
+        assembly = Assembly(service, load(environment={}, flags={"server.audit_entries": "200"}), Door(keys=False))
+        assert service.audit.keep == 200
+        # As a reload does it.
+        assembly.reloader._apply(load(environment={}, flags={"server.audit_entries": "300"}).configuration)
+        assert service.audit.keep == 300
+        for wrong in ("99", "100001"):
+            with pytest.raises(SluicewayError, match="audit_entries"):
+                load(environment={}, flags={"server.audit_entries": wrong})
 
 
 @driven

@@ -77,9 +77,40 @@ def test_who_is_no_admin_sees_nothing(server: Running) -> None:
     assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
 
 
+def test_entries_are_found_by_action_actor_and_time(server: Running) -> None:
+    for name, call in (("bob/aaaa", "queues.create"), ("bob/bbbb", "queue.pause"), ("bobby", "queue.resume"), ("carl", "queues.delete")):
+        server.http.post(f"/v1/{call}", json={"queue_name": "found"}, headers=as_(name, call)).raise_for_status()
+
+    def found(**fields: object) -> list[str]:
+        return [entry["action"] for entry in reversed(server.ask("audit.list", queue_name="found", **fields)["items"])]
+
+    everything = ["queues.create", "queue.pause", "queue.resume", "queues.delete"]
+    assert found() == everything
+    assert found(action="queue.") == ["queue.pause", "queue.resume"]
+    assert found(action="queue") == [], "without the dot it is a whole name"
+    assert found(actor="bob") == ["queues.create", "queue.pause"]
+    assert found(actor="bob/bbbb") == ["queue.pause"]
+    assert found(actor="bo") == []
+    times = [entry["at"] for entry in reversed(server.ask("audit.list", queue_name="found")["items"])]
+    assert found(since=times[1]) == everything[1:], "from that time on"
+    assert found(until=times[1]) == everything[:1], "before that time"
+    assert found(since=times[1], until=times[3]) == everything[1:3]
+    assert found(since="2000-01-01T00:00:00Z") == everything
+    assert found(since="2100-01-01T00:00:00Z") == []
+    assert found(until="1960-01-01T00:00:00Z") == []
+    # Pages go on within what is asked for.
+    first = server.ask("audit.list", queue_name="found", actor="bob", limit=1)
+    assert [each["action"] for each in first["items"]] == ["queue.pause"]
+    second = server.ask("audit.list", queue_name="found", actor="bob", limit=1, pivot=first["next"])
+    assert ([each["action"] for each in second["items"]], second["next"]) == (["queues.create"], None)
+
+
 @pytest.mark.parametrize(
     ("fields", "field"),
     [
+        ({"actor": ""}, "actor"),
+        ({"since": "yesterday"}, "since"),
+        ({"until": 5}, "until"),
         ({"limit": 0}, "limit"),
         ({"limit": 1_001}, "limit"),
         ({"queue_name": "no/name"}, "queue_name"),

@@ -30,8 +30,8 @@ def test_counts_are_added_up_and_rates_are_what_came_in_between() -> None:
     now = stats(
         "q",
         PartitionStats(partition=0, produced=30, completed=4, ready=3, total_leased=2, scheduled=1, dead=7, commit_time_ms=2.0),
-        PartitionStats(partition=1, produced=5, ready=1, backend="other", state="failed", commit_time_ms=4.0),
-        PartitionStats(partition=2, produced=5, backend="other", degraded=True, commit_time_ms=6.0),
+        PartitionStats(partition=1, produced=5, ready=1, backend="other", state="unavailable", commit_time_ms=4.0),
+        PartitionStats(partition=2, produced=5, backend="other", state="draining", degraded=True, commit_time_ms=6.0),
     )
     look = summarise([now], {"q": before}, 4.0, ["a problem"], more=True)
     assert look.queues == [QueueRow("q", 3, 4, 2, 1, 7, 6.25, 0.75)]

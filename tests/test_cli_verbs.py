@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import os
@@ -12,36 +11,18 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from cli_shell import Shell, leaves
+from cli_shell import REBALANCES, WITHOUT_JSON, Shell, covering, leaves
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.client import Client
 
 COVERED: set[str] = set()
-WITHOUT_JSON = {"completion", "demo"}
-"""A script is no data; the demo shows people something, and writes its figures into files."""
-
-
-def verb(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """These commands are tested here; the test must run each with success, both ways."""
-
-    def wrap(test: Callable[..., None]) -> Callable[..., None]:
-        COVERED.update(names)
-
-        @functools.wraps(test)
-        def run(shell: Shell, **fixtures: object) -> None:
-            test(shell=shell, **fixtures)
-            wanted = {(name, as_json) for name in names for as_json in (False, True) if not (as_json and name in WITHOUT_JSON)}
-            assert wanted <= shell.done
-
-        return run
-
-    return wrap
+verb = covering(COVERED)
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +218,7 @@ def test_keys(shell: Shell) -> None:
     assert "`sluiceway key list`" in err
 
 
-@verb("audit list")
+@verb("audit list", "audit tail")
 def test_the_audit_trail(shell: Shell) -> None:
     assert re.search(rf"queues\.create {re.escape(shell.queue)} ", shell.says("audit", "list", "--queue", shell.queue))
     (entry,) = shell.json("audit", "list", "--queue", shell.queue)
@@ -248,6 +229,23 @@ def test_the_audit_trail(shell: Shell) -> None:
         shell.says("queue", "pause", shell.queue)
         shell.says("queue", "resume", shell.queue)
         assert [json.loads(line_of(following))["action"] for _ in range(2)] == ["queue.pause", "queue.resume"]
+        assert interrupted(following) == 130
+    about = ("audit", "list", "--queue", shell.queue)
+    assert [each["action"] for each in shell.json(*about, "--action", "queue.")] == ["queue.pause", "queue.resume"]
+    assert len(shell.json(*about, "--since", "1h", "--actor", "anybody")) == 3
+    assert shell.json(*about, "--until", "1h") == shell.json(*about, "--actor", "nobody") == []
+    assert shell.json(*about, "--until", entry["at"]) == []
+    assert len(shell.json(*about, "--since", entry["at"])) == 3
+    code, _, err = shell.ends(*about, "--since", "yesterday")
+    assert code == 2
+    assert "neither a time" in err
+    assert shell.ends(*about, "--until", "1h", "--follow")[0] == 2
+
+    assert "queue.resume" in shell.says("audit", "tail", "--queue", shell.queue, "-n", "1")
+    with child(shell, "audit", "tail", "-f", "-n", "1", "--queue", shell.queue, "--json") as following:
+        assert json.loads(line_of(following))["action"] == "queue.resume"
+        shell.says("queue", "pause", shell.queue)
+        assert json.loads(line_of(following))["action"] == "queue.pause", "what was there before is not told"
         assert interrupted(following) == 130
 
 
@@ -403,7 +401,7 @@ def test_demo(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_every_command_has_a_test() -> None:
-    assert set(leaves()) == COVERED
+    assert set(leaves()) == COVERED | REBALANCES
 
 
 def test_every_command_speaks_json() -> None:

@@ -21,6 +21,7 @@ from sluiceway.client import (
     item_calls,
     protocol,
     queue_calls,
+    rebalance_calls,
 )
 from sluiceway.client.item_calls import Check
 from sluiceway.client.protocol import LONGEST_PAUSE, Call, Repeats
@@ -170,6 +171,11 @@ def test_what_may_be_repeated() -> None:
         admin_calls.list_rounds(None),
         item_calls.explain_partition("q", 0),
         queue_calls.list_queues(None, None),
+        rebalance_calls.plan_rebalance("q", None),
+        rebalance_calls.get_rebalance("7-a"),
+        rebalance_calls.list_rebalances(None, False, None, None),
+        rebalance_calls.set_partition("q", 0, True),
+        rebalance_calls.set_partition("q", 0, False),
     ]
     once: list[Call[Any]] = [
         item_calls.produce("q", ["x"], None, item_calls.Key()),
@@ -178,6 +184,9 @@ def test_what_may_be_repeated() -> None:
         queue_calls.update_queue("q", 7, {"reference": ""}),
         queue_calls.redrive("q", None, None, None, None, False, None),
         queue_calls.delete_queue("q", False),
+        rebalance_calls.rebalance("q", 2, "natural", None, "p-1"),
+        rebalance_calls.rebalance_many("*", 2, "natural", None),
+        rebalance_calls.cancel_rebalance("7-a"),
     ]
     assert all(call.repeatable for call in repeatable)
     assert not any(call.repeatable for call in once)

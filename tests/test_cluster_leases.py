@@ -9,7 +9,7 @@ import pytest
 
 from cluster_rig import Cluster, Gate, cluster, counts, put, shares
 from node_rig import eventually, lease, payloads, settle, spec
-from sluiceway.core.distribution import home
+from sluiceway.core.distribution import slot
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
 from sluiceway.model.requests import Lease, Leased, ProduceKey, Settle
@@ -279,7 +279,7 @@ def test_a_lease_key_after_its_home_or_its_leases_have_moved(tmp_path: Path) -> 
 
 
 def home_partition(service: Service, key: str) -> int:
-    return home(ProduceKey(f"c\n{key}"), len(service.queue("q").partitions))
+    return slot(ProduceKey(f"c\n{key}"), len(service.queue("q").partitions))
 
 
 def test_an_instance_that_is_not_a_keys_home_does_not_take_its_leases(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from node_rig import eventually, lease, payloads, produce, settle, spec
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, Close, Learn, PeerRequest
 from sluiceway.model.requests import DONE, Fate, Produce, QueuePatch, Redrive, Selection, Settle
-from sluiceway.node import queue_changes, service
+from sluiceway.node import following, queue_changes
 from sluiceway.node.queue_changes import CLOSING, DROPPING
 
 
@@ -324,7 +324,7 @@ def test_a_change_that_is_heard_of_before_its_own_answer_comes(tmp_path: Path, c
 
 
 def test_a_change_that_could_not_be_read_at_once_is_followed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "LOOK_AGAIN", 20)
+    monkeypatch.setattr(following, "LOOK_AGAIN", 20)
 
     async def run() -> None:
         async with cluster(tmp_path, "a", "b") as (made, (a, b)):
@@ -357,7 +357,7 @@ def test_ids_of_a_deleted_queue_mean_nothing_in_a_new_one_of_its_name(tmp_path: 
             late = Settle({0: [Selection(DONE, lease=held.leases[0].number)]}, 200)
             with pytest.raises(SluicewayError) as raised:
                 await a._router.settle(old, late)
-            assert raised.value.code == "unavailable"
+            assert raised.value.code == "queue_not_found"
             assert counts(await a.count("q")) == {0: (0, 1)}
 
     asyncio.run(run())

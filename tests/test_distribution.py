@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.core.distribution import Candidate, deal, emptiest, home
+from sluiceway.core.distribution import Candidate, deal, emptiest, slot
 from sluiceway.model.requests import ProduceKey
 
 WANTS = st.lists(st.integers(0, 30), max_size=12)
@@ -76,17 +76,17 @@ def test_ties(candidates: list[Candidate], chosen: int) -> None:
 
 @given(st.text(min_size=1), st.integers(1, 50))
 def test_a_key_has_one_home_and_a_group_has_one_for_all_its_keys(text: str, partitions: int) -> None:
-    assert 0 <= home(ProduceKey(text), partitions) < partitions
-    assert home(ProduceKey("a", text, 1), partitions) == home(ProduceKey("b", text, 2), partitions)
+    assert 0 <= slot(ProduceKey(text), partitions) < partitions
+    assert slot(ProduceKey("a", text, 1), partitions) == slot(ProduceKey("b", text, 2), partitions)
 
 
 def test_homes_do_not_depend_on_the_process() -> None:
     # On disk for good: a key whose home moved would be taken a second time.
-    assert [home(ProduceKey(f"key-{n}"), 4) for n in range(8)] == [0, 2, 0, 2, 1, 3, 1, 3]
+    assert [slot(ProduceKey(f"key-{n}"), 4) for n in range(8)] == [0, 2, 0, 2, 1, 3, 1, 3]
 
 
 def test_homes_are_spread() -> None:
     counts = [0] * 4
     for n in range(4_000):
-        counts[home(ProduceKey(f"order-{n * 7}"), 4)] += 1
+        counts[slot(ProduceKey(f"order-{n * 7}"), 4)] += 1
     assert min(counts) > 800

@@ -128,7 +128,7 @@ async def test_others_in_the_same_etcd_change_nothing(server: EtcdServer, name: 
 
 @driven
 async def test_a_store_of_a_newer_version_is_left_alone(server: EtcdServer, name: str, open_store: OpenStore[MetaStore]) -> None:
-    server.put(f"{name}/layout", b"2")
+    server.put(f"{name}/layout", b"3")
     async with Opened(open_store) as store:
         with pytest.raises(StoreUnavailableError, match="newer version"):
             await store.read()

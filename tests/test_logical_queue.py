@@ -419,7 +419,7 @@ def test_a_stopped_partition_takes_nothing_and_the_others_go_on() -> None:
     assert rig.produced(produced).partition == 1
     rig.wait(100_000)
     assert not rig.opens, "only a person may open it again"
-    assert [each.state for each in rig.queue.stats().partitions] == ["stopped", "available"]
+    assert [each.state for each in rig.queue.stats().partitions] == ["error", "available"]
     assert (hung in rig.answers, behind in rig.answers) == (True, True)
 
 
@@ -433,7 +433,7 @@ def test_stats_say_where_requests_are() -> None:
     rig.ask(settle({1: [0]}))
     stats = rig.queue.stats()
     assert (stats.produce_waiting, stats.complete_waiting, stats.in_flight) == (1, 1, 2)
-    assert [each.state for each in stats.partitions] == ["opening", "available"]
+    assert [each.state for each in stats.partitions] == ["unavailable", "available"]
     assert stats.partitions[1].produced == 3
 
 

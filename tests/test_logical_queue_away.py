@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from queue_rig import Rig, array, lease, produce
-from sluiceway.core.logical_queue import LEASE_PATIENCE, TRANSFER_RETRY
+from sluiceway.core.dealing import LEASE_PATIENCE
+from sluiceway.core.logical_queue import TRANSFER_RETRY
 from sluiceway.core.tickets import TakeOut, Ticket, TransferBegun
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Clear, Cleared

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_rig import LEASE_TIMEOUT, Rig, array, lease, produce, settle
-from sluiceway.core import logical_queue
+from sluiceway.core import dealing
 from sluiceway.core.tickets import Ticket
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import RELEASE, Extend, Extended, Fate, Produce, ProduceKey, Selection, Settle
@@ -111,7 +111,7 @@ def ask(rig: Rig, count: int, most: int) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logical_queue, "MAX_LEASE_BYTES", ROOM)
+    monkeypatch.setattr(dealing, "MAX_LEASE_BYTES", ROOM)
 
 
 @pytest.mark.usefixtures("small_answers")

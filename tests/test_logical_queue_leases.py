@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
-from sluiceway.core.logical_queue import LEASE_PATIENCE
+from sluiceway.core.dealing import LEASE_PATIENCE
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate
 

@@ -26,7 +26,7 @@ from sluiceway.node.service import Service
 from sluiceway.server.app import App, Fittings
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request
-from sluiceway.server.metric_queues import COUNTERS, OTHER, QueueLabels, Seen, seen
+from sluiceway.server.metric_queues import COUNTERS, OTHER, PARTITION_STATES, QueueLabels, Seen, seen
 from sluiceway.server.metrics import Metrics, targets_of
 from sluiceway.testing.drive import driven
 
@@ -76,7 +76,7 @@ def test_requests_queues_backends_and_the_process(tmp_path: Path) -> None:
         ("sluiceway_queue_items", "queue=orders state=scheduled"): 0,
         ("sluiceway_queue_leases", "queue=orders"): 1,
         ("sluiceway_queue_partitions", "queue=orders state=available"): 2,
-        ("sluiceway_queue_partitions", "queue=orders state=failed"): 0,
+        ("sluiceway_queue_partitions", "queue=orders state=unavailable"): 0,
         ("sluiceway_queue_waiting_requests", "queue=orders call=lease"): 0,
         ("sluiceway_queue_items_produced_total", "queue=orders"): 3,
         ("sluiceway_queue_items_completed_total", "queue=orders"): 1,
@@ -236,7 +236,7 @@ def test_partitions_are_added_up() -> None:
     found = seen(RECORD, stats(ready=3, leased_now=2, scheduled=1, transferring=4, produced=20, leases=1, failures=2))
     assert found.items == {"ready": 3, "leased": 2, "scheduled": 1, "transferring": 4}
     assert found.waiting == {"produce": 1, "lease": 2, "settle": 3}
-    assert found.partitions == {"available": 2, "opening": 0, "failed": 0, "stopped": 0}
+    assert found.partitions == {"available": 2, "preparing": 0, "draining": 0, "paused": 0, "unavailable": 0, "error": 0}
     assert (found.size, found.leases, found.commit_time) == (10, 1, 20.0)
     assert found.counters is not None
     counters = dict(zip(COUNTERS, found.counters, strict=True))
@@ -245,11 +245,39 @@ def test_partitions_are_added_up() -> None:
 
 def test_what_a_partition_that_was_never_open_has_counted_is_not_known() -> None:
     down = stats()
-    down.partitions[0].state = "failed"
+    down.partitions[0].state = "unavailable"
     assert seen(RECORD, down).counters is None
     was_open = stats(produced=1)
-    was_open.partitions[0].state = "failed"
+    was_open.partitions[0].state = "unavailable"
     assert seen(RECORD, was_open).counters is not None
+    fresh = stats()
+    fresh.partitions[0].state = "preparing"
+    assert seen(RECORD, fresh).counters is not None, "one that was made just now has counted nothing"
+
+
+def test_what_is_left_to_drain_is_counted() -> None:
+    found = stats(ready=3, leased_now=2, scheduled=1, transferring=4)
+    assert seen(RECORD, found).draining == 0
+    found.partitions[0].state = "draining"
+    assert seen(RECORD, found).draining == 10
+
+
+def test_a_partition_that_is_removed_takes_nothing_of_what_it_has_counted() -> None:
+    labels = QueueLabels(STARTED)
+    parts = [PartitionStats(number, produced=10) for number in range(3)]
+
+    def produced(*numbers: int) -> int:
+        counted = seen(RECORD, QueueStats(0, 0, 0, 0, [parts[number] for number in numbers]))
+        (queue,) = labels.divide([counted])
+        assert queue.counters is not None
+        return queue.counters[0]
+
+    assert produced(0, 1) == 20
+    parts[0].produced = 15
+    assert produced(0) == 25, "also what comes after the removal is counted"
+    assert produced(0, 2) == 35
+    parts[1].produced = 12
+    assert produced(0, 1, 2) == 37, "one that comes back is not counted twice"
 
 
 STARTED = 1_000
@@ -258,7 +286,7 @@ STARTED = 1_000
 def queue(number: int, ready: int, produced: int | None = None, created_at: int = 0) -> Seen:
     counters = None if produced is None else (produced,) * len(COUNTERS)
     items = {"ready": ready, "leased": 0, "scheduled": 0, "transferring": 0}
-    states = {"available": 1, "opening": 0, "failed": 0, "stopped": 0}
+    states = dict.fromkeys(PARTITION_STATES, 0) | {"available": 1}
     return Seen(f"q{number}", f"i{number}", created_at, items, {"produce": 0, "lease": 0, "settle": 0}, states, 0, 0, 0.0, counters)
 
 

@@ -17,17 +17,20 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from etcd_server import etcd_or_skip
 from golden import FAR, GROUP_KEY, HOUR, KEY, POSTGRES_SCHEMA, dump, fill, service_on, take
 from node_rig import eventually, payloads, produce
 from postgres_server import PostgresServer, server_or_skip
 from sluiceway.adapters import system
 from sluiceway.adapters.meta import sqlite as meta_sqlite
+from sluiceway.adapters.meta.etcd import EtcdMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage import partition_file, postgres, postgres_schema
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.meta import Entry, View
 from sluiceway.model.requests import DONE, PartitionStats, Selection, Settle
 from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
@@ -321,5 +324,21 @@ def test_a_migration_that_fails_leaves_the_schema_as_it_was(
                 asyncio.run(opened())
         assert connection.execute(tables, [schema]).fetchall() == before
         version = connection.execute(sql.SQL("SELECT version FROM {}.layout").format(sql.Identifier(schema))).fetchall()
-        assert version == [(len(postgres_schema.MIGRATIONS),)]
+        assert version == [(1,)]
     assert asyncio.run(opened()) > 0
+
+
+# etcd
+
+
+@driven
+async def test_a_meta_store_in_etcd_of_the_earlier_layout_is_taken_over() -> None:
+    with etcd_or_skip() as etcd:
+        for time in range(3):
+            store = EtcdMetaStore(etcd.url("taken-over"))
+            if not time:
+                stamp = await store.commit({"a": None}, puts={"a": b"1"})
+                etcd.put("taken-over/layout", b"1")
+            assert await store.read(["a"]) == View(stamp, {"a": Entry(b"1", stamp)})
+            await store.close()
+        assert etcd.get("taken-over/layout") == b"2"

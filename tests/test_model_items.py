@@ -103,6 +103,11 @@ def test_bytes_under_a_null_say_nothing() -> None:
     assert digest(batches[0]) == digest(batches[1])
 
 
+def test_a_time_that_python_has_no_date_for_has_a_digest() -> None:
+    times = [digest(batch_from_rows([{"payload": b"1", "enqueue_at": at}])) for at in (2**62, -(2**62), 2**62)]
+    assert times[0] == times[2] != times[1]
+
+
 # Digest: other rows
 
 

@@ -33,6 +33,7 @@ OTHER: dict[str, object] = {
     "server.auth": "keys",
     "server.shutdown_timeout": 1,
     "server.workers": 2,
+    "server.audit_entries": 500,
     "cluster.strategy": "claims",
     "log.format": "json",
     "log.level": "debug",

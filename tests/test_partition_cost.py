@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from core_model import START, Rig, Row, array_of
+from core_model import START, Rig, Row, array_of, batch_of
 from sluiceway.core import closed
+from sluiceway.core.looking import lives_of
 from sluiceway.core.rules import Rules
+from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes, RecordKind
-from sluiceway.model.requests import Fate
+from sluiceway.model.requests import Fate, ProduceKey
 
 ITEMS = 10_000
 PAYLOAD = b"p" * 100
@@ -201,3 +203,31 @@ def test_leases_that_run_out_over_and_over_leave_a_bounded_number_of_records(mon
         rig.commit()
         sizes.append(sum(kind is RecordKind.LEASE for kind, _ in rig.disk.records))
     assert sizes[7:] == [8] * 23
+
+
+def test_items_that_move_cost_no_more_than_a_lease_and_a_produce() -> None:
+    rig, there = backlog(3, ITEMS // 4), Rig()
+    number, items = rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, False, START)
+    changes = rig.commit()
+    assert changes is not None
+    assert items == 3 * ITEMS // 4
+    assert list(changes.puts) == [(RecordKind.LEASE, str(number))]
+    assert touched(changes) == 1
+    lives = lives_of(rig.machine.transfers[number])
+    assert len(lives) == 3
+    there.machine.produce(batch_of([Row(PAYLOAD)] * items), START, ProduceKey("m", "move/q.0", number), lives)
+    changes = there.commit()
+    # A blob with its record, an extent, and what is remembered of the move.
+    assert touched(changes) == 4
+    rig.machine.transferred(number)
+    assert touched(rig.commit()) == 1 + 3 * 3
+
+
+def test_a_mass_of_scheduled_items_that_moves_leaves_nothing_in_the_line() -> None:
+    rig = backlog(1)
+    for n in range(200):
+        rig.produce([Row(PAYLOAD, START + 1_000 + n)])
+    rig.commit()
+    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == 200
+    assert len(rig.machine.ready) == 1
+    rig.commit()

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from core_model import START, Rig, Row, array_of
+from core_model import START, Rig, Row, array_of, batch_of
 from sluiceway.core.looking import ready_slices
-from sluiceway.model.requests import DONE, Fate, ProduceKey, Settled
+from sluiceway.model.requests import DONE, Fate, Life, ProduceKey, Settled
 
 FATES = (DONE, Fate("retry"), Fate("retry", retry_after=30), Fate("dead", reason="bad"))
 
@@ -32,6 +32,7 @@ def history(seed: int, turns: int = 50) -> str:
         rig.machine.settle_offsets(offsets, chance.choice(FATES), now, chance.random() < 0.5, Settled())
         for number in list(rig.machine.leases)[: chance.randrange(2)]:
             rig.machine.close_lease(rig.machine.leases[number], now, Settled())
+        rebalance(rig, chance, now, turn)
         if chance.random() < 0.2:
             rig.reload()
         changes = rig.commit()
@@ -42,6 +43,18 @@ def history(seed: int, turns: int = 50) -> str:
     assert rig.machine.header.dead
     assert ready_slices(rig.machine, 1)
     return said.hexdigest()
+
+
+def rebalance(rig: Rig, chance: random.Random, now: int, turn: int) -> None:
+    """Items go to another partition, others come from there; keys go, and come back."""
+    rig.machine.move_out(chance.randrange(1, 4), 1 << 20, 1, chance.random() < 0.5, now)
+    lives = [Life(chance.randrange(1, 3), now - chance.randrange(3), 1, 0, now + chance.choice([0, 40])) for _ in range(3)]
+    rows = [Row(b"m")] * sum(life.rows for life in lives)
+    rig.machine.produce(batch_of(rows), now, ProduceKey("m", "move/q.1", turn), lives)
+    slots = chance.sample(range(16), 5)
+    given = rig.machine.give_keys(slots, 16, 2 * turn + 1, 0)
+    rig.machine.take_keys(slots, 16, 2 * turn + 2, given)
+    rig.machine.shut("open", turn)
 
 
 def test_the_same_history_writes_the_same_bytes_in_another_process(repository: Path) -> None:

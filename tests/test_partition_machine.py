@@ -7,18 +7,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from core_model import START, Rig, Row, array_of
+from core_model import START, Rig, Row, array_of, batch_of
 from partition_model import Model, ModelLease
 from sluiceway.core import closed
 from sluiceway.core.inspecting import Listed, in_line, scheduled, why_left
-from sluiceway.core.looking import explain, open_slices
+from sluiceway.core.looking import explain, lives_of, open_slices
 from sluiceway.core.records import LeaseState
 from sluiceway.core.rules import Rules
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
 from sluiceway.model.queue import Backoff
-from sluiceway.model.requests import DONE, RELEASE, Fate, ProduceKey, Settled
+from sluiceway.model.requests import DONE, RELEASE, Fate, Life, ProduceKey, Settled
 
 REMEMBERS = 4
 """Closed leases, so that a history of some fifty steps forgets many."""
@@ -48,6 +48,15 @@ RULES = st.builds(
     st.sampled_from([None, "d1", "d2"]),
 )
 CLIENTS = st.sampled_from([None, None, "c", "d"])
+LIVES = st.builds(
+    Life,
+    st.integers(1, 3),
+    st.integers(0, 3),
+    st.integers(0, 2),
+    st.sampled_from([0, 0, 30, 70]),
+    st.sampled_from([0, 0, 10, 60]),
+    st.sampled_from([0, 0, 1, 2]),
+)
 PICKS = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 
 
@@ -63,7 +72,7 @@ def places(listed: Listed) -> list[tuple[object, ...]]:
 class PartitionMachine(RuleBasedStateMachine):
     @initialize(rules=RULES)
     def begin(self, rules: Rules) -> None:
-        self.rig, self.model, self.now = Rig(), Model(rules, REMEMBERS), START
+        self.rig, self.model, self.now, self.arrivals = Rig(), Model(rules, REMEMBERS), START, 1
         self.rig.follow(rules)
 
     @rule(rows=ROWS)
@@ -159,6 +168,43 @@ class PartitionMachine(RuleBasedStateMachine):
         number, items = self.rig.machine.redrive(offsets, queue, self.now)
         assert items == self.model.redrive(offsets.tolist(), queue, self.now)
         assert (number > 0) == (items > 0)
+
+    @rule(limit=st.integers(1, 12), to=st.integers(1, 2), due=st.booleans())
+    def move_out(self, limit: int, to: int, due: bool) -> None:
+        machine = self.rig.machine
+        number, items = machine.move_out(limit, 1 << 60, to, due, self.now)
+        pieces = open_slices(machine.transfers[number]) if number else []
+        chosen = [piece.blob + row for piece in pieces for row in piece.rows.tolist()]
+        assert (items, number > 0) == (len(chosen), items > 0)
+        self.model.move_out(chosen, limit, to, due, self.now)
+        lives = lives_of(machine.transfers[number]) if number else ()
+        assert [life.rows for life in lives] == [len(piece.rows) for piece in pieces]
+        moved = [self.model.items[origin] for origin in chosen]
+        assert [life[1:] for life in lives for _ in range(life.rows)] == [
+            (item.enqueued_at, item.attempts, item.expires_at, item.due_at or 0, 0 if due else item.together) for item in moved
+        ]
+
+    @rule(lives=st.lists(LIVES, min_size=1, max_size=5), shift=st.sampled_from([0, 0, -40]))
+    def others_arrive(self, lives: list[Life], shift: Millis) -> None:
+        """From another partition. It may take longer than it was to be until they are due, or expire."""
+        first = self.rig.machine.header.next
+        lives = [
+            life._replace(
+                enqueued_at=self.now - life.enqueued_at,
+                expires_at=life.expires_at and self.now + life.expires_at + shift,
+                due_at=life.due_at and self.now + life.due_at + shift,
+                together=0 if life.due_at else life.together,
+            )
+            for life in lives
+        ]
+        rows = [Row(f"{first + n}".encode()) for n in range(sum(life.rows for life in lives))]
+        key = ProduceKey("m", "move/q.7", self.arrivals)
+        self.arrivals += 1
+        each = [life for life in lives for _ in range(life.rows)]
+        placed = self.rig.machine.produce(batch_of(rows), self.now, key, lives)
+        assert placed[:3] == self.model.arrive(rows, each, self.now, key)
+        assert self.rig.machine.produce(batch_of(rows), self.now, key, lives) == (first, len(rows), True, None)
+        self.model.header.deduplicated += len(rows)
 
     @rule(picks=PICKS, wild=st.lists(st.integers(-1, 60), max_size=3))
     def delete(self, picks: list[int], wild: list[int]) -> None:
@@ -273,7 +319,8 @@ class PartitionMachine(RuleBasedStateMachine):
             machine.transferred(number)
         self.rig.commit()
         header = machine.header
-        assert header.produced == header.completed + header.dead + header.cleared + header.redriven
+        gone = header.completed + header.dead + header.cleared + header.redriven + header.moved
+        assert header.produced + header.moved_in == gone
         assert not self.rig.disk.blobs
         assert not machine.ready, "what is gone is held"
         assert {kind.value for kind, _ in self.rig.disk.records} <= {"key", "lease"}

@@ -54,7 +54,8 @@ QUEUE = {
     "reference": "mine",
     "paused": [],
     "requested_partitions": 2,
-    "partitions": [{"partition": n, "backend": "b", "state": "available", "owner": None, "address": None} for n in range(2)],
+    "partitions": [{"partition": n, "backend": "b", "state": "available", "parents": [], "owner": None, "address": None} for n in range(2)],
+    "rebalance": None,
 }
 
 
@@ -245,7 +246,7 @@ def test_a_queue_in_durations_that_go_can_read() -> None:
 
 def test_counts_stay_within_their_fields() -> None:
     zero = ("ready", "transferring", "leases", "failures", "produced", "deduplicated", "leased", "completed", "retried", "expired")
-    counters = dict.fromkeys((*zero, "dead", "released", "cleared", "redriven"), 0)
+    counters = dict.fromkeys((*zero, "dead", "released", "cleared", "redriven", "moved", "moved_in"), 0)
     partition = {**counters, "partition": 1, "backend": "b", "state": "available", "commit_time_ms": 1.5, "degraded": False}
     waiting = {"instance": "i-1", "produce_waiting": 1, "lease_waiting": 2, "complete_waiting": 3, "in_flight": 4}
     full = {**partition, "total": 1 << 40, "total_leased": 5, "scheduled": 6}

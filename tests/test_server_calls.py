@@ -64,9 +64,11 @@ def test_queue_life(server: Running) -> None:
         "partition": 2,
         "backend": "default",
         "state": "available",
+        "parents": [],
         "owner": "instance",
         "address": None,
     }
+    assert made["rebalance"] is None
     assert parse_time(made["created_at"], "created_at") > 0
     assert server.post("queues.create", queue_name="life").json()["code"] == "queue_exists"
     server.produce("life", "x")

@@ -118,11 +118,17 @@ def test_explain(service: FakeService, client: Client) -> None:
     assert found.lease_deadline.timestamp() * 1_000 == NOW
 
 
-@pytest.mark.parametrize("item", ["another3.0.7", "k7f3q2ma.3.7"])
-def test_an_id_that_is_not_the_queue_s_is_unknown_without_a_look(service: FakeService, client: Client, item: str) -> None:
-    found = client.explain("q", item)
-    assert (found.id, found.state, service.asked) == (item, "unknown", [])
+def test_an_id_that_is_not_the_queue_s_is_unknown_without_a_look(service: FakeService, client: Client) -> None:
+    found = client.explain("q", "another3.0.7")
+    assert (found.id, found.state, service.asked) == ("another3.0.7", "unknown", [])
     assert found.reason
+
+
+def test_an_id_of_a_partition_that_may_have_been_is_asked_about(service: FakeService, client: Client) -> None:
+    """The record here may be older than that partition, or than its removal."""
+    service.script = [Explanation("gone", "partition 3 was removed by a rebalance")]
+    assert client.explain("q", "k7f3q2ma.3.7").state == "gone"
+    assert service.asked == [(3, 7)]
 
 
 def test_release(service: FakeService, client: Client) -> None:

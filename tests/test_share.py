@@ -5,16 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sluiceway.core.distribution import slot
 from sluiceway.core.lane import LaneState
 from sluiceway.core.looking import load
 from sluiceway.core.partition import Partition
 from sluiceway.core.share import Share
-from sluiceway.core.tickets import Commit, Effect, Open, Reply, Ticket
+from sluiceway.core.tickets import Commit, Effect, Open, Reply, Request, Ticket
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.changes import Snapshot
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import DONE, Lease, Produce, Produced, ProduceKey, Selection, Settle
+from sluiceway.model.peers import GiveKeys, Load, Shut
+from sluiceway.model.queue import PartitionRecord, PartitionState, QueueRecord
+from sluiceway.model.requests import DONE, Lease, Life, Produce, Produced, ProduceKey, Selection, Settle
 
 TIMEOUT = 5_000
 GRACE = 300
@@ -25,12 +28,17 @@ class World:
 
     def __init__(self, *numbers: int, grace: int = 0) -> None:
         self.now = 1_000_000
-        self.share = Share("q", range(3), 60_000, grace)
+        self.share = Share("q", 60_000, grace)
+        self.configure("available", "available", "available")
         self.commits: dict[int, Commit] = {}
         self.opens: dict[int, Open] = {}
         self.answers: dict[Ticket, object] = {}
         for number in numbers:
             self.gain(number)
+
+    def configure(self, *states: PartitionState) -> None:
+        partitions = tuple(PartitionRecord(number, state=state) for number, state in enumerate(states))
+        self.share.configure(QueueRecord("q", "q", 0, 0, 60_000, 0, None, "", partitions))
 
     def gain(self, number: int, partition: Partition | None = None) -> None:
         self.share.gain(number)
@@ -48,7 +56,7 @@ class World:
             elif isinstance(effect, Open):
                 self.opens[effect.partition] = effect
 
-    def ask(self, request: Produce | Lease | Settle) -> Ticket:
+    def ask(self, request: Request) -> Ticket:
         ticket = Ticket(request, self.now + request.request_timeout)
         self.share.submit(ticket)
         self.turn()
@@ -214,3 +222,133 @@ def test_the_load_tells_what_nobody_here_waits_for() -> None:
     world.land(1)
     assert world.share.load()[:2] == (2, 1)
     assert World().share.load()[:2] == (0, None)
+
+
+def test_a_share_says_whether_it_will_serve_a_lease_in_a_moment() -> None:
+    world = World(0, 1)
+    world.ask(produce(0))
+    first = world.ask(Lease("c", 1, TIMEOUT))
+    assert world.share.will_serve(first), "an item is being written"
+    second = world.ask(Lease("c", 1, TIMEOUT))
+    assert not world.share.will_serve(first), "it is one item, and two wait"
+    assert world.share.withdraw(second)
+    world.share.lanes[0].degraded = True
+    assert not world.share.will_serve(first), "its partition hangs"
+    world.share.lanes[0].degraded = False
+    world.land(0)
+    assert first not in world.answers
+    assert world.share.will_serve(first), "it is being written itself"
+    world.land(0)
+    assert first in world.answers
+    assert not world.share.will_serve(world.ask(Lease("c", 1, TIMEOUT))), "there is nothing"
+
+
+def test_what_is_written_in_a_partition_that_goes_is_not_for_who_waits_here() -> None:
+    world = World(0, 1)
+    world.ask(produce(0))
+    ticket = world.ask(Lease("c", 1, TIMEOUT))
+    assert world.share.will_serve(ticket)
+    world.share.lose(0)
+    assert not world.share.will_serve(ticket)
+
+
+# ---- partitions that take or give nothing ---------------------------------------------------------------------
+
+
+def key_of(number: int) -> ProduceKey:
+    return next(key for n in range(100) if slot(key := ProduceKey(f"k{n}"), 3) == number)
+
+
+def test_who_has_only_partitions_that_take_nothing_says_that_others_may() -> None:
+    world = World(0, 1)
+    world.configure("draining", "draining", "available")
+    assert world.code(world.ask(produce())) == "not_here"
+    assert world.share.load().emptiest is None
+    whole = World(0, 1, 2)
+    whole.configure("draining", "paused", "preparing")
+    waiting = whole.ask(produce())
+    assert waiting not in whole.answers
+    whole.configure("draining", "paused", "available")
+    whole.turn()
+    whole.land(2)
+    assert whole.answers[waiting] == Produced(2, 0, 1, False)
+
+
+def test_a_home_that_is_here_no_more_is_asked_for_elsewhere() -> None:
+    world = World(0)
+    key = key_of(0)
+    giving = world.ask(GiveKeys(0, (0, 1, 2), 3, 1, TIMEOUT))
+    world.land(0)
+    assert giving in world.answers
+    assert world.code(world.ask(produce(key=key))) == "not_here"
+    whole = World(0, 1, 2)
+    whole.ask(GiveKeys(0, (0, 1, 2), 3, 1, TIMEOUT))
+    whole.land(0)
+    assert whole.ask(produce(key=key)) not in whole.answers, "nobody else has it: the record must change"
+
+
+def test_what_is_paused_here_is_waited_for_here() -> None:
+    world = World(0)
+    world.configure("paused", "available", "available")
+    keyed, named = world.ask(produce(key=key_of(0))), world.ask(produce(0))
+    assert not world.answers
+    world.configure("available", "available", "available")
+    world.turn()
+    world.land(0)
+    assert {world.answers[keyed], world.answers[named]} == {Produced(0, 0, 1, False), Produced(0, 1, 1, False)}
+
+
+def test_what_is_held_back_is_not_there_for_others() -> None:
+    world = World(0)
+    world.ask(produce(0))
+    world.land(0)
+    assert world.share.load() == Load(1, 1)
+    world.configure("paused", "available", "available")
+    assert world.share.load() == Load(0, None)
+    waiting = world.ask(Lease("c", 1, TIMEOUT))
+    assert not world.share.will_serve(waiting)
+    assert not world.commits
+    world.configure("draining", "available", "available")
+    assert world.share.load().emptiest is None
+    world.turn()
+    world.land(0)
+    assert waiting in world.answers
+
+
+def test_a_partition_that_is_gained_follows_the_record() -> None:
+    world = World(1)
+    world.configure("paused", "draining", "available")
+    world.gain(0)
+    assert world.code(world.ask(produce())) == "not_here"
+    assert [lane.shown for lane in world.share.lanes.values()] == ["draining", "paused"]
+
+
+def test_a_shut_partition_is_not_offered() -> None:
+    world = World(0)
+    world.ask(Shut(0, "read_only", 1, TIMEOUT))
+    world.land(0)
+    assert world.share.load() == Load(0, None)
+    assert world.code(world.ask(produce())) == "not_here"
+
+
+def test_a_lease_is_not_waited_for_where_nothing_is_given_out() -> None:
+    world = World(0)
+    world.ask(produce(0))
+    world.land(0)
+    world.configure("paused", "available", "available")
+    world.ask(Shut(0, "read_only", 1, TIMEOUT))
+    assert world.share.lanes[0].state is LaneState.COMMITTING
+    assert not world.share.will_serve(world.ask(Lease("c", 1, TIMEOUT)))
+
+
+def test_moved_items_wait_for_their_partition_though_it_is_sealed() -> None:
+    """Nobody else can take them, nor say that they have not arrived."""
+    world = World(0)
+    world.ask(Shut(0, "sealed", 1, TIMEOUT))
+    world.land(0)
+    key = ProduceKey("move/q.1/1", "move/q.1", 1)
+    ticket = world.ask(Produce(batch_from_rows([{"payload": b"a"}]), TIMEOUT, key, 0, (Life(1, 0),)))
+    assert ticket not in world.answers
+    world.now += TIMEOUT
+    world.turn()
+    assert world.code(ticket) == "unavailable"

@@ -20,9 +20,11 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.core.assignment.group import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
 from sluiceway.core.keys import KeyRecord, Seen
 from sluiceway.core.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
+from sluiceway.model import rebalance
 from sluiceway.model.access import SYSTEM, ApiKey, KeySpec
 from sluiceway.model.audit import AuditEntry
 from sluiceway.model.queue import Backoff, PartitionRecord, QueueRecord
+from sluiceway.model.rebalance import Rebalance
 from sluiceway.node.api_keys import ApiKeys
 from sluiceway.node.service import Service
 from sluiceway.testing.drive import driven
@@ -132,16 +134,18 @@ def test_a_server_says_that_the_data_is_of_a_newer_version(tmp_path: Path) -> No
 
 PINNED: dict[type[msgspec.Struct], str] = {
     QueueRecord: "queue_name incarnation created_at updated_at lease_timeout max_attempts dead_queue reference partitions version "
-    "max_lease_timeout expire_timeout retry_backoff idempotency_window write_timeout paused logical_queues",
-    PartitionRecord: "partition backend state",
+    "max_lease_timeout expire_timeout retry_backoff idempotency_window write_timeout paused logical_queues "
+    "next_partition slots rebalance cursor",
+    PartitionRecord: "partition backend state parents after",
     Backoff: "first most",
-    Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven",
+    Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven "
+    "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots",
     BlobRecord: "rows columns written_at nbytes",
     ExtentRecord: "count blob row rows attempts expires_at together gone",
-    LeaseRecord: "ranges client_id deadline lease_key transfer settled staged fates target closed",
+    LeaseRecord: "ranges client_id deadline lease_key transfer settled staged fates target closed dues",
     DueRecord: "due_at blob rows attempts expires_at",
     KeyRecord: "seen sequence until",
-    Seen: "digest first_offset count",
+    Seen: "digest first_offset count partition",
     ApiKey: "key_id name scopes digest created_at expires_at requests_per_second bytes_per_second",
     AuditEntry: "id at actor action queue_name request_id detail",
     Resource: "items parameters strategy era version limits",
@@ -150,6 +154,9 @@ PINNED: dict[type[msgspec.Struct], str] = {
     Round: "number sealed trigger participants moved kept",
     Plan: "round era resource_version owners waits",
     Claim: "owner grant",
+    Rebalance: "id queue_name incarnation requested_partitions plan drain created_at updated_at actor request_id rate state step slots "
+    "homes slots_at_once paused done started_at drain_at items moved ended_at after batch problem retries",
+    rebalance.Plan: "creates drains keeps reopens in_order",
     SealedRound: "number trigger participants moved kept sealed_by sealed_at duration",
 }
 """The fields of what is stored, in their order."""

@@ -244,9 +244,10 @@ def test_queue_info_shows_every_setting() -> None:
         "paused": ["lease"],
         "requested_partitions": 3,
         "partitions": [
-            {"partition": n, "backend": "default", "state": "available", "owner": owner, "address": address}
+            {"partition": n, "backend": "default", "state": "available", "parents": [], "owner": owner, "address": address}
             for n, (owner, address) in enumerate([("i-1", "http://i-1"), ("alone", None), (None, None)])
         ],
+        "rebalance": None,
     }
     assert format_duration(MAX_LEASE_TIMEOUT) == "30d"
 

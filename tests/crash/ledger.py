@@ -207,9 +207,10 @@ class Ledger:
                 self.tally.wrong(kind, f"completed {len(self._completed)} to {done}, found {new['completed']}")
             if new["dead"] + new["transferring"] < len(self._dying):
                 self.tally.wrong("lost", f"killed {len(self._dying)}, found {new['dead']} and {new['transferring']} on the way")
-            self._check_balance(now)
+            self.check_balance(now)
 
-    def _check_balance(self, now: Counter[str]) -> None:
+    def check_balance(self, now: Counter[str]) -> None:
+        """Whether the server's counters agree with each other."""
         if now["produced"] != now["completed"] + now["dead"] + now["total"] + now["transferring"]:
             self.tally.wrong("other", f"the books do not balance: {dict(now)}")
 
@@ -225,14 +226,16 @@ class Ledger:
             self._check_losses(arrived)
             landed = {name for name in self._sent if name in self._seen or name in arrived}
             self._check_whole_requests(landed)
-            new = now - self._before
-            expected = {"produced": len(landed), "completed": len(landed) - len(arrived), "dead": len(arrived)}
-            for counter, value in expected.items():
-                if new[counter] != value:
-                    self.tally.wrong("other", f"{counter} is {new[counter]}, but the ledger has {value}")
-            self._check_balance(now)
+            self.check_totals(now - self._before, len(landed), len(arrived))
+            self.check_balance(now)
             self.tally.counts["died"] += len(arrived)
             self._begin_anew(now)
+
+    def check_totals(self, new: Counter[str], landed: int, arrived: int) -> None:
+        """The queue is empty after so many items landed, of which so many died: what the server's counters must show."""
+        for counter, value in {"produced": landed, "completed": landed - arrived, "dead": arrived}.items():
+            if new[counter] != value:
+                self.tally.wrong("other", f"{counter} is {new[counter]}, but the ledger has {value}")
 
     def _dead(self, payload: str, item: dict[str, Any], max_attempts: int) -> str | None:
         name = self._known(payload)

@@ -27,6 +27,7 @@ from sluiceway.model.health import Check
 from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.leased import POSITION
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
+from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -247,6 +248,32 @@ class RowService:
         raise _unsupported()
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
+        raise _unsupported()
+
+    async def plan_rebalance(self, queue_name: str, requested: int | None) -> tuple[str, Plan, QueueRecord]:
+        raise _unsupported()
+
+    async def rebalance(
+        self, queue_name: str, requested: int | None, drain: DrainMode, rate: int | None, plan_id: str | None, by: Actor
+    ) -> Rebalance:
+        raise _unsupported()
+
+    async def rebalance_many(self, match: str, requested: int | None, drain: DrainMode, rate: int | None, by: Actor) -> RebalanceBatch:
+        raise _unsupported()
+
+    async def rebalances(self, queue_name: str | None, only_open: bool) -> list[Rebalance]:
+        raise _unsupported()
+
+    async def get_rebalance(self, id: str) -> Rebalance:
+        raise _unsupported()
+
+    async def cancel_rebalance(self, id: str, by: Actor) -> Rebalance:
+        raise _unsupported()
+
+    async def rebalance_progress(self, rebalance: Rebalance) -> RebalanceProgress:
+        raise _unsupported()
+
+    async def set_partition(self, queue_name: str, partition: int, paused: bool, by: Actor) -> QueueRecord:
         raise _unsupported()
 
 

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from sluiceway.cli.common import duration_option, print_json, printable, table
 from sluiceway.cli.config import FILE
 from sluiceway.cli.session import Session, connected, queue_names
+from sluiceway.kernel.clock import parse_duration
+from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
     from sluiceway.client.answers import AuditEntry, KeyInfo
 
+T = TypeVar("T")
 FOLLOW_PAUSE = 1.0
+AUDIT_OVERLAP = timedelta(minutes=1)
+"""How much later an entry may be seen than it says: its commit takes time, and another instance's clock may lag."""
 
 
 # -- backends ---------------------------------------------------------------------------------------------------------
@@ -133,36 +138,88 @@ def audit() -> None:
     """See who changed what."""
 
 
+def _time(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | None:
+    """A time, or how long ago it was."""
+    if value is None:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(milliseconds=parse_duration(value, "duration"))
+    except SluicewayError:
+        pass
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        raise click.BadParameter(
+            f"{value!r} is neither a time such as 2026-01-31T08:00:00Z nor a duration such as 2h", ctx, param
+        ) from None
+    return at if at.tzinfo else at.astimezone()
+
+
+_FILTERS = (
+    click.option("--queue", "queue_name", help="Only changes of this queue.", shell_complete=queue_names),
+    click.option("--action", help="Only this call, such as queues.delete; all that begin so if it ends with a dot, such as rebalance."),
+    click.option("--actor", help="Only what this key has changed: its name, or NAME/ID."),
+)
+
+
+def audit_filters(command: Callable[..., T]) -> Callable[..., T]:
+    for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
 @audit.command("list")
-@click.option("--queue", help="Only changes of this queue.", shell_complete=queue_names)
-@click.option("--action", help="Only this call, such as queues.delete.")
+@audit_filters
+@click.option("--since", metavar="TIME", callback=_time, help="Only from then on: a time, or how long ago, such as 2h.")
+@click.option("--until", metavar="TIME", callback=_time, help="Only before then.")
 @click.option("-n", "--count", type=click.IntRange(1), default=50, show_default=True, help="At most this many, the newest.")
 @click.option("--follow", is_flag=True, help="Then go on with what comes, until Ctrl-C.")
 @connected
-def list_audit(session: Session, queue: str | None, action: str | None, count: int, follow: bool) -> None:
+def list_audit(session: Session, until: datetime | None, count: int, follow: bool, **filters: Any) -> None:
     """List the last changes, the newest at the end. Needs the scope `admin`."""
-    entries = list(islice(_audited(session, queue, action), count))
-    if not (entries or follow or session.as_json):
+    if until is not None and follow:
+        raise click.UsageError("--until and --follow exclude each other")
+    entries = _audited(session, until=until, **filters)
+    newest = list(islice(entries, count))
+    if not (newest or follow or session.as_json):
         click.echo("no changes", err=True)
-    last = ""
+    _print_audit(session, newest)
+    if follow:
+        _follow_audit(session, newest, entries, filters)
+
+
+@audit.command()
+@audit_filters
+@click.option("-n", "--count", type=click.IntRange(0), default=10, show_default=True, help="Begin with so many of the last.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what comes, until Ctrl-C.")
+@connected
+def tail(session: Session, count: int, follow: bool, **filters: Any) -> None:
+    """Show the last changes, the newest at the end. Needs the scope `admin`."""
+    entries = _audited(session, **filters)
+    newest = list(islice(entries, max(count, 1)))
+    _print_audit(session, newest[:count])
+    if follow:
+        _follow_audit(session, newest, entries, filters)
+
+
+def _follow_audit(session: Session, newest: Sequence[AuditEntry], older: Iterator[AuditEntry], filters: dict[str, Any]) -> NoReturn:
+    """Print what comes. An entry of another instance may come with a time, and so an id, that is before those that were there."""
+    last = newest[0].at if newest else datetime.now(UTC)
+    # What was there and was not to be shown is no news either.
+    known = {entry.id for entry in (*newest, *takewhile(lambda entry: entry.at >= last - AUDIT_OVERLAP, older))}
     while True:
-        last = entries[0].id if entries else last
-        _print_audit(session, entries)
-        if not follow:
-            return
         time.sleep(FOLLOW_PAUSE)
-        entries = _newer(session, queue, action, last)
+        entries = list(_audited(session, **filters | {"since": last - AUDIT_OVERLAP}))
+        _print_audit(session, [entry for entry in entries if entry.id not in known])
+        last = max(last, *(entry.at for entry in entries)) if entries else last
+        known = {entry.id for entry in entries}
 
 
-def _newer(session: Session, queue: str | None, action: str | None, last: str) -> list[AuditEntry]:
-    return list(takewhile(lambda entry: entry.id > last, _audited(session, queue, action)))
-
-
-def _audited(session: Session, queue: str | None, action: str | None) -> Iterator[AuditEntry]:
+def _audited(session: Session, **filters: Any) -> Iterator[AuditEntry]:
     """All entries, newest first, read as far as they are wanted."""
     pivot: str | None = None
     while True:
-        page = session.client.list_audit(pivot=pivot, queue_name=queue, action=action)
+        page = session.client.list_audit(pivot=pivot, **filters)
         yield from page.items
         pivot = page.next
         if pivot is None:

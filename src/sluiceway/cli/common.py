@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -45,6 +46,12 @@ _NEXT = {
     "not_found": "is this server an older version, or one with admin_listen? Then the calls for administrators are at that address: --url",
     "restart_required": "undo these changes; all but the removal of a backend that holds partitions can also wait for a restart",
     "stale_ids": "what was not ignored is done; leave out these ids, or leave out --strict",
+    "rebalance_open": "`sluiceway rebalance watch QUEUE` shows how far it is, `sluiceway rebalance cancel QUEUE` has it go back",
+    "plan_changed": "look at what it would do now: `sluiceway rebalance plan QUEUE`",
+    "nothing_to_rebalance": "name another number of --partitions, or change a partition_affinity in the configuration and reload it "
+    "(`sluiceway config reload`)",
+    "rebalance_not_found": "`sluiceway rebalance list` shows those that there are",
+    "not_cancellable": "let it end; another rebalance can then bring back what is wanted",
     "key_conflict": "the key was used for other items; take a new one",
     "outcome_unknown": "it may or may not have happened; look with `sluiceway stats QUEUE` before you repeat it",
 }
@@ -106,6 +113,17 @@ def duration_option(
         return value
 
     return click.option(name, nargs=count, metavar=metavar, default=default, show_default=default is not None, callback=check, help=help)
+
+
+_RATE = re.compile(r"([1-9][0-9]{0,8})(?:/s)?")
+
+
+def per_second(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
+    """Checks an option that takes items per second."""
+    found = _RATE.fullmatch(value) if value is not None else None
+    if value is not None and found is None:
+        raise click.BadParameter(f"{value!r} is not a number of items per second such as 100/s", ctx, param)
+    return int(found[1]) if found else None
 
 
 def json_option(command: Callable[..., T]) -> Callable[..., T]:
@@ -201,6 +219,11 @@ def wide_console() -> Console:
 
 def print_table(rows: Rows) -> None:
     wide_console().print(rows)
+
+
+def counted(number: int, what: str) -> str:
+    """`1 item`, `2 items`."""
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def printable(payload: bytes, longest: int = 200) -> str:

@@ -84,7 +84,7 @@ def state_of(part: PartitionStats) -> str:
 
 @click.group()
 def partition() -> None:
-    """Look at the partitions of queues."""
+    """Look at the partitions of queues, and pause single ones."""
 
 
 @partition.command("list")
@@ -112,6 +112,26 @@ def fields_of(part: PartitionStats) -> dict[str, object]:
     import msgspec
 
     return msgspec.structs.asdict(part)
+
+
+@partition.command()
+@queue_argument()
+@click.argument("number", type=click.IntRange(0))
+@connected
+def pause(session: Session, queue: str, number: int) -> None:
+    """Let partition NUMBER of QUEUE take and give out nothing, until `partition resume`. What is leased can still be settled."""
+    answer = session.client.pause_partition(queue, number)
+    session.print(answer, f"partition {number} of {queue} is paused")
+
+
+@partition.command()
+@queue_argument()
+@click.argument("number", type=click.IntRange(0))
+@connected
+def resume(session: Session, queue: str, number: int) -> None:
+    """Let partition NUMBER of QUEUE go on after `partition pause`."""
+    answer = session.client.resume_partition(queue, number)
+    session.print(answer, f"partition {number} of {queue} goes on")
 
 
 @partition.command("explain")

@@ -22,6 +22,7 @@ _ROOMS = {
     **dict.fromkeys(("stats", "explain"), "looking"),
     "redrive": "redrive",
     "partition": "looking",
+    "rebalance": "rebalance",
     **dict.fromkeys(("backend", "key", "audit", "events"), "admin"),
     "instance": "instances",
     "top": "top",

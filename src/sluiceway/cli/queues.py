@@ -13,6 +13,7 @@ from sluiceway.cli.session import Session, connected, queue_argument
 
 if TYPE_CHECKING:
     from sluiceway.client import QueueInfo, Settings, Verb
+    from sluiceway.client.answers import Partition
 
 T = TypeVar("T")
 
@@ -163,9 +164,23 @@ def info(session: Session, name: str) -> None:
         ("logical queues", answer.logical_queues or "one on each instance"),
         ("reference", printable((answer.reference or "-").encode())),
         ("paused", " and ".join(answer.paused) or "no"),
-        *((f"partition {part.partition}", f"{part.state}, on {part.backend}") for part in answer.partitions),
+        ("rebalance", _rebalance(answer)),
+        *((f"partition {part.partition}", _partition(part)) for part in answer.partitions),
     ]
     session.print(answer, table(("", ""), rows))
+
+
+def _partition(part: Partition) -> str:
+    parents = f", in the stead of {', '.join(map(str, part.parents))}" if part.parents else ""
+    return f"{part.state}, on {part.backend}{parents}"
+
+
+def _rebalance(info: QueueInfo) -> str:
+    found = info.rebalance
+    if found is None:
+        return "none"
+    left = "" if found.items_left is None else f", {found.items_left:,} items left to drain"
+    return f"{found.id}: {found.state or 'unknown'}, step {found.step or 'unknown'}{left}"
 
 
 @queue.command()

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from time import monotonic, sleep
 
 import click
 
+from sluiceway.cli.common import per_second
 from sluiceway.cli.session import Session, connected, queue_argument
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 
 CALL_ITEMS = 1_000
 """Items in one call: enough that the calls cost little, few enough that the progress is one."""
-_RATE = re.compile(r"([1-9][0-9]{0,8})(?:/s)?")
-
-
-def _per_second(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    found = _RATE.fullmatch(value) if value is not None else None
-    if value is not None and found is None:
-        raise click.BadParameter(f"{value!r} is not a number of items per second such as 100/s", ctx, param)
-    return int(found[1]) if found else None
 
 
 @click.command()
@@ -33,7 +25,7 @@ def _per_second(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option(
     "--all", "everything", is_flag=True, help="As many as wait in QUEUE now; what dies again meanwhile is left for the next time."
 )
-@click.option("--rate", metavar="N/s", callback=_per_second, help="At most this many items a second.")
+@click.option("--rate", metavar="N/s", callback=per_second, help="At most this many items a second.")
 @click.option("--dry-run", is_flag=True, help=f"Count them (up to {MAX_ITEMS_ARROW:,}) and move nothing.")
 @connected
 def redrive(

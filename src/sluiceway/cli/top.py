@@ -96,7 +96,8 @@ def _queue_row(stats: QueueStats, before: QueueStats | None, seconds: float) -> 
 
 
 def _backend_row(name: str, parts: Sequence[PartitionStats]) -> BackendRow:
-    available = sum(part.state == "available" for part in parts)
+    # Those that drain or are paused can be reached as well as the others.
+    available = sum(part.state not in ("unavailable", "error") for part in parts)
     average = sum(part.commit_time_ms for part in parts) / len(parts)
     return BackendRow(name, len(parts), available, sum(part.degraded for part in parts), round(average, 1))
 

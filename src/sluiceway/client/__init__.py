@@ -42,6 +42,14 @@ from sluiceway.client.errors import CallError
 from sluiceway.client.http import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
+from sluiceway.client.rebalances import (
+    OpenRebalance,
+    Rebalance,
+    RebalanceBatch,
+    RebalancePage,
+    RebalancePlan,
+    RebalanceProgress,
+)
 from sluiceway.client.sync import Client
 from sluiceway.client.sync_producer import Producer, Sent
 from sluiceway.kernel.errors import SluicewayError
@@ -89,6 +97,7 @@ __all__ = [
     "Lease",
     "Leased",
     "LeasedItem",
+    "OpenRebalance",
     "OwnKey",
     "PartitionExplanation",
     "PartitionStats",
@@ -97,6 +106,11 @@ __all__ = [
     "QueueInfo",
     "QueuePage",
     "QueueStats",
+    "Rebalance",
+    "RebalanceBatch",
+    "RebalancePage",
+    "RebalancePlan",
+    "RebalanceProgress",
     "Redriven",
     "Released",
     "Reloaded",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import datetime
 
 from sluiceway.client import answers
-from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
+from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed, time_text
 
 
 def create_key(
@@ -38,8 +39,18 @@ def own_key() -> Call[answers.OwnKey]:
     return call("/v1/keys.self", answers.OwnKey, {})
 
 
-def list_audit(pivot: str | None, limit: int | None, queue_name: str | None, action: str | None) -> Call[answers.AuditPage]:
-    return call("/v1/audit.list", answers.AuditPage, given(pivot=pivot, limit=limit, queue_name=queue_name, action=action))
+def list_audit(
+    pivot: str | None,
+    limit: int | None,
+    queue_name: str | None,
+    action: str | None,
+    actor: str | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> Call[answers.AuditPage]:
+    times = given(since=time_text(since, "since"), until=time_text(until, "until"))
+    fields = given(pivot=pivot, limit=limit, queue_name=queue_name, action=action, actor=actor) | times
+    return call("/v1/audit.list", answers.AuditPage, fields)
 
 
 def reload_config() -> Call[answers.Reloaded]:

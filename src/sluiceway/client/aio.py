@@ -7,6 +7,7 @@ import contextlib
 import random
 import time
 from collections.abc import AsyncGenerator, Iterable
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -16,6 +17,7 @@ import httpx
 from sluiceway.client import admin_calls, answers, consuming, item_calls, producing, queue_calls
 from sluiceway.client.aio_consumer import AsyncConsumer
 from sluiceway.client.aio_producer import AsyncProducer
+from sluiceway.client.aio_rebalances import AsyncRebalances
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_async
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(AsyncRebalances):
     """As `Client`, without blocking. Bound to the event loop in which it is first used.
 
     A call that is cancelled after it was sent may still take effect.
@@ -367,10 +369,18 @@ class AsyncClient:
         return await self._run(admin_calls.own_key())
 
     async def list_audit(
-        self, *, pivot: str | None = None, limit: int | None = None, queue_name: str | None = None, action: str | None = None
+        self,
+        *,
+        pivot: str | None = None,
+        limit: int | None = None,
+        queue_name: str | None = None,
+        action: str | None = None,
+        actor: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> answers.AuditPage:
         """As `Client.list_audit`."""
-        return await self._run(admin_calls.list_audit(pivot, limit, queue_name, action))
+        return await self._run(admin_calls.list_audit(pivot, limit, queue_name, action, actor, since, until))
 
     async def reload_config(self) -> answers.Reloaded:
         """As `Client.reload_config`."""

@@ -8,13 +8,19 @@ from typing import Literal
 
 import msgspec
 
+from sluiceway.client.rebalances import OpenRebalance
+
 
 class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """`owner` is the instance that has it (None: nobody at the moment), `address` its URL, if that is known."""
+    """`state` is available, preparing, draining or paused; it takes over from its `parents`.
+
+    `owner` is the instance that has it (None: nobody at the moment), `address` its URL, if that is known.
+    """
 
     partition: int
     backend: str
     state: str
+    parents: list[int] = []
     owner: str | None = None
     address: str | None = None
 
@@ -30,7 +36,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     """A queue and its settings. A `…_timeout` is a duration such as `1m`; `max_attempts` 0 means no limit, `expire_timeout` `0s` never.
 
     `version` counts the changes of the settings. `paused` names the verbs that are: `produce`, `lease`. `logical_queues` None means one on
-    each instance, `auto` as many as the load takes.
+    each instance, `auto` as many as the load takes. `requested_partitions` counts those that are not draining.
     """
 
     queue_name: str
@@ -51,6 +57,7 @@ class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
     reference: str | None = ""
     paused: list[str] = []
     logical_queues: int | Literal["auto"] | None = None
+    rebalance: OpenRebalance | None = None
 
 
 class QueuePage(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,7 +225,8 @@ class PartitionExplanation(msgspec.Struct, frozen=True, kw_only=True):
 class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     """Items now (`total` = `ready` + `total_leased` + `scheduled`), live `leases`, and counts since the queue was created.
 
-    `commit_time_ms` is a moving average; a `degraded` partition is far slower than its peers, and avoided for produce.
+    `state` is available, preparing, draining, paused, unavailable or error. `commit_time_ms` is a moving average; a `degraded` partition
+    is far slower than its peers, and avoided for produce. A rebalance has `moved` items out of it, and `moved_in` items into it.
     """
 
     partition: int
@@ -243,6 +251,8 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     released: int = 0
     cleared: int = 0
     redriven: int = 0
+    moved: int = 0
+    moved_in: int = 0
 
 
 class LogicalQueueStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import contextlib
 import random
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
@@ -21,6 +22,7 @@ from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
 from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.client.sync_producer import Producer
+from sluiceway.client.sync_rebalances import Rebalances
 from sluiceway.kernel.errors import invalid
 
 if TYPE_CHECKING:
@@ -34,16 +36,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Client:
+class Client(Rebalances):
     """Talks to one server. Safe to share between threads, not between processes.
 
     A call returns when the server has done it, durably, or raises `SluicewayError`: `invalid_request` from here, else a `CallError`.
 
     An attempt that surely did nothing but may succeed later (`unavailable`, `queue_paused`, `too_many_requests`, no connection) is
     repeated, with growing, jittered pauses, until `retry_for` has passed since the call began. So is an attempt whose outcome is unknown,
-    if a repetition is safe: for every call but `create_queue`, `delete_queue`, `redrive`, an `update_queue` with a `version`, a `lease`
-    without a `lease_key` and a produce without a key. For these, and when `retry_for` is over, `outcome_unknown` is raised. An attempt
-    itself takes at most `request_timeout` and a few seconds. `retry_for="0s"` never repeats.
+    if a repetition is safe: for every call but `create_queue`, `delete_queue`, `redrive`, `rebalance`, `rebalance_many`,
+    `cancel_rebalance`, an `update_queue` with a `version`, a `lease` without a `lease_key` and a produce without a key. For these, and when
+    `retry_for` is over, `outcome_unknown` is raised. An attempt itself takes at most `request_timeout` and a few seconds. `retry_for="0s"`
+    never repeats.
 
     With `generate_keys` a produce without a key gets one of its own, so that repeating it never stores an item twice; the server
     remembers it for ten minutes (longer where the call may take longer), and a million keys a partition at once. Keyed items
@@ -428,10 +431,18 @@ class Client:
         return self._run(admin_calls.own_key())
 
     def list_audit(
-        self, *, pivot: str | None = None, limit: int | None = None, queue_name: str | None = None, action: str | None = None
+        self,
+        *,
+        pivot: str | None = None,
+        limit: int | None = None,
+        queue_name: str | None = None,
+        action: str | None = None,
+        actor: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
     ) -> answers.AuditPage:
-        """Who changed what, newest first; of one queue, of one action."""
-        return self._run(admin_calls.list_audit(pivot, limit, queue_name, action))
+        """Who changed what, newest first; of one queue, of one action (`rebalance.`: of all that begin so), by one actor, in that time."""
+        return self._run(admin_calls.list_audit(pivot, limit, queue_name, action, actor, since, until))
 
     def reload_config(self) -> answers.Reloaded:
         """Have the server read its configuration again. Raises `invalid_request` or `restart_required`; then nothing has changed."""

@@ -25,9 +25,14 @@ def emptiest(candidates: Sequence[Candidate]) -> int:
     return min(candidates).partition
 
 
-def home(key: ProduceKey, partitions: int) -> int:
-    """The one partition that a keyed produce goes to, so that a repetition need ask nobody else. The same in every process."""
-    return zlib.crc32((key.group if key.group is not None else key.key).encode()) % partitions
+def slot(key: ProduceKey, slots: int) -> int:
+    """The slot of a key, of so many: it has one home, so that a repetition need ask nobody else. The same in every process."""
+    return slot_of_name(key.group if key.group is not None else key.key, slots)
+
+
+def slot_of_name(name: str, slots: int) -> int:
+    """The same by the name of the key's group, or the key's own."""
+    return zlib.crc32(name.encode()) % slots
 
 
 def deal(available: int, wants: Sequence[int]) -> list[int]:

@@ -28,7 +28,7 @@ def judge(lanes: Collection[Lane], now: Millis) -> float:
 
 def choose(lanes: Collection[Lane], now: Millis) -> Lane | None:
     """The lane for a produce: one that has to be tried again, otherwise the emptiest of those that are not degraded, if there are any."""
-    working = [lane for lane in lanes if lane.takes_work]
+    working = [lane for lane in lanes if lane.takes_items]
     for lane in working:
         if lane.degraded and lane.state is LaneState.READY and lane.probe_at <= now:
             return lane

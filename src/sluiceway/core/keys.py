@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Collection, Mapping
 
 import msgspec
 
+from sluiceway.core.distribution import slot_of_name
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_GROUP_KEYS, MAX_KEYS
-from sluiceway.model.requests import TRANSFER_GROUP, ProduceKey
+from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, ProduceKey
 
 
 class Seen(msgspec.Struct, array_like=True, frozen=True):
-    """The first produce under a key: what it said and where it went."""
+    """The first produce under a key: what it said and where it went. `partition` None: into this one."""
 
     digest: bytes
     first_offset: int
     count: int
+    partition: int | None = None
 
 
 class KeyRecord(msgspec.Struct, array_like=True):
@@ -60,7 +63,7 @@ class KeyMemory:
         """What was answered under this key; None if it is new. Raises key_conflict, stale_sequence, too_many_requests."""
         record = self.records.get(_name(key))
         if record is None:
-            if len(self.records) >= MAX_KEYS:
+            if len(self.records) >= MAX_KEYS and _until(key, 1):
                 raise SluicewayError("too_many_requests", f"the partition remembers {MAX_KEYS} idempotency keys already; try later")
             return None
         if key.group is not None and key.sequence != record.sequence:
@@ -78,6 +81,29 @@ class KeyMemory:
         if seen is not None and seen.digest != digest:
             raise SluicewayError("key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key")
         return seen
+
+    def has(self, key: ProduceKey) -> bool:
+        """Whether something was answered under this key."""
+        record = self.records.get(_name(key))
+        return record is not None and record.sequence == key.sequence and key.key in record.seen
+
+    def of_slots(self, slots: Collection[int], of: int, partition: int) -> dict[str, bytes]:
+        """What is remembered of the keys of these slots, as that `partition`, which this one is, would tell it to others."""
+        given: dict[str, bytes] = {}
+        for name, record in self.records.items():
+            if _is_of(name, slots, of):
+                seen = {key: each if each.partition is not None else _in(each, partition) for key, each in record.seen.items()}
+                given[name] = pack(KeyRecord(seen, record.sequence, record.until))
+        return given
+
+    def replace(self, slots: Collection[int], of: int, given: Mapping[str, bytes]) -> None:
+        """Of the keys of these slots remember only what was given. Windows go on as they began."""
+        for name in [name for name in self.records if _is_of(name, slots, of)]:
+            del self.records[name]
+            self.touched[name] = None
+        for name, data in given.items():
+            self.load(name, data)
+            self.touched[name] = None
 
     def remember(self, key: ProduceKey, seen: Seen, now: Millis) -> None:
         name = _name(key)
@@ -98,7 +124,9 @@ class KeyMemory:
             if not self._ends or self._ends[0][0] > now:
                 break
             name = heapq.heappop(self._ends)[1]
-            until = self.records[name].until
+            until = self.records[name].until if name in self.records else 0
+            if not until:
+                continue  # It went elsewhere, or came from there anew, since it was entered here.
             if until > now:
                 # Used again since it was entered here.
                 heapq.heappush(self._ends, (until, name))
@@ -110,7 +138,16 @@ class KeyMemory:
 def _until(key: ProduceKey, now: Millis) -> Millis:
     if key.group is None:
         return now + key.window
-    return 0 if key.group.startswith(TRANSFER_GROUP) else now + GROUP_KEEP
+    return 0 if key.group.startswith((TRANSFER_GROUP, MOVE_GROUP)) else now + GROUP_KEEP
+
+
+def _in(seen: Seen, partition: int) -> Seen:
+    return Seen(seen.digest, seen.first_offset, seen.count, partition)
+
+
+def _is_of(name: str, slots: Collection[int], of: int) -> bool:
+    """Whether the record of that name is of one of these slots. What partitions are moved stays with them."""
+    return slot_of_name(name[1:], of) in slots and not name.startswith(f"g{MOVE_GROUP}")
 
 
 def _name(key: ProduceKey) -> str:

@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from sluiceway.core.inspecting import why_left
-from sluiceway.core.looking import open_slices, stats_of
+from sluiceway.core.looking import lives_of, open_slices, stats_of
 from sluiceway.core.partition import Partition
 from sluiceway.core.parts import DeletePart, ExtendPart, SettlePart, Work
 from sluiceway.core.records import LeaseState
-from sluiceway.core.tickets import Answer, Grant, TakeOut, Ticket, Transfer, TransferBegun
+from sluiceway.core.states import Allows, ShownState
+from sluiceway.core.tickets import Answer, Grant, KeysTaken, Rebalancing, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_BYTES
 from sluiceway.model.inspection import Deleted
+from sluiceway.model.peers import GiveKeys, KeysGiven, Shut, Shutted, TakeKeys
+from sluiceway.model.queue import PartitionState
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -85,6 +89,11 @@ class Lane:
     """Items of produces that wait in the lane."""
     leaving: bool = False
     """It goes to another owner as soon as its commit has ended."""
+    recorded: PartitionState = "available"
+    allows: Allows = field(default_factory=Allows)
+    """What the queue's record says that it may be asked for."""
+    turned_away: list[Ticket] = field(default_factory=list)
+    """Produces that the partition refused in the turn that is being put together: they look elsewhere, or wait."""
 
     @property
     def takes_work(self) -> bool:
@@ -94,6 +103,20 @@ class Lane:
     def takes(self, work: Work) -> bool:
         """This may wait here for the next transaction."""
         return self.takes_work and not (isinstance(work, TakeOut) and work.opening not in (None, self.opening))
+
+    def takes_produce(self, request: Produce) -> bool:
+        """That produce may wait here. Items that are moved may whatever the record says: see `Gate.refuses`."""
+        return self.takes_work and (self.allows.produce or bool(request.lives)) and not self.partition.refuses(request.key)
+
+    @property
+    def takes_items(self) -> bool:
+        """A produce that any partition may take may wait here."""
+        return self.takes_work and self.allows.produce and not self.partition.header.shut
+
+    @property
+    def servable(self) -> int:
+        """Ready items that may be leased."""
+        return self.partition.ready_count if self.allows.lease else 0
 
     def slowness(self, now: Millis) -> float:
         """Milliseconds that a commit takes: on average, or so far."""
@@ -120,10 +143,17 @@ class Lane:
     def stats(self) -> PartitionStats:
         stats = stats_of(self.partition, self.number)
         stats.failures = self.failures
-        stats.state = "available" if self.takes_work else self.state.value
+        stats.state = self.shown
         stats.commit_time = self.commit_time
         stats.degraded = self.degraded
         return stats
+
+    @property
+    def shown(self) -> ShownState:
+        """The state of the partition as users see it."""
+        if self.state is LaneState.STOPPED:
+            return "error"
+        return self.recorded if self.takes_work else "unavailable"
 
     def put(self, ticket: Ticket, work: Work) -> None:
         self.waiting.append((ticket, work))
@@ -138,10 +168,10 @@ class Lane:
             ticket.awaiting -= 1
         return given
 
-    def take_back_produces(self) -> list[tuple[Ticket, Produce]]:
-        """Give up the produces that wait and may go elsewhere."""
-        given = [(ticket, work) for ticket, work in self.waiting if isinstance(work, Produce) and work.key is None]
-        self.waiting = [(ticket, work) for ticket, work in self.waiting if not (isinstance(work, Produce) and work.key is None)]
+    def take_back_produces(self, *, keyed: bool = False) -> list[tuple[Ticket, Produce]]:
+        """Give up the produces that wait and may go elsewhere; `keyed`: those with a key, too."""
+        given = [(ticket, work) for ticket, work in self.waiting if isinstance(work, Produce) and (keyed or work.key is None)]
+        self.waiting = [pair for pair in self.waiting if not isinstance(pair[1], Produce) or not (keyed or pair[1].key is None)]
         for ticket, work in given:
             ticket.awaiting -= 1
             self.accepted -= work.batch.num_rows
@@ -156,7 +186,9 @@ class Lane:
             return None
         number, lease = next(iter(transfers.items()))
         self.transferring = number
-        return Transfer(self.number, number, lease.transfer or "", open_slices(lease), lease.target)
+        moves_to = lease.moves_to
+        lives = () if moves_to is None else lives_of(lease)
+        return Transfer(self.number, number, lease.transfer or "", open_slices(lease), lease.target, moves_to, lives)
 
     def is_due(self, now: Millis) -> bool:
         """A timer of the partition has something to do."""
@@ -164,7 +196,7 @@ class Lane:
         return timer is not None and timer <= now
 
     def work(self, now: Millis, timers: int) -> None:
-        """Apply what time and the clients ask, in the order: timers, settled transfers, settles, produces."""
+        """Apply what time and the clients ask, in the order: timers, settled transfers, settles, produces, seals."""
         partition = self.partition
         partition.tick(now, timers)
         for number in self.transferred:
@@ -177,10 +209,13 @@ class Lane:
                 partition.release(lease, now, Settled())
         self.transferred, self.called_back, self.given_back = [], [], []
         waiting, self.waiting, self.accepted = self.waiting, [], 0
-        # Settling first frees room and items before new ones come.
-        for ticket, work in sorted(waiting, key=lambda pair: isinstance(pair[1], Produce)):
+        for ticket, work in sorted(waiting, key=lambda pair: _rank(pair[1])):
             if ticket.done:
                 ticket.awaiting -= 1
+                continue
+            if isinstance(work, Produce) and partition.refuses(work.key):
+                ticket.awaiting -= 1
+                self.turned_away.append(ticket)
                 continue
             try:
                 self.answers.append((ticket, self._apply(work, now)))
@@ -189,7 +224,8 @@ class Lane:
 
     def _apply(self, work: Work, now: Millis) -> Answer:
         if isinstance(work, Produce):
-            return Produced(self.number, *self.partition.produce(work.batch, now, work.key))
+            first, count, repeated, partition = self.partition.produce(work.batch, now, work.key, work.lives)
+            return Produced(self.number if partition is None else partition, first, count, repeated)
         if isinstance(work, SettlePart):
             return self._settle(work, now)
         if isinstance(work, Clear):
@@ -198,7 +234,28 @@ class Lane:
             return TransferBegun(self.number, *self.partition.redrive(work.offsets, work.target, now))
         if isinstance(work, DeletePart):
             return self._delete(work, now)
-        return self._extend(work)
+        if isinstance(work, ExtendPart):
+            return self._extend(work)
+        return self._rebalance(work, now)
+
+    def _rebalance(self, work: Rebalancing, now: Millis) -> Answer:
+        partition = self.partition
+        if isinstance(work, Shut):
+            partition.shut(work.shutting, work.cursor)
+            return self._shutted()
+        if isinstance(work, GiveKeys):
+            return KeysGiven(self.number, partition.give_keys(work.slots, work.of, work.cursor, self.number))
+        if isinstance(work, TakeKeys):
+            partition.take_keys(work.slots, work.of, work.cursor, work.keys)
+            return KeysTaken(self.number, len(work.keys or ()))
+        partition.follow_cursor(work.cursor)
+        limit = min(work.limit, MAX_ITEMS_ARROW)
+        return TransferBegun(self.number, *partition.move_out(limit, MAX_LEASE_BYTES, work.target, work.scheduled, now))
+
+    def _shutted(self) -> Shutted:
+        stats = stats_of(self.partition, self.number)
+        moving = sum(lease.open for lease in self.partition.transfers.values() if lease.moves_to is not None)
+        return Shutted(self.partition.shutting, stats.ready, stats.leased_now, stats.scheduled, stats.transferring, moving)
 
     def _extend(self, part: ExtendPart) -> Extended:
         result = Extended()
@@ -249,3 +306,10 @@ class Lane:
 
     def _lease_name(self, number: int) -> str:
         return str(LeaseId(self.incarnation, self.number, number))
+
+
+def _rank(work: Work) -> int:
+    """Settling first frees room and items before new ones come; and what is sealed must be empty when all else is done."""
+    if isinstance(work, Shut) and work.shutting == "sealed":
+        return 2
+    return int(isinstance(work, Produce))

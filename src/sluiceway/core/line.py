@@ -52,16 +52,19 @@ class Line:
 
     # ---- in ---------------------------------------------------------------------------------------------------
 
-    def _forming_for(self, batch: pa.RecordBatch, now: Millis) -> tuple[Forming, int]:
+    def _forming_for(self, batch: pa.RecordBatch, written_at: Millis) -> tuple[Forming, int]:
         """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
         last = self._forming[-1] if self._forming else None
-        # A blob may be settled whole in the turn that made it; it must not grow again.
-        if last is None or not last.blob.open or last.blob.number + last.blob.rows != self.header.next or not last.has_room(batch):
-            last = Forming(Blob(self.header.next, 0, 0, now, 0))
+        if last is None or not self._goes_on(last.blob, written_at) or not last.has_room(batch):
+            last = Forming(Blob(self.header.next, 0, 0, written_at, 0))
             self._forming.append(last)
             self.blobs[last.blob.number] = last.blob
             self._touch(RecordKind.BLOB, last.blob.number)
         return last, last.add(batch)
+
+    def _goes_on(self, blob: Blob, written_at: Millis) -> bool:
+        # A blob may be settled whole in the turn that made it; it must not grow again.
+        return bool(blob.open) and blob.number + blob.rows == self.header.next and blob.written_at == written_at
 
     def _place(self, blob: Blob, row: int, count: int, due: Offsets | None, now: Millis, expire_timeout: Millis) -> None:
         """Put new rows into the line, or (those with a due time after `now`) beside it. They expire so long after they are ready."""

@@ -10,25 +10,22 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable
 
-from sluiceway.core.distribution import deal, home
+from sluiceway.core.dealing import Dealing
+from sluiceway.core.distribution import slot
 from sluiceway.core.health import PROBE_EVERY, choose, judge
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.partition import Partition
 from sluiceway.core.parts import Work, parts_of
 from sluiceway.core.rules import Rules
+from sluiceway.core.slots import home_of
+from sluiceway.core.states import Allows, allows
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Result, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_WAITING, TIMER_BATCH
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.queue import QueueRecord, Verb
-from sluiceway.model.requests import Lease, LeaseInfo, Produce, QueueStats
-
-LEASE_PATIENCE = 1_000
-"""Milliseconds past its deadline that a lease waits for partitions that are writing: for items of theirs, or for its own commit.
-
-A lease that does not wait would hardly ever get anything otherwise. What lands later is given back.
-"""
+from sluiceway.model.queue import PartitionState, QueueRecord
+from sluiceway.model.requests import Lease, Produce, QueueStats
 
 REOPEN_AFTER = (50, 1_000)
 """Milliseconds before a failed partition is opened again: first, and at most (doubling)."""
@@ -37,39 +34,54 @@ TRANSFER_RETRY = 1_000
 """Milliseconds before a transfer that failed is tried again."""
 
 
-class LogicalQueue:
-    """Serves the given partitions of one queue. `homes` are all that the queue has, if these are not. `lease_timeout` is the queue's."""
+class LogicalQueue(Dealing):
+    """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, its partitions are all there are."""
 
-    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis, homes: Iterable[int] = ()) -> None:
-        self.lanes = {number: Lane(number, incarnation) for number in partitions}
-        self._homes = sorted(homes or self.lanes)
-        self.lease_timeout = lease_timeout
-        self.paused: frozenset[Verb] = frozenset()
+    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
+        super().__init__(incarnation, partitions, lease_timeout)
+        self._record: QueueRecord | None = None
+        """If it has partitions."""
+        self._states: dict[int, tuple[PartitionState, Allows]] = {}
         self._rules: Rules | None = None
         self._patience = 0.0
         self.produces: dict[int, Ticket] = {}
-        self.waiters: dict[int, Ticket] = {}
         self._unanswered: dict[int, Ticket] = {}
-        # Numbers, not tickets: one that is answered must not be kept, with its payload, until its deadline.
-        self._deadlines: list[tuple[Millis, int]] = []
         self._tickets = 0
-        self._choices = 0
+        self._again_at: Millis | None = None
+        """A turn is due, as some requests have not found their lane."""
         self._effects: list[Effect] = []
 
     def configure(self, record: QueueRecord) -> None:
-        """Follow the queue's settings from now on."""
+        """Follow the queue's settings from now on, and what may be asked of its partitions: what waits and may not be here looks again."""
         self.lease_timeout = record.lease_timeout
         self.paused = frozenset(record.paused)
         dead_queue = record.dead_queue
         self._rules = Rules(record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue)
+        changed = self._record is None or self._record.partitions != record.partitions or self._record.slots != record.slots
+        self._record = record if record.partitions else None
+        self._states = {each.partition: (each.state, allows(record, each)) for each in record.partitions}
         for lane in self.lanes.values():
+            self._instruct(lane)
+            if changed:
+                self._give_up(lane.take_back_produces(keyed=True))
+        self.produces = dict(sorted(self.produces.items()))
+
+    def _instruct(self, lane: Lane) -> None:
+        """Let the lane follow the settings."""
+        if self._rules is not None:
             lane.partition.follow(self._rules)
+        # One that the queue has no more takes nothing, and gives nothing out.
+        lane.recorded, lane.allows = self._states.get(lane.number, ("available", Allows(not self._states, not self._states)))
+
+    def _give_up(self, produces: Iterable[tuple[Ticket, Produce]]) -> None:
+        """What was taken back from a lane looks for another, or waits."""
+        self.produces.update((ticket.number, ticket) for ticket, _ in produces if not ticket.done)
 
     # ---- events -----------------------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket) -> None:
         """Take a request. Raises too_many_requests, queue_paused; otherwise exactly one Reply follows, unless it is cancelled."""
-        if isinstance(ticket.request, Produce) and "produce" in self.paused:
+        if isinstance(ticket.request, Produce) and "produce" in self.paused and not ticket.request.lives:
             raise SluicewayError("queue_paused", "the queue is paused: it takes no items until it is resumed")
         if len(self._unanswered) >= MAX_WAITING:
             raise SluicewayError("too_many_requests", f"{MAX_WAITING} requests wait on this queue already; try later")
@@ -184,6 +196,7 @@ class LogicalQueue:
 
     def turn(self, now: Millis) -> list[Effect]:
         """Decide all that can be decided now. The driver carries out the effects, in order."""
+        self._again_at = None
         self._time_out(now)
         self._reopen(now)
         self._find_keyed(now)
@@ -195,7 +208,8 @@ class LogicalQueue:
         for lane in idle:
             if lane in due or lane.waiting or lane.transferred or lane.called_back or lane.given_back:
                 self._attempt(lambda lane, now: lane.work(now, timers), lane, now)
-        self._deal([lane for lane in idle if lane.state is LaneState.READY and lane.partition.ready_count], now)
+                self._look_on(lane, now)
+        self._deal([lane for lane in idle if lane.state is LaneState.READY and lane.servable], now)
         for lane in idle:
             if lane.state is LaneState.READY and (lane.answers or lane.partition.is_changed):
                 self._attempt(self._commit, lane, now)
@@ -206,11 +220,20 @@ class LogicalQueue:
         effects, self._effects = self._effects, []
         return effects
 
+    def _look_on(self, lane: Lane, now: Millis) -> None:
+        """What the partition has refused in this turn, as it was shut in it, looks elsewhere in the next, which comes at once."""
+        turned_away, lane.turned_away = lane.turned_away, []
+        self.produces.update((ticket.number, ticket) for ticket in turned_away if not ticket.done)
+        if turned_away:
+            self._again_at = now
+
     def wake_at(self) -> Millis | None:
         """When a turn is due though nothing happened."""
         while self._deadlines and self._deadlines[0][1] not in self._unanswered:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0]] if self._deadlines else []
+        if self._again_at is not None:
+            times.append(self._again_at)
         for lane in self.lanes.values():
             if lane.state is LaneState.FAILED:
                 times.append(lane.retry_at)
@@ -236,17 +259,6 @@ class LogicalQueue:
             else:
                 self._reply(ticket, ticket.error or SluicewayError("unavailable", "no partition took the request within request_timeout"))
 
-    def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
-        """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
-        if now - ticket.deadline < LEASE_PATIENCE:
-            heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number))
-        elif ticket.awaiting and ticket.grants and not ticket.keyed:
-            self._reply(ticket, ticket.result(now))
-        elif ticket.awaiting:
-            self._reply(ticket, SluicewayError("outcome_unknown", "the lease was being written when the time was up"))
-        else:
-            self._end_wait(ticket, now)
-
     def _reopen(self, now: Millis) -> None:
         for lane in self.lanes.values():
             if lane.state is LaneState.FAILED and lane.retry_at <= now:
@@ -254,61 +266,39 @@ class LogicalQueue:
                 lane.opening += 1
                 self._effects.append(Open(lane.number, lane.opening))
 
-    def _find_keyed(self, now: Millis) -> None:
-        """Answer repeated keyed leases with the leases that they took before.
-
-        What a lane holds is noted while all of it is durable. Busy lanes are never so at one moment, so each is noted at its own.
-        """
-        if self._hides_leases():
-            return
-        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
-        for ticket in [ticket for ticket in self.waiters.values() if ticket.key_name in held]:
-            found = self._keyed(ticket, now)
-            ticket.found.update((grant.info[:2], grant) for lane, grant in found if lane.state is LaneState.READY)
-            noted = [ticket.found.get(grant.info[:2]) for _, grant in found]
-            grants = [grant for grant in noted if grant is not None]
-            if grants and len(grants) == len(found):
-                self._reply(ticket, grants)
-
-    def _keyed(self, ticket: Ticket, now: Millis) -> list[tuple[Lane, Grant]]:
-        """The live leases under the ticket's key. Those of a stopped partition are of no use to anybody: it cannot be read."""
-        request = ticket.request
-        assert isinstance(request, Lease)
-        assert request.lease_key is not None
-        return [
-            (lane, lane.grant(lease.number, lease.open, lease.deadline))
-            for lane in self.lanes.values()
-            if lane.state is not LaneState.STOPPED
-            for lease in lane.partition.keyed(request.client_id, request.lease_key)
-            if lease.deadline is not None and lease.deadline > now
-        ]
-
-    def _hides_leases(self) -> bool:
-        """Whether a partition that will open (again) may hold leases that are not known now."""
-        return any(not lane.takes_work and lane.state is not LaneState.STOPPED for lane in self.lanes.values())
-
     def _spread(self, now: Millis) -> None:
         """Take from lanes that hang what has not begun, and may go elsewhere."""
         self._patience = judge(self.lanes.values(), now)
         for lane in self.lanes.values():
             if lane.degraded and lane.state is LaneState.COMMITTING and lane.accepted:
-                self.produces.update((ticket.number, ticket) for ticket, _ in lane.take_back_produces() if not ticket.done)
+                self._give_up(lane.take_back_produces())
 
     def _distribute(self, now: Millis) -> None:
         for ticket in list(self.produces.values()):
             request = ticket.request
             assert isinstance(request, Produce)
-            number = request.partition if request.key is None else self._homes[home(request.key, len(self._homes))]
+            number = self._number_for(request)
             lane = choose(self.lanes.values(), now) if number is None else self.lanes.get(number)
-            if lane is None and len(self.lanes) < len(self._homes):
-                # Another owner has a partition that may take it.
-                self._reply(ticket, not_here(number))
-            elif lane is not None and lane.takes_work:
+            if lane is not None and lane.takes_produce(request):
                 del self.produces[ticket.number]
                 self._choices += 1
                 lane.last_produced = self._choices
                 lane.probe_at = now + PROBE_EVERY
                 lane.put(ticket, request)
+            elif self._is_elsewhere(lane, request):
+                self._reply(ticket, not_here(number))
+
+    def _number_for(self, request: Produce) -> int | None:
+        """The partition that must take it; None: any may. MOVING is none that there is."""
+        if request.partition is not None or request.key is None:
+            return request.partition
+        if self._record is not None:
+            return home_of(self._record, request.key)
+        return sorted(self.lanes)[slot(request.key, len(self.lanes))] if self.lanes else None
+
+    def _is_elsewhere(self, lane: Lane | None, request: Produce) -> bool:
+        """Whether another owner may take what this one can not. One whose partitions are served by nobody else waits."""
+        return False
 
     def _attempt(self, step: Callable[[Lane, Millis], None], lane: Lane, now: Millis) -> None:
         waiting = list(lane.waiting)
@@ -322,91 +312,6 @@ class LogicalQueue:
             for ticket in tickets:
                 self._reply(ticket, SluicewayError("internal", "the server made a mistake; nothing was written"))
             self._fail(lane, now, False)
-
-    # ---- leases -----------------------------------------------------------------------------------------------
-
-    def _deal(self, sources: list[Lane], now: Millis) -> None:
-        """Serve waiters from lanes with ready items: the lane that has waited longest first, one lane a waiter where that will do."""
-        if not sources or not self.waiters or "lease" in self.paused:
-            return
-        sources.sort(key=lambda lane: (lane.last_leased, -lane.partition.ready_count))
-        waiters = self._servable(sum(lane.partition.ready_count for lane in sources), now)
-        first: dict[int, LeaseInfo] = {}
-        for index, lane in enumerate(sources):
-            group = waiters[index :: len(sources)]
-            shares = deal(lane.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
-            for ticket, share in zip(group, shares, strict=True):
-                info = self._lease(lane, ticket, share, now)
-                if info is not None:
-                    first[ticket.number] = info
-        for ticket in waiters:
-            self._lease_more(sources, ticket, first.get(ticket.number), now)
-
-    def _servable(self, ready: int, now: Millis) -> list[Ticket]:
-        """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up."""
-        chosen: list[Ticket] = []
-        keys: set[tuple[str, str]] = set()
-        hides_leases = self._hides_leases()
-        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
-        for ticket in self.waiters.values():
-            if len(chosen) == ready:
-                break
-            if ticket.key_name is not None:
-                if hides_leases or ticket.key_name in keys or (ticket.key_name in held and self._keyed(ticket, now)):
-                    continue
-                keys.add(ticket.key_name)
-            chosen.append(ticket)
-        return chosen
-
-    def _lease_more(self, sources: list[Lane], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
-        """From further lanes: for a waiter whose lane had none left, and for one that asked for several partitions."""
-        request = ticket.request
-        assert isinstance(request, Lease)
-        had = set() if first is None else {first.partition}
-        wanted = request.batch_size - (0 if first is None else first.items)
-        for lane in sources:
-            if wanted <= 0 or len(had) >= request.max_partitions:
-                return
-            info = None if lane.number in had else self._lease(lane, ticket, wanted, now)
-            if info is not None:
-                wanted -= info.items
-                had.add(lane.number)
-
-    def _lease(self, lane: Lane, ticket: Ticket, share: int, now: Millis) -> LeaseInfo | None:
-        request = ticket.request
-        assert isinstance(request, Lease)
-        timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
-        if not share:
-            return None
-        nothing_yet = ticket.room == MAX_LEASE_BYTES
-        lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet)
-        if lease is None:
-            return None
-        ticket.room -= max(lease.nbytes, 1)
-        self._choices += 1
-        lane.last_leased = self._choices
-        self.waiters.pop(ticket.number, None)
-        grant = lane.grant(lease.number, lease.count, now + timeout)
-        ticket.awaiting += 1
-        lane.answers.append((ticket, grant))
-        return grant.info
-
-    def _answer_empty(self, now: Millis) -> None:
-        """End the waits whose time is up. A lane that is committing may have items for them in a moment."""
-        lanes = self.lanes.values()
-        coming = any(lane.state is LaneState.COMMITTING and lane.partition.ready_count and not lane.degraded for lane in lanes)
-        for ticket in list(self.waiters.values()):
-            if ticket.deadline > now:
-                continue
-            waits = coming or (ticket.keyed and self._keyed(ticket, now))
-            if not waits or now - ticket.deadline >= LEASE_PATIENCE or (ticket.keyed and self._hides_leases()):
-                self._end_wait(ticket, now)
-
-    def _end_wait(self, ticket: Ticket, now: Millis) -> None:
-        if ticket.keyed and (self._hides_leases() or self._keyed(ticket, now)):
-            self._reply(ticket, SluicewayError("unavailable", "a partition that may hold this key's leases is busy or not open"))
-        else:
-            self._reply(ticket, [])
 
     # ---- commit and settle ------------------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from sluiceway.core.records import (
 )
 from sluiceway.model.changes import RecordKind, Snapshot
 from sluiceway.model.leased import Slice
-from sluiceway.model.requests import Explanation, PartitionStats
+from sluiceway.model.requests import Explanation, Life, PartitionStats
 
 
 def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:
@@ -38,13 +38,30 @@ def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> 
     end = lease.count if limit is None else min(lease.count, start + limit)
     chosen = BitMap(range(start, end)) - lease.settled if end > start else BitMap()
     pieces = []
+    handled = lease.transfer not in (REDRIVEN, EXPIRED_READY) and lease.moves_to is None
     for part, those in by_part(lease, chosen):
         index = to_array(those) - part.base
         extent = part.extent
         rows = extent.rows_at(part.at, part.count)[index]
-        attempts = extent.attempts + (lease.transfer not in (REDRIVEN, EXPIRED_READY))
+        attempts = extent.attempts + handled
         pieces.append(Slice(extent.blob.number, rows, index + part.first, attempts, extent.blob.written_at, extent.blob.columns))
     return pieces
+
+
+def lives_of(transfer: LeaseState) -> tuple[Life, ...]:
+    """What the items of a transfer inside the queue have behind them: one for each of its `open_slices`."""
+    due_at = transfer.due_at()
+    return tuple(
+        Life(
+            len(those),
+            part.extent.blob.written_at,
+            part.extent.attempts,
+            part.extent.expires_at,
+            due_at.get(part.base, 0),
+            part.extent.together,
+        )
+        for part, those in by_part(transfer, transfer.open_positions())
+    )
 
 
 def ready_slices(partition: Partition, limit: int) -> list[Slice]:
@@ -92,6 +109,8 @@ def stats_of(partition: Partition, number: int) -> PartitionStats:
         released=header.released,
         cleared=header.cleared,
         redriven=header.redriven,
+        moved=header.moved,
+        moved_in=header.moved_in,
     )
 
 
@@ -115,6 +134,8 @@ def explain(partition: Partition, offset: int) -> Explanation:
             )
     for transfer in partition.transfers.values():
         if any(offset in piece.offsets for piece in open_slices(transfer)):
+            if transfer.moves_to is not None:
+                return Explanation("dying", f"it is on its way to partition {transfer.moves_to}: a rebalance empties this one")
             to = "the dead queue" if transfer.target is None else f"queue {transfer.target}"
             return Explanation("dying", f"it is on its way to {to}: {transfer.transfer or 'redriven'}")
     if not 0 <= offset < partition.header.next:
@@ -128,7 +149,7 @@ _GONE: dict[str, str] = {
     "retried": "it was retried, and is or will be offered again under another id, with the same origin",
     "released": "it was released, and is offered again under another id, with the same origin",
     "dead": "it is dead",
-    "settled": "it was completed, put back under another id, cleared, redriven, or died, longer ago than is remembered",
+    "settled": "it was completed, put back under another id, cleared, redriven, moved, or died, longer ago than is remembered",
 }
 
 
@@ -226,7 +247,7 @@ def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: 
     lease = LeaseState(number, parts, base, record.client_id, record.deadline, record.lease_key, record.transfer, settled)
     lease.staged = {fate: unpack_bits(bits) for fate, bits in record.staged}
     lease.fates = {fate: unpack_bits(bits) for fate, bits in record.fates}
-    lease.target = record.target
+    lease.target, lease.dues = record.target, record.dues
     if record.closed:
         partition.closed.add(lease)
     elif lease.transfer is not None:

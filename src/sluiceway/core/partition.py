@@ -11,18 +11,19 @@ lease (on its way to another queue).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyroaring import BitMap
 
 from sluiceway.core.closed import ClosedLeases
 from sluiceway.core.forming import due_times
-from sluiceway.core.keys import KeyMemory, Seen
-from sluiceway.core.line import Line, RecordName
+from sluiceway.core.gate import Gate
+from sluiceway.core.keys import Seen
+from sluiceway.core.line import RecordName
 from sluiceway.core.records import (
     EXPIRED_READY,
-    REDRIVEN,
     Blob,
     Due,
     Extent,
@@ -43,10 +44,19 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.items import digest as digest_of
-from sluiceway.model.requests import DONE, RELEASE, Fate, IgnoredReason, Offsets, ProduceKey, Settled
+from sluiceway.model.requests import DONE, RELEASE, Fate, IgnoredReason, Life, Offsets, ProduceKey, Settled
 
 
-class Partition(Line):
+class Placed(NamedTuple):
+    """Where a produce went. `partition` None: into the one that was asked."""
+
+    first_offset: int
+    items: int
+    repeated: bool
+    partition: int | None = None
+
+
+class Partition(Gate):
     """The state of one partition, and its transitions."""
 
     def __init__(self, *, max_attempts: int = 0, keeps_dead: bool = False) -> None:
@@ -54,9 +64,7 @@ class Partition(Line):
         self.follow(Rules(max_attempts, keeps_dead))
         self.txn = 0
         self.leases: dict[int, LeaseState] = {}
-        self.transfers: dict[int, LeaseState] = {}
         self.leased_count = 0
-        self.keys = KeyMemory()
         self.deadlines: list[tuple[Millis, int]] = []
         self.spans = Spans()
         self.by_key: dict[tuple[str, str], dict[int, None]] = {}
@@ -69,8 +77,11 @@ class Partition(Line):
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
-    def produce(self, batch: pa.RecordBatch, now: Millis, key: ProduceKey | None = None) -> tuple[int, int, bool]:
-        """Append the rows, due ones beside the line. Returns (first offset, count, repeated); raises what `KeyMemory.find` raises."""
+    def produce(self, batch: pa.RecordBatch, now: Millis, key: ProduceKey | None = None, lives: Sequence[Life] = ()) -> Placed:
+        """Append the rows, due ones beside the line; with `lives` they come from another partition. Raises what `KeyMemory.find` raises.
+
+        Whether the partition takes them at all, `refuses` says.
+        """
         digest = b""
         if key is not None:
             digest = digest_of(batch)
@@ -79,16 +90,19 @@ class Partition(Line):
             if seen is not None:
                 self.header.deduplicated += seen.count
                 self._changed = True
-                return seen.first_offset, seen.count, True
+                return Placed(seen.first_offset, seen.count, True, seen.partition)
         now = self._at(now)
         first, count = self.header.next, batch.num_rows
-        forming, row = self._forming_for(batch, now)
-        self.header.next += count
-        self.header.produced += count
-        self._place(forming.blob, row, count, due_times(batch, now), now, self.expire_timeout)
+        if lives:
+            self._arrive(batch, lives, now)
+        else:
+            forming, row = self._forming_for(batch, now)
+            self.header.next += count
+            self.header.produced += count
+            self._place(forming.blob, row, count, due_times(batch, now), now, self.expire_timeout)
         if key is not None:
             self.keys.remember(key, Seen(digest, first, count), now)
-        return first, count, False
+        return Placed(first, count, False)
 
     # ---- lease ------------------------------------------------------------------------------------------------
 
@@ -262,13 +276,6 @@ class Partition(Line):
         self._let_go(lease, positions)
         self._touch(RecordKind.LEASE, lease.number)
 
-    def _let_go(self, lease: LeaseState, positions: BitMap) -> None:
-        whole = len(positions) == lease.count
-        for part in lease.parts:
-            closed = part.count if whole else positions.range_cardinality(part.base, part.base + part.count)
-            if closed:
-                self._close_positions(part.extent, closed)
-
     def _close_if_empty(self, lease: LeaseState) -> None:
         if lease.open == 0:
             self._leave(lease)
@@ -317,62 +324,6 @@ class Partition(Line):
             self._transfer(by_part(lease, positions), reason, self.dead_queue)
         else:
             self.header.dead += len(positions)
-
-    def _transfer(self, pieces: Iterable[tuple[Part, BitMap]], reason: str, target: str | None) -> int:
-        """Put those positions of parts into a transfer lease of their own, beside whatever they are in now. Returns its number."""
-        self.header.lease_number += 1
-        parts: list[Part] = []
-        chosen, base = BitMap(), 0
-        for part, those in pieces:
-            parts.append(Part(part.extent, part.at, part.count, base))
-            chosen.update(those.shift(base - part.base))
-            part.extent.open += len(those)
-            part.extent.blob.open += len(those)
-            base += part.count
-        transfer = LeaseState(self.header.lease_number, parts, base, "", None, None, reason, target=target)
-        transfer.settled = BitMap(range(base)) - chosen
-        self.transfers[transfer.number] = transfer
-        self._touch(RecordKind.LEASE, transfer.number)
-        return transfer.number
-
-    def transferred(self, number: int) -> None:
-        """The items of that transfer lease are durable where they were to go: let go of them. Repeating it changes nothing."""
-        transfer = self.transfers.pop(number, None)
-        if transfer is not None:
-            positions = transfer.open_positions()
-            if transfer.transfer == REDRIVEN:
-                self.header.redriven += len(positions)
-            else:
-                self.header.dead += len(positions)
-            self._let_go(transfer, positions)
-            self._touch(RecordKind.LEASE, number)
-
-    def call_back(self, number: int) -> None:
-        """That transfer has nowhere to go: its items are ready again, as they were."""
-        transfer = self.transfers.pop(number, None)
-        if transfer is not None:
-            positions = transfer.open_positions()
-            for part, chosen in by_part(transfer, positions):
-                extent = part.extent
-                self._append_rows(extent.blob, rows_of_part(part, chosen), extent.attempts, extent.expires_at, extent.together)
-            self._let_go(transfer, positions)
-            self._touch(RecordKind.LEASE, number)
-
-    def redrive(self, offsets: Offsets, target: str, now: Millis) -> tuple[int, int]:
-        """Send the ready ones among the (sorted, unique) offsets to another queue. Returns (transfer number, items): 0 if none is."""
-        pieces: list[tuple[Part, BitMap]] = []
-        for extent in list(self.ready):
-            first, end = offsets.searchsorted([extent.first, extent.first + extent.count])
-            taken = self._take_out(extent, from_array(offsets[first:end] - extent.first)) if first < end else None
-            if taken:
-                pieces.append((Part(extent, 0, extent.count, 0), taken))
-        if not pieces:
-            return 0, 0
-        self._at(now)
-        number = self._transfer(pieces, REDRIVEN, target)
-        for part, those in pieces:
-            self._close_positions(part.extent, len(those))
-        return number, sum(len(those) for _, those in pieces)
 
     def clear(self, ready: bool, scheduled: bool, now: Millis) -> tuple[int, int]:
         """Drop what waits. Returns how many were ready, and how many scheduled."""

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from types import MappingProxyType
 
 from sluiceway.kernel.errors import invalid
 
 
-def place(requested: int, affinities: Mapping[str, float]) -> dict[str, int]:
+def place(requested: int, affinities: Mapping[str, float], has: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
     """How many of `requested` partitions (1 at least) go to each backend, in proportion to its affinity.
 
-    What does not come out even goes to the largest remainders; of equal ones to the first by name. An affinity of 0 takes none.
-    The same in every process, in whatever order the backends are named. Raises `invalid_request` if no affinity is above 0.
+    What does not come out even goes to the largest remainders; of equal ones to the backend that `has` more already, so that nothing moves
+    for nothing, then to the first by name. An affinity of 0 takes none. The same in every process, in whatever order the backends
+    are named. Raises `invalid_request` if no affinity is above 0.
     """
     weights = {name: Fraction(affinities[name]) for name in sorted(affinities)}
     total = sum(weights.values())
@@ -20,7 +22,7 @@ def place(requested: int, affinities: Mapping[str, float]) -> dict[str, int]:
         raise invalid("partition_affinity", "at least one backend must have a partition_affinity above 0")
     shares = {name: max(1, requested) * weight / total for name, weight in weights.items()}
     counts = {name: int(share) for name, share in shares.items()}
-    by_remainder = sorted(shares, key=lambda name: counts[name] - shares[name])
+    by_remainder = sorted(shares, key=lambda name: (counts[name] - shares[name], -has.get(name, 0)))
     for name in by_remainder[: max(1, requested) - sum(counts.values())]:
         counts[name] += 1
     return counts

@@ -19,6 +19,20 @@ REDRIVEN = ""
 EXPIRED_READY = "expired"
 """The reason of a transfer whose items expired in the line, without being leased."""
 
+MOVED = "moved"
+"""The reason of a transfer to another partition of the queue. What tells it apart is its target, as a client may give any reason."""
+
+
+def partition_target(partition: int) -> str:
+    """That partition of the same queue as the target of a transfer: a name that no queue can have."""
+    return f"#{partition}"
+
+
+def target_partition(target: str | None) -> int | None:
+    """The partition of the same queue that the target of a transfer is; None: it is a queue."""
+    return int(target[1:]) if target is not None and target.startswith("#") else None
+
+
 Gone = Literal["expired", "retried", "released", "dead"]
 """How an item left its lease, other than completed."""
 
@@ -113,7 +127,8 @@ class LeaseState:
 
     `fates` tell what became of those that were not completed. `staged` fates take effect when the lease is closed. A lease with a
     `transfer` reason belongs to the system: it has no deadline, and its items are on their way to the queue `target`
-    (None, of a record from before it was noted: the dead queue).
+    (None, of a record from before it was noted: the dead queue), or to another partition of this one. If these were scheduled, `dues`
+    are when, and how many positions in a row.
     """
 
     number: int
@@ -127,12 +142,30 @@ class LeaseState:
     staged: dict[Fate, BitMap] = field(default_factory=dict)
     fates: dict[Gone, BitMap] = field(default_factory=dict)
     target: str | None = None
+    dues: list[tuple[Millis, int]] = field(default_factory=list)
     nbytes: float = 0.0
     """Of the payloads, roughly; known only to the call that made the lease."""
 
     @property
     def open(self) -> int:
         return self.count - len(self.settled)
+
+    @property
+    def moves_to(self) -> int | None:
+        """Of a transfer inside the queue: the partition that takes the items."""
+        return target_partition(self.target)
+
+    def due_at(self) -> dict[int, Millis]:
+        """Of a transfer of scheduled items: when each part is due, by its base. Nothing of a part is due at another time."""
+        times = iter(self.dues)
+        due_at, end = 0, 0
+        found = {}
+        for part in self.parts if self.dues else ():
+            while part.base >= end:
+                due_at, count = next(times)
+                end += count
+            found[part.base] = due_at
+        return found
 
     def open_positions(self) -> BitMap:
         return BitMap(range(self.count)) - self.settled
@@ -160,7 +193,11 @@ class Due:
 
 
 class Header(msgspec.Struct, array_like=True):
-    """The partition's own numbers. Nothing before `head` is ready; `next` is the next offset to give, `now` the time of the last turn."""
+    """The partition's own numbers. Nothing before `head` is ready; `next` is the next offset to give, `now` the time of the last turn.
+
+    Those from `shut` on belong to rebalances (`core.gate`): what the partition durably takes, whatever its owner knows of the queue. A
+    header that was written before there were any has their defaults.
+    """
 
     next: int = 0
     head: int = 0
@@ -177,6 +214,18 @@ class Header(msgspec.Struct, array_like=True):
     released: int = 0
     cleared: int = 0
     redriven: int = 0
+    moved: int = 0
+    """Items that went to other partitions of the queue."""
+    moved_in: int = 0
+    """Items that came from there: they do not count as produced."""
+    shut: int = 0
+    """0: it takes items, 1: it takes none, 2: and it is empty for good."""
+    shut_cursor: int = 0
+    given_cursor: int = 0
+    taken_cursor: int = 0
+    slots_of: int = 0
+    closed_slots: bytes = b""
+    """The slots (of `slots_of`) whose idempotency keys are taken elsewhere: a bit each, the lowest first."""
 
 
 class BlobRecord(msgspec.Struct, array_like=True):
@@ -210,6 +259,7 @@ class LeaseRecord(msgspec.Struct, array_like=True):
     fates: list[tuple[Gone, bytes]] = []
     target: str | None = None
     closed: bool = False
+    dues: list[tuple[Millis, int]] = []
 
 
 class DueRecord(msgspec.Struct, array_like=True):
@@ -298,6 +348,7 @@ def lease_bytes(lease: LeaseState, closed: bool = False) -> bytes:
             [(fate, pack_bits(bits)) for fate, bits in lease.fates.items()],
             lease.target,
             closed,
+            lease.dues,
         )
     )
 

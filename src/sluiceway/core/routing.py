@@ -7,9 +7,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.model.inspection import DeleteItems
 from sluiceway.model.peers import Load
-from sluiceway.model.requests import Clear, Extend, Settle
+from sluiceway.model.requests import Clear, Extend, Offsets, Settle
 
 OVERFLOW = 10_000
 """Items. A produce leaves its instance for the emptiest partition of another one only if that has fewer by so many, and by half: to go
@@ -47,6 +48,11 @@ def taker(own: Load, others: Mapping[Peer, Load], owners: Iterable[Peer], tried:
     return HERE if HERE in left else min(left, default=None)
 
 
+def stays(own: Load) -> bool:
+    """Whether a produce is taken by this instance, however little waits at the others."""
+    return own.emptiest is not None and own.emptiest <= OVERFLOW
+
+
 Part = Settle | Extend | DeleteItems | Clear
 
 
@@ -67,6 +73,23 @@ def numbers_of(request: Part) -> list[int]:
     if isinstance(request, DeleteItems):
         return sorted(request.offsets)
     return list(request.partitions or ())
+
+
+def names_of(request: Part, numbers: Iterable[int], incarnation: str) -> list[str]:
+    """The ids of items and leases of those partitions that the request names."""
+    wanted = set(numbers)
+    items: list[tuple[int, Offsets]] = []
+    leases: list[tuple[int, int]] = []
+    if isinstance(request, Settle):
+        chosen = [(number, each) for number, selections in request.selections.items() for each in selections]
+        items = [(number, each.offsets) for number, each in chosen if each.offsets is not None]
+        leases = [(number, each.lease) for number, each in chosen if each.lease is not None]
+    elif isinstance(request, Extend):
+        items, leases = list(request.offsets.items()), list(request.leases)
+    elif isinstance(request, DeleteItems):
+        items = list(request.offsets.items())
+    names = [str(ItemId(incarnation, number, offset)) for number, offsets in items if number in wanted for offset in offsets.tolist()]
+    return names + [str(LeaseId(incarnation, number, lease)) for number, lease in leases if number in wanted]
 
 
 def part(request: Part, numbers: Iterable[int], request_timeout: Millis) -> Part:

@@ -13,6 +13,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import Load
+from sluiceway.model.requests import Produce
 
 
 class Share(LogicalQueue):
@@ -21,8 +22,8 @@ class Share(LogicalQueue):
     For `takeover_grace` after a partition was gained, no lease in it runs out.
     """
 
-    def __init__(self, incarnation: str, homes: Iterable[int], lease_timeout: Millis, takeover_grace: Millis = 0) -> None:
-        super().__init__(incarnation, (), lease_timeout, homes)
+    def __init__(self, incarnation: str, lease_timeout: Millis, takeover_grace: Millis = 0) -> None:
+        super().__init__(incarnation, (), lease_timeout)
         self._takeover_grace = takeover_grace
         self._graces: dict[int, Millis] = {}
         self._incarnation = incarnation
@@ -36,8 +37,7 @@ class Share(LogicalQueue):
         """Serve this partition, too: the next turn opens it."""
         assert number not in self.lanes, f"partition {number} is served already"
         lane = self.lanes[number] = Lane(number, self._incarnation, opening=self._openings.get(number, 0))
-        if self._rules is not None:
-            lane.partition.follow(self._rules)
+        self._instruct(lane)
 
     def lose(self, number: int) -> bool:
         """Begin nothing more in this partition. Whether it is gone; if not, it goes when its commit has ended, or with `drop`."""
@@ -75,6 +75,22 @@ class Share(LogicalQueue):
         self._finish(ticket)
         return True
 
+    def will_serve(self, ticket: Ticket) -> bool:
+        """Whether a lease has been given something, or will be as soon as lanes here have committed: nobody else need be asked."""
+        if ticket.number not in self.waiters:
+            return True
+        writing = (lane for lane in self.lanes.values() if lane.state is LaneState.COMMITTING and not (lane.degraded or lane.leaving))
+        return sum(lane.servable for lane in writing) >= len(self.waiters)
+
+    def _is_elsewhere(self, lane: Lane | None, request: Produce) -> bool:
+        if self._record is None or all(each.partition in self.lanes for each in self._record.partitions):
+            return False
+        if lane is None:
+            return True
+        # The home of its key is here no more: who asked knows, or learns, where it is.
+        moved = request.key is not None and request.partition is None and lane.allows.produce and lane.partition.refuses(request.key)
+        return lane.takes_work and moved
+
     # ---- events, which may come late --------------------------------------------------------------------------
 
     def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
@@ -110,8 +126,8 @@ class Share(LogicalQueue):
     def load(self) -> Load:
         """What others need to know of it."""
         working = [lane for lane in self.lanes.values() if lane.takes_work]
-        ready = 0 if self.waiters or "lease" in self.paused else sum(lane.partition.ready_count for lane in working)
-        takes = [lane for lane in working if not lane.degraded] if "produce" not in self.paused else []
+        ready = 0 if self.waiters or "lease" in self.paused else sum(lane.servable for lane in working)
+        takes = [lane for lane in working if lane.takes_items and not lane.degraded] if "produce" not in self.paused else []
         return Load(ready, min((lane.partition.ready_count + lane.accepted for lane in takes), default=None), self._busy)
 
     def measure(self, now: Millis) -> int:

@@ -13,7 +13,21 @@ from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes
 from sluiceway.model.inspection import Deleted, DeleteItems
 from sluiceway.model.leased import Slice
-from sluiceway.model.requests import Clear, Cleared, Extend, Extended, Lease, LeaseInfo, Offsets, Produce, Produced, Settle, Settled
+from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, Shut, Shutted, TakeKeys
+from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Extend,
+    Extended,
+    Lease,
+    LeaseInfo,
+    Life,
+    Offsets,
+    Produce,
+    Produced,
+    Settle,
+    Settled,
+)
 
 
 @dataclass(slots=True)
@@ -38,7 +52,10 @@ class TransferBegun(NamedTuple):
     items: int
 
 
-Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | TakeOut
+Rebalancing = Shut | GiveKeys | TakeKeys | MoveOut
+"""What a rebalance asks of one partition. A MoveOut is answered by TransferBegun: it has begun, and not ended."""
+
+Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | TakeOut | Rebalancing
 
 
 class Grant(NamedTuple):
@@ -48,10 +65,20 @@ class Grant(NamedTuple):
     slices: list[Slice]
 
 
-Answer = Produced | Settled | Extended | Cleared | Deleted | TransferBegun | Grant | SluicewayError
+class KeysTaken(NamedTuple):
+    """So many records of keys were given to that partition."""
+
+    partition: int
+    keys: int
+
+
+Whole = Produced | TransferBegun | Shutted | KeysGiven | KeysTaken
+"""The answer of a request that is one lane's alone."""
+
+Answer = Whole | Settled | Extended | Cleared | Deleted | Grant | SluicewayError
 """What one lane says."""
 
-Result = Produced | Settled | Extended | Cleared | Deleted | TransferBegun | list[Grant]
+Result = Whole | Settled | Extended | Cleared | Deleted | list[Grant]
 
 
 @dataclass(slots=True, eq=False)
@@ -68,8 +95,7 @@ class Ticket:
     """Lanes in whose commit the request is right now: only they can make its outcome unknown."""
     done: bool = False
     error: SluicewayError | None = None
-    whole: Produced | TransferBegun | None = None
-    """The answer of a request that is one lane's alone."""
+    whole: Whole | None = None
     settled: Settled = field(default_factory=Settled)
     extended: Extended = field(default_factory=Extended)
     cleared: Cleared = field(default_factory=Cleared)
@@ -97,7 +123,7 @@ class Ticket:
         """What a lane says has become true."""
         if isinstance(answer, SluicewayError):
             self.error = answer
-        elif isinstance(answer, Produced | TransferBegun):
+        elif isinstance(answer, Whole):
             self.whole = answer
         elif isinstance(answer, Settled):
             self.settled.add(answer)
@@ -155,7 +181,8 @@ class Reply:
 class Transfer:
     """Produce these rows into the queue `target` (None: the dead queue), keyed by the lease number, and report `transferred`.
 
-    Without a `reason` they do not die, but go back to where they came from.
+    Without a `reason` they do not die, but go back to where they came from. With `moves_to` they go to that partition of the same queue,
+    as they are: `lives` are those of the rows of each slice.
     """
 
     partition: int
@@ -163,6 +190,8 @@ class Transfer:
     reason: str
     slices: list[Slice]
     target: str | None = None
+    moves_to: int | None = None
+    lives: tuple[Life, ...] = ()
 
 
 @dataclass(slots=True)

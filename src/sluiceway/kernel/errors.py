@@ -92,6 +92,13 @@ KINDS: dict[str, ErrorKind] = {
         "The id is that of no API key; it may have been revoked already.",
         "Look for it with `keys.list`. The id is the part between the first and the second underscore of the key.",
     ),
+    "rebalance_not_found": ErrorKind(
+        404,
+        False,
+        "There is no rebalance of that id",
+        "The id is that of no rebalance, or of one that ended so long ago that it is not kept any more.",
+        "Look for it with `rebalances.list`. `audit.list` may know longer what became of it.",
+    ),
     "method_not_allowed": ErrorKind(
         405,
         False,
@@ -133,6 +140,37 @@ KINDS: dict[str, ErrorKind] = {
         "The queue's settings were changed in the meantime",
         "The `version` of the call is not the queue's, or another process changed the queue at the same moment. Nothing was changed.",
         "Read the queue with `queues.info`, decide again, and repeat with its version.",
+    ),
+    "rebalance_open": ErrorKind(
+        409,
+        False,
+        "The queue is being rebalanced already",
+        "A queue has one rebalance at a time, and this one's, which `detail` names, has not ended; or a rebalance has just made the "
+        "partition that the call names, or is about to remove it. Nothing was changed.",
+        "Follow it with `rebalances.get`. Wait until it has ended, or cancel it with `rebalances.cancel`.",
+    ),
+    "plan_changed": ErrorKind(
+        409,
+        False,
+        "The plan of the rebalance is another one now",
+        "The `plan_id` of the call is not that of what a rebalance would do now: partitions, backends or affinities have changed since it "
+        "was shown. Nothing was changed.",
+        "Have it shown again with `rebalances.plan`, and repeat with its `plan_id`.",
+    ),
+    "nothing_to_rebalance": ErrorKind(
+        409,
+        False,
+        "The queue's partitions are as they are wanted already",
+        "It has as many as the call asks for, divided among the backends as their affinities say. Nothing was changed.",
+        "There is nothing to do. If another division was expected, look at `partition_affinity` of the backends with `backends.list`.",
+    ),
+    "not_cancellable": ErrorKind(
+        409,
+        False,
+        "The rebalance cannot be cancelled any more",
+        "It has ended, is being cancelled, has removed a partition, or is of a queue that keeps its order and uses its new partition. "
+        "`detail` says which. It goes on as it was.",
+        "Let it end. Then another rebalance can bring back what is wanted.",
     ),
     "stale_ids": ErrorKind(
         409,

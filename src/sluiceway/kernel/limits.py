@@ -65,6 +65,9 @@ LEAST_KEY_WINDOW = 600_000
 MAX_KEYS = 1_000_000
 """Idempotency keys that one partition remembers: each costs about 300 bytes of memory."""
 
+MAX_KEYS_BYTES = 16 << 20
+"""Of idempotency keys, as stored, that go to another partition in one call: it has to fit into MAX_PEER_BYTES. More go in several."""
+
 GROUP_KEEP = 30 * 86_400_000
 """Milliseconds after its last produce that an idempotency group is forgotten: a stream that stood still longer may repeat a batch."""
 
@@ -83,8 +86,14 @@ TIMER_BATCH = 1_000
 BODY_TIMEOUT = 30_000
 """Milliseconds a request's body may take to arrive: a slow sender holds memory and a connection."""
 
-MAX_AUDIT_ENTRIES = 10_000
-"""Audit entries that are kept: years of changes made by people, and few enough to be read whole for a listing."""
+AUDIT_ENTRIES = 10_000
+"""Audit entries that are kept unless the configuration says otherwise: years of changes made by people, and soon read for a listing."""
+
+LEAST_AUDIT_ENTRIES = 100
+"""Fewer would not outlive the rebalance of one queue."""
+
+MAX_AUDIT_ENTRIES = 100_000
+"""The most that can be kept: a listing reads them whole."""
 
 AUDIT_TRIM_BATCH = 500
 """Old audit entries that one commit removes: it shares the meta store with everybody's changes."""
@@ -94,6 +103,9 @@ MAX_AUDIT_TEXT = 256
 
 MAX_AUDIT_DETAIL_BYTES = 4_096
 """An audit entry's detail. It shares its commit with the change, and a listing holds all entries in memory."""
+
+MAX_ENDED_REBALANCES = 1_000
+"""Rebalances that are kept after their end, and some more until they are counted again."""
 
 MAX_API_KEYS = 1_000
 """API keys of one meta store: each process holds all of them in memory, and reads them again and again."""

@@ -20,7 +20,7 @@ Action = Literal["produce", "consume", "read", "manage", "admin"]
 `admin`: keys, configuration, audit."""
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
-_PATTERN = re.compile(r"[A-Za-z0-9_.\-*]{1,128}")
+PATTERN: Final = re.compile(r"[A-Za-z0-9_.\-*]{1,128}")
 _ON_QUEUES: Final = ", ".join(action for action in ACTIONS if action != "admin")
 _EXPECTED: Final = f"expected admin, or ACTION:PATTERN such as produce:orders-*, where ACTION is one of {_ON_QUEUES}"
 
@@ -61,9 +61,14 @@ def parse_scope(text: object, field: str) -> Scope:
     action, colon, pattern = text.partition(":")
     if action not in ACTIONS or action == "admin" or not colon:
         raise invalid(field, f"{text[:80]!r} is not a scope; {_EXPECTED}")
-    if not _PATTERN.fullmatch(pattern):
+    return Scope(cast(Action, action), check_pattern(pattern, field))
+
+
+def check_pattern(pattern: str, field: str) -> str:
+    """The pattern, if it is one of queue names. Anything else is an error that names `field`."""
+    if not PATTERN.fullmatch(pattern):
         raise invalid(field, f"{pattern[:80]!r} is not a pattern of queue names: 1 to 128 of A-Z a-z 0-9 _ . - and * (any text)")
-    return Scope(cast(Action, action), pattern)
+    return pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +94,10 @@ class Caller:
         return self.scopes is None or any(scope.action == action and not scope.pattern.strip("*") for scope in self.scopes)
 
     def require(self, action: Action, queue_name: str = "") -> None:
-        """Raises `forbidden`. It is asked before the queue is looked up, so that the answer does not tell whether there is one."""
+        """Raises `forbidden`. It is asked before the queue is looked up, so that the answer does not tell whether there is one.
+
+        A pattern in place of a name asks for all queues that match it: only a `*` of a scope matches that of the pattern.
+        """
         if not self.may(action, queue_name):
             where = f" on queue {queue_name[:128]!r}" if queue_name else ""
             needed = Scope(action, queue_name[:128] or "*")

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import MAX_KEY_RATE, MAX_WORKERS
+from sluiceway.kernel.limits import AUDIT_ENTRIES, LEAST_AUDIT_ENTRIES, MAX_AUDIT_ENTRIES, MAX_KEY_RATE, MAX_WORKERS
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.settings import Settings, key
 
@@ -43,6 +43,9 @@ class ServerSettings(Settings, frozen=True):
     shutdown_timeout: Annotated[Millis, key("what requests in flight have to end once the server stops", "duration", restart=True)] = (
         SHUTDOWN_TIMEOUT
     )
+    audit_entries: Annotated[
+        int, Meta(ge=LEAST_AUDIT_ENTRIES, le=MAX_AUDIT_ENTRIES), key("how many entries of the audit trail are kept, the newest")
+    ] = AUDIT_ENTRIES
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS), key("processes that serve the data directory together", restart=True)] = 1
 
 

@@ -123,8 +123,17 @@ def digest(batch: pa.RecordBatch) -> bytes:
             if column.null_count:
                 state.update(np.packbits(column.is_null().to_numpy(zero_copy_only=False)).tobytes())
         else:
-            state.update(repr(column.to_pylist()).encode())
+            state.update(repr(_values(column)).encode())
     return state.digest()
+
+
+def _values(column: pa.Array) -> list[object]:
+    """Each row's value. A time that Python has no date for is a number."""
+    try:
+        values: list[object] = column.to_pylist()
+    except OverflowError:
+        values = column.view(pa.int64()).to_pylist()
+    return values
 
 
 def _untraced(headers: pa.Array) -> pa.Array:

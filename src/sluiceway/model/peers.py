@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.inspection import DeleteItems, ListItems
@@ -57,6 +57,106 @@ class FindLeases:
     partitions: tuple[int, ...]
 
 
+Shutting = Literal["open", "read_only", "sealed"]
+"""What a partition durably takes: items · no items, ever, until it is opened again · nothing more, as it was empty when it was sealed."""
+
+
+@dataclass(slots=True)
+class Shut:
+    """Let the partition be so from now on, durably, whoever owns it. Answered by Shutted; repeating it changes nothing.
+
+    It is not sealed while it has anything: then it stays as it was, and the answer says what is left. `cursor` orders this among all Shut
+    and MoveOut of the partition: one that is lower than the highest that came with a Shut is refused with `version_conflict`, as it comes
+    from a coordinator that is one no more. Under one cursor a partition that is shut is not opened, nor unsealed, again: it stays as it is.
+    """
+
+    partition: int
+    shutting: Shutting
+    cursor: int
+    request_timeout: Millis
+
+
+class Shutted(NamedTuple):
+    """How the partition is, durably, and what it has: ready, leased and scheduled items, and those on their way to elsewhere.
+
+    `moving`: those of the last that go to another partition of the queue.
+    """
+
+    shutting: Shutting
+    ready: int = 0
+    leased: int = 0
+    scheduled: int = 0
+    transferring: int = 0
+    moving: int = 0
+
+    @property
+    def left(self) -> int:
+        return self.ready + self.leased + self.scheduled + self.transferring
+
+
+@dataclass(slots=True)
+class GiveKeys:
+    """Take no idempotency keys of these slots (of `of`) any more, durably, and say what is remembered of them. Answered by KeysGiven.
+
+    `cursor` orders this among all GiveKeys and TakeKeys of the queue: one that is lower than the last GiveKeys of the partition, or not
+    higher than its last TakeKeys, is refused with `version_conflict`. Repeating it gives the same answer. `too_many_items` if that were
+    more than MAX_KEYS_BYTES; the slots are closed all the same, and fewer of them at a time can be asked for.
+    """
+
+    partition: int
+    slots: tuple[int, ...]
+    of: int
+    cursor: int
+    request_timeout: Millis
+
+
+class KeysGiven(NamedTuple):
+    """What the partition stores of its keys, by their record's name. What it says of no partition it says of this one."""
+
+    partition: int
+    keys: dict[str, bytes]
+
+
+@dataclass(slots=True)
+class TakeKeys:
+    """Be the home of these slots (of `of`), and remember these keys of theirs, durably, instead of any that were remembered.
+
+    `keys` None: it was their home, and stays it; what it remembers goes on. Nothing is done if the partition has given or taken a `cursor`
+    that is higher, or has taken this one. Answered by the number of keys that it was given.
+    """
+
+    partition: int
+    slots: tuple[int, ...]
+    of: int
+    cursor: int
+    keys: dict[str, bytes] | None
+    request_timeout: Millis
+
+
+@dataclass(slots=True)
+class MoveOut:
+    """Move up to `limit` items (and MAX_LEASE_BYTES, one item at least) to the partition `target`: ready ones, oldest first, or, with
+    `scheduled`, those that are not due yet.
+
+    Waits until they have arrived or `request_timeout` is over; a move that has begun goes on after that. Answered by Moved. For `cursor`
+    see Shut: so nothing is moved to a partition that was removed when its rebalance was cancelled.
+    """
+
+    partition: int
+    target: int
+    limit: int
+    cursor: int
+    request_timeout: Millis
+    scheduled: bool = False
+
+
+class Moved(NamedTuple):
+    """So many items were taken out of the line, and so many of them have arrived."""
+
+    begun: int
+    arrived: int
+
+
 @dataclass(slots=True)
 class LeaseAnywhere:
     """Take that lease, which has a key, as the one instance that does so for its key, from whoever has items."""
@@ -69,7 +169,24 @@ class LeaseAnywhere:
 
 
 ShareRequest = (
-    Produce | Lease | Settle | Extend | Clear | DeleteItems | Redrive | ListItems | Peek | Explain | Count | Reload | Close | FindLeases
+    Produce
+    | Lease
+    | Settle
+    | Extend
+    | Clear
+    | DeleteItems
+    | Redrive
+    | ListItems
+    | Peek
+    | Explain
+    | Count
+    | Reload
+    | Close
+    | FindLeases
+    | Shut
+    | GiveKeys
+    | TakeKeys
+    | MoveOut
 )
 """What can be asked of the partitions that an instance owns of a queue."""
 

@@ -9,13 +9,22 @@ import msgspec
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT
 
+PartitionState = Literal["available", "preparing", "draining", "paused"]
+"""What a partition is for, as recorded; `core.states` says what each allows. Whether it can be reached is not recorded."""
 
-class PartitionRecord(msgspec.Struct, frozen=True):
-    """One partition. `backend` names the storage that holds it; numbers are never reused within an incarnation."""
+
+class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One partition. `backend` names the storage that holds it; numbers are never reused within an incarnation.
+
+    `parents` are those that it takes over from, whether they are still there or not. Until those of `after` are gone, it gives out nothing:
+    so the order of a queue with one partition survives its move.
+    """
 
     partition: int
     backend: str = "default"
-    state: str = "available"
+    state: PartitionState = "available"
+    parents: tuple[int, ...] = ()
+    after: tuple[int, ...] = ()
 
 
 class Backoff(msgspec.Struct, frozen=True):
@@ -58,6 +67,32 @@ class QueueRecord(msgspec.Struct, frozen=True):
     """At most this long may a commit take before it is taken to be unknown; None: as long as the backend allows."""
     paused: tuple[Verb, ...] = ()
     logical_queues: LogicalQueues = None
+    next_partition: int = 0
+    """The number that a further partition is given; 0: one more than the highest there is, as none was ever removed."""
+    slots: tuple[int, ...] = ()
+    """The home partition of each slot of idempotency keys (`core.slots`), MOVING while its memory is on its way; (): never rebalanced."""
+    rebalance: str | None = None
+    """The id of the rebalance that is open."""
+    cursor: int = 0
+    """Rises whenever a rebalance changes what partitions and slots are for. What it asks of a partition carries it, so that what comes late
+    is known for it."""
+
+    @property
+    def given(self) -> int:
+        """How many partition numbers were ever given: those below are, or were, partitions."""
+        return self.next_partition or 1 + max(each.partition for each in self.partitions)
+
+    def partition(self, number: int) -> PartitionRecord | None:
+        """The partition of that number, if it is there."""
+        return next((each for each in self.partitions if each.partition == number), None)
+
+    def holds_back(self, each: PartitionRecord) -> bool:
+        """Whether that partition gives out nothing yet, as those that come before it are not finished."""
+        return bool(each.after) and any(other.partition in each.after for other in self.partitions)
+
+
+MOVING = -1
+"""In place of a slot's home: nobody takes its keys for the moment."""
 
 
 def encode_queue(record: QueueRecord) -> bytes:

@@ -24,6 +24,10 @@ TRANSFER_GROUP = "transfer/"
 """Begins the idempotency groups of transfers to a dead queue. A client's key among them could hold up the dead for ever."""
 
 
+MOVE_GROUP = "move/"
+"""Begins the idempotency groups of items that are moved between partitions of a queue. They belong to a partition, not to a slot."""
+
+
 class ProduceKey(NamedTuple):
     """Makes a produce repeatable. Without a `group` the key lives for `window` ms; with one, until the group's `sequence` rises."""
 
@@ -33,17 +37,33 @@ class ProduceKey(NamedTuple):
     window: Millis = KEY_WINDOW
 
 
+class Life(NamedTuple):
+    """What items that are moved to another partition have behind them: `rows` neighbours of a batch, to which the same befell.
+
+    `expires_at` 0: never. `due_at` 0: they are ready. `together`: at most so many of them in one lease (0: any number).
+    """
+
+    rows: int
+    enqueued_at: Millis
+    attempts: int = 0
+    expires_at: Millis = 0
+    due_at: Millis = 0
+    together: int = 0
+
+
 @dataclass(slots=True)
 class Produce:
     """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`; 1 row at least.
 
-    Without a `partition` the queue chooses it; with a key the key does, and none is given.
+    Without a `partition` the queue chooses it; with a key the key does, and none is given. Only items that are moved have both, and `lives`
+    of all of their rows: their key is one of MOVE_GROUP, which that partition remembers whatever its slots are.
     """
 
     batch: pa.RecordBatch
     request_timeout: Millis
     key: ProduceKey | None = None
     partition: int | None = None
+    lives: tuple[Life, ...] = ()
 
 
 class Produced(NamedTuple):
@@ -297,6 +317,10 @@ class PartitionStats:
     """Moving average of a commit, ms."""
     degraded: bool = False
     """Far slower than its peers: avoided for produce until it recovers."""
+    moved: int = 0
+    """Items that a rebalance has moved out of it."""
+    moved_in: int = 0
+    """And into it."""
 
     @property
     def total(self) -> int:

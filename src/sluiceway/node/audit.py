@@ -13,7 +13,7 @@ import msgspec
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import AUDIT_TRIM_BATCH, MAX_AUDIT_DETAIL_BYTES, MAX_AUDIT_ENTRIES, MAX_AUDIT_TEXT
+from sluiceway.kernel.limits import AUDIT_ENTRIES, AUDIT_TRIM_BATCH, MAX_AUDIT_DETAIL_BYTES, MAX_AUDIT_TEXT
 from sluiceway.model.access import Actor
 from sluiceway.model.audit import AuditEntry, decode_entry, encode_entry
 from sluiceway.model.queue import QueueRecord
@@ -31,19 +31,21 @@ _AT_DIGITS: Final = 15
 _PERIOD_DIGITS: Final = 10
 """The first digits of an id are a period of 100 seconds, whose entries can be read without the others."""
 _MOST_PERIODS: Final = 20
-_NO_SETTING: Final = ("queue_name", "incarnation", "created_at", "updated_at", "version", "partitions")
+_NO_SETTING: Final = ("queue_name", "incarnation", "created_at", "updated_at", "version", "partitions", "rebalance")
 
 T = TypeVar("T")
 
 
 class AuditTrail:
-    """All entries of one meta store, of which MAX_AUDIT_ENTRIES (and some more, until they are counted again) are kept.
+    """All entries of one meta store, of which the newest `keep` (and some more, until they are counted again) are kept.
 
     Several trails may share a store, in one process or in many. `close` after use.
     """
 
-    def __init__(self, meta: MetaStore) -> None:
+    def __init__(self, meta: MetaStore, keep: int = AUDIT_ENTRIES) -> None:
         self._meta = meta
+        self.keep = keep
+        """It may be changed at any time."""
         self._writer = system.new_incarnation()
         self._last: Millis = 0
         self._until_trim = 0
@@ -90,12 +92,23 @@ class AuditTrail:
 
     # ---- reading ----------------------------------------------------------------------------------------------
 
-    async def list(self, limit: int, pivot: str = "", queue_name: str = "", action: str = "") -> list[AuditEntry]:
-        """The newest entries, newest first; with a pivot, those older than it; of that queue and action alone, if they are given.
+    async def list(
+        self,
+        limit: int,
+        pivot: str = "",
+        queue_name: str = "",
+        action: str = "",
+        actor: str = "",
+        since: Millis = 0,
+        until: Millis | None = None,
+    ) -> list[AuditEntry]:
+        """The newest entries, newest first; with a pivot, those older than it; of that queue, action and actor alone, if they are given,
+        from `since` on and before `until`.
 
+        An action that ends with a dot stands for all that begin so, the name of an actor's key for all keys of that name.
         Raises `unavailable`.
         """
-        entries = await self._entries()
+        entries = await self._entries(*self._prefixes(since))
         found: list[AuditEntry] = []
         for key in sorted(entries, reverse=True):
             if len(found) == limit:
@@ -103,18 +116,22 @@ class AuditTrail:
             if pivot and key >= AUDIT + pivot:
                 continue
             entry = decode_entry(entries[key].value)
-            if queue_name in ("", entry.queue_name) and action in ("", entry.action):
+            asked_for = queue_name in ("", entry.queue_name) and _is_action(entry.action, action) and _is_actor(entry.actor, actor)
+            if asked_for and since <= entry.at and (until is None or entry.at < until):
                 found.append(entry)
         return found
 
     async def since(self, at: Millis) -> Sequence[AuditEntry]:
         """The entries of that time and later, oldest first. Cheap if that is not long ago. Raises `unavailable`."""
-        first, last = (f"{moment:0{_AT_DIGITS}d}"[:_PERIOD_DIGITS] for moment in (at, max(system.now(), self._last)))
-        periods = range(int(first), int(last) + 2)
-        prefixes = [f"{AUDIT}{period:0{_PERIOD_DIGITS}d}" for period in periods] if len(periods) <= _MOST_PERIODS else [AUDIT]
-        entries = await self._entries(*prefixes)
+        entries = await self._entries(*self._prefixes(at))
         found = (decode_entry(entries[key].value) for key in sorted(entries))
         return [entry for entry in found if entry.at >= at]
+
+    def _prefixes(self, since: Millis) -> Sequence[str]:
+        """What to read for the entries of that time and later."""
+        first, last = (f"{moment:0{_AT_DIGITS}d}"[:_PERIOD_DIGITS] for moment in (since, max(system.now(), self._last)))
+        periods = range(int(first), int(last) + 2)
+        return [f"{AUDIT}{period:0{_PERIOD_DIGITS}d}" for period in periods] if len(periods) <= _MOST_PERIODS else [AUDIT]
 
     async def _entries(self, *prefixes: str) -> Mapping[str, Entry]:
         try:
@@ -131,9 +148,9 @@ class AuditTrail:
         self._until_trim -= 1
 
     async def trim(self) -> None:
-        """Remove the oldest entries beyond MAX_AUDIT_ENTRIES. What fails is done the next time."""
+        """Remove the oldest entries beyond those that are kept. What fails is done the next time."""
         try:
-            surplus = sorted((await self._meta.read(prefixes=[AUDIT])).entries)[:-MAX_AUDIT_ENTRIES]
+            surplus = sorted((await self._meta.read(prefixes=[AUDIT])).entries)[: -self.keep]
             for start in range(0, len(surplus), AUDIT_TRIM_BATCH):
                 await self._meta.commit(deletes=surplus[start : start + AUDIT_TRIM_BATCH])
         except (MetaUnknownError, StoreUnavailableError) as error:
@@ -160,6 +177,14 @@ def changes(before: QueueRecord, after: QueueRecord) -> dict[str, Any]:
     """What a change of a queue's settings has changed: by name the old and the new value, as the API writes them."""
     old, new = settings_of(before), settings_of(after)
     return {name: {"from": old[name], "to": new[name]} for name in new if old[name] != new[name]}
+
+
+def _is_action(action: str, wanted: str) -> bool:
+    return wanted in ("", action) or (wanted.endswith(".") and action.startswith(wanted))
+
+
+def _is_actor(actor: str, wanted: str) -> bool:
+    return wanted in ("", actor, actor.partition("/")[0])
 
 
 def _bounded(detail: dict[str, Any]) -> dict[str, Any]:

@@ -105,8 +105,12 @@ class BackendPool:
 
     def place(self, requested: int) -> tuple[PartitionRecord, ...]:
         """The partitions of a new queue, divided by the affinities."""
-        counts = place(requested, {name: settings.partition_affinity for name, settings in self._settings.items()})
+        counts = place(requested, self.affinities())
         return tuple(PartitionRecord(number, backend) for number, backend in enumerate(interleave(counts)))
+
+    def affinities(self) -> dict[str, float]:
+        """Of those that are configured, by name."""
+        return {name: settings.partition_affinity for name, settings in self._settings.items()}
 
     def problems(self) -> list[str]:
         """Of those that hold partitions and do not serve them, in words."""

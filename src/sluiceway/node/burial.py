@@ -1,4 +1,4 @@
-"""What an item looks like when it arrives in a dead queue: its payload, its origin, and headers that say how it died."""
+"""What an item looks like when it arrives elsewhere: its payload, its origin, and in a dead queue headers that say how it died."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from sluiceway.model.items import HEADERS, fit
+from sluiceway.model.items import HEADERS, PRODUCED, fit
 from sluiceway.model.leased import common_schema
 from sluiceway.model.queue import QueueRecord
 
@@ -26,6 +26,14 @@ def dead_rows(source: QueueRecord, reason: str, batches: list[pa.RecordBatch]) -
     headers = _headers(source, reason, rows)
     arrays = [rows.column(name) for name in names] + [headers, _origins(source, rows)]
     return pa.RecordBatch.from_arrays(arrays, names=[*names, "headers", "origin"])
+
+
+def moved_rows(source: QueueRecord, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """The rows of a transfer to another partition of the same queue: as they are, with their origin."""
+    schema = common_schema(batches)
+    rows = pa.concat_batches([fit(batch, schema) for batch in batches])
+    names = [name for name in ("payload", *PRODUCED) if name in schema.names]
+    return pa.RecordBatch.from_arrays([*(rows.column(name) for name in names), _origins(source, rows)], names=[*names, "origin"])
 
 
 def redriven_rows(source: QueueRecord, batches: list[pa.RecordBatch]) -> pa.RecordBatch:

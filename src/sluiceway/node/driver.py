@@ -18,22 +18,21 @@ from sluiceway.core.share import Share
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.items import decode_blob
-from sluiceway.model.leased import Slice, served
+from sluiceway.model.leased import Slice
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.peers import Load
+from sluiceway.model.peers import Load, MoveOut
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Lease, Leased, LeaseInfo, QueueStats
+from sluiceway.model.requests import Lease, Leased, LeaseInfo, ProduceKey, QueueStats
 from sluiceway.node.backends import Backend, BackendDownError
 from sluiceway.node.blobs import BlobCache
 from sluiceway.node.closing import Closing
+from sluiceway.node.delivery import Delivery, Seat
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
 Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[None]]
-"""Produces a transfer's rows (of that partition of that queue) into the dead queue; returns when they are durable there."""
-Held = tuple[PartitionRef, Token]
+"""Produces a transfer's rows (of that partition of that queue) where they go; returns when they are durable there."""
 
 
 class Waiter(NamedTuple):
@@ -61,12 +60,13 @@ class QueueDriver:
     def __init__(self, record: QueueRecord, around: Around) -> None:
         self.record = record
         self._around = around
-        self._cache = around.cache
-        self._backends = {each.partition: around.backend(each.backend) for each in record.partitions}
+        self.numbers: frozenset[int] = frozenset()
+        """The partitions that the queue has."""
+        self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
-        self._queue = Share(record.incarnation, self._backends, record.lease_timeout, around.takeover_grace)
-        self._queue.configure(record)
-        self.measure = self._queue.measure
+        self._queue = Share(record.incarnation, record.lease_timeout, around.takeover_grace)
+        self._delivery = Delivery(around.cache, self._seat, self._stop_partition, self._return)
+        self.measure, self.withdraw, self.will_serve = self._queue.measure, self._queue.withdraw, self._queue.will_serve
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: dict[int, asyncio.Task[None]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -75,16 +75,23 @@ class QueueDriver:
         self._ended = False
         self._closing = Closing(lambda: around.may_reopen(self.record))
         self._unopened: set[int] = set()
+        self._removed: set[int] = set()
+        """Partitions that the queue has no more, and in which something is still in flight."""
         self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
         self.watchers: set[asyncio.Event] = set()
         """Set after each turn."""
         self._arrivals: dict[tuple[int, int], asyncio.Future[bool]] = {}
         """Who waits for a transfer (partition, number): whether its items have arrived, or stay here."""
+        self.configure(record)
 
     # ---- from the service -------------------------------------------------------------------------------------
 
     def gain(self, tokens: Mapping[int, Token]) -> None:
-        """Serve these partitions, too, which it has not: they are opened in the background. Those that it has stay as they are."""
+        """Serve these partitions, too, which it has not: they are opened in the background. Those that it has stay as they are.
+
+        The record that it has must have them.
+        """
         for number, token in tokens.items():
             if number not in self._queue.lanes:
                 self._tokens[number] = token
@@ -94,8 +101,9 @@ class QueueDriver:
         self._turn()
 
     async def opened(self) -> None:
-        """Returns when each partition is open, or has failed once (it is then tried again in the background)."""
-        while self._unopened:
+        """Returns when each partition is open, or has failed once (it is then tried again in the background), and nothing is in flight any
+        more in those that the queue has no longer."""
+        while self._unopened or self._removed:
             self._moved.clear()
             await self._moved.wait()
 
@@ -117,8 +125,10 @@ class QueueDriver:
         self._forget(number)
 
     def _forget(self, number: int) -> None:
-        self._backends[number].detach(self._ref(number))
+        if number in self._backends:
+            self._backends[number].detach(self._ref(number))
         self._unopened.discard(number)
+        self._removed.discard(number)
         self._moved.set()
         for place in [place for place in self._arrivals if place[0] == number]:
             self._arrivals.pop(place).cancel()
@@ -151,6 +161,7 @@ class QueueDriver:
         self._stopped = True
         # Who waits for partitions to open need not: they will not.
         self._unopened.clear()
+        self._removed.clear()
         self._moved.set()
         self._closing.stop()
         if self._timer is not None:
@@ -182,17 +193,39 @@ class QueueDriver:
                 return
 
     def configure(self, record: QueueRecord) -> None:
-        """The queue's settings have changed."""
+        """The queue's settings or partitions have changed. Those that it has no longer are served no more: they were sealed before that."""
         self.record = record
         self._queue.configure(record)
+        there = {each.partition: each.backend for each in record.partitions}
+        self.numbers = frozenset(there)
+        for number in self._queue.lanes.keys() - there.keys():
+            self._removed.add(number)
+            if self._queue.lose(number):
+                self._forget(number)
+        if not self._tasks:
+            for number in self._backends.keys() - there.keys() - self._queue.lanes.keys():
+                del self._backends[number]
+                self._tokens.pop(number, None)
+        for number, backend in there.items():
+            if number not in self._backends:
+                self._backends[number] = self._around.backend(backend)
+        self._changed.set()
+        self._changed = asyncio.Event()
         self._turn_soon()
+
+    async def changed(self, timeout: Millis) -> None:
+        """Returns when the record has changed, or the time is over."""
+        changed = self._changed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout / 1000):
+                await changed.wait()
 
     async def ask(self, request: Request, payload: bool = True) -> Any:
         """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, what has not begun is not begun."""
         return await self.answer(self.submit(request, payload))
 
     def submit(self, request: Request, payload: bool = True) -> Ticket:
-        """Begin what `ask` does; its `answer` must be waited for, or it be withdrawn."""
+        """Begin what `ask` does; its `answer` must be waited for, or it be withdrawn or abandoned."""
         self._check_serving()
         ticket = Ticket(request, system.now() + request.request_timeout)
         ticket.waiter = Waiter(asyncio.get_running_loop().create_future(), payload)
@@ -205,14 +238,15 @@ class QueueDriver:
         try:
             return await ticket.waiter.future
         except asyncio.CancelledError:
-            self._queue.cancel(ticket)
-            if isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
-                self._give_back(ticket.waiter.future)
+            self.abandon(ticket)
             raise
 
-    def withdraw(self, ticket: Ticket) -> bool:
-        """Take back a lease that waits. False: its answer is on its way."""
-        return self._queue.withdraw(ticket)
+    def abandon(self, ticket: Ticket) -> None:
+        """Nobody waits for its answer any more: what has not begun is not begun, and what a lease was given is given back."""
+        self._queue.cancel(ticket)
+        if isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
+            self._give_back(ticket.waiter.future)
+        ticket.waiter.future.cancel()
 
     def close_for(self, timeout: Millis) -> None:
         """Take no request for so long, as the queue may be about to be deleted; 0: take them again."""
@@ -238,6 +272,11 @@ class QueueDriver:
         self._drop_lapsed()
         return [self._queue.lanes[number] for number in sorted(self._queue.lanes)]
 
+    def refuses(self, number: int, key: ProduceKey) -> bool:
+        """Whether that partition is open here, and takes no produce with that key: its home is, or will be, elsewhere."""
+        lane = self._queue.lanes.get(number)
+        return lane is not None and lane.takes_work and lane.partition.refuses(key)
+
     def backend(self, number: int) -> Backend:
         """Where that partition lies."""
         return self._backends[number]
@@ -251,17 +290,22 @@ class QueueDriver:
         """What other instances need to know of it."""
         return self._queue.load()
 
-    async def send_away(self, request: TakeOut) -> tuple[int, asyncio.Future[bool]]:
-        """Begin a transfer of those ready items. Returns how many they are, and what tells whether they have arrived."""
-        partition = request.partition
+    async def send_away(self, request: TakeOut | MoveOut) -> tuple[int, asyncio.Future[bool]]:
+        """Begin a transfer of ready items, or of scheduled ones. Returns how many they are, and what tells whether they have arrived."""
         begun: TransferBegun = await self.ask(request)
-        arrival: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        return begun.items, self.arrival(request.partition, begun.number)
+
+    def arrival(self, partition: int, number: int) -> asyncio.Future[bool]:
+        """What tells whether a transfer's items have arrived, or stay here; cancelled when another instance has to do with it."""
         lane = self._queue.lanes.get(partition)
-        if lane is not None and begun.number in lane.partition.transfers:
-            self._arrivals[partition, begun.number] = arrival
+        if lane is not None and number in lane.partition.transfers:
+            return self._arrivals.setdefault((partition, number), asyncio.get_running_loop().create_future())
+        known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if lane is None:
+            known.cancel()
         else:
-            arrival.set_result(True)
-        return begun.items, arrival
+            known.set_result(True)
+        return known
 
     # ---- turns ------------------------------------------------------------------------------------------------
 
@@ -278,6 +322,8 @@ class QueueDriver:
         self._drop_lapsed()
         for effect in self._queue.turn(system.now()):
             self._carry_out(effect)
+        for number in self._removed - self._queue.lanes.keys():
+            self._forget(number)
         self._set_timer()
         for watcher in self.watchers:
             watcher.set()
@@ -322,9 +368,8 @@ class QueueDriver:
     def _ref(self, partition: int) -> PartitionRef:
         return PartitionRef(self.record.incarnation, partition)
 
-    def _held(self, partition: int) -> Held:
-        """Under this the blobs of the partition are remembered: another owner may give the number of one that did not land to another."""
-        return self._ref(partition), self._tokens[partition]
+    def _seat(self, partition: int) -> Seat:
+        return Seat(self._ref(partition), self._tokens[partition], self._backends[partition])
 
     def _fence(self, partition: int, opening: int) -> Fence:
         return Fence(*self._tokens[partition], opening)
@@ -343,18 +388,15 @@ class QueueDriver:
         return True
 
     async def _commit(self, effect: Commit) -> None:
-        ref, held = self._ref(effect.partition), self._held(effect.partition)
-        for number, data in effect.changes.blobs.items():
-            # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
-            self._cache.put((held, number), pa.ipc.read_record_batch(pa.py_buffer(data), effect.fresh[number].schema))
+        ref = self._ref(effect.partition)
+        self._delivery.keep(effect)
         try:
             backend = self._backends[effect.partition]
             outcome = await backend.apply(ref, effect.changes, self._fence(effect.partition, effect.opening), self._write_timeout(backend))
         except Exception:
             log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
             outcome = Outcome.UNKNOWN
-        for number in effect.changes.dropped_blobs:
-            self._cache.drop((held, number))
+        self._delivery.drop(effect)
         self._queue.committed(effect.partition, effect.opening, outcome, system.now())
         self._turn()
 
@@ -431,68 +473,20 @@ class QueueDriver:
         self._turn_soon()
 
     def _reply_lease(self, waiter: Waiter, grants: list[Grant], keyed: bool) -> None:
-        leased = Leased([grant.info for grant in grants])
         if grants and waiter.payload:
-            self._spawn(self._deliver(waiter.future, leased, grants, keyed))
+            self._spawn(self._delivery.deliver(waiter.future, grants, keyed))
         else:
-            waiter.future.set_result(leased)
+            waiter.future.set_result(Leased([grant.info for grant in grants]))
 
-    async def _deliver(self, future: asyncio.Future[Any], leased: Leased, grants: list[Grant], keyed: bool) -> None:
-        """A lease that cannot be read is left out, to run out: the others need not wait for that, too. An error if none is left."""
-        leases: list[LeaseInfo] = []
-        batches: list[pa.RecordBatch] = []
-        problem: SluicewayError | None = None
-        for grant in grants:
-            try:
-                # Also if the partition has gone by now: the lease is durable, and nobody else is told of it.
-                batches += await self._rows(grant.info.partition, grant.info.number, grant.slices)
-                leases.append(grant.info)
-            except SluicewayError as error:
-                # Not `not_here`: to ask elsewhere would take another lease.
-                gone = error.code == "not_here"
-                problem = SluicewayError("unavailable", "the items went to another instance; their lease will run out") if gone else error
-            except Exception:
-                log.exception("queue %s: reading leased items failed", self.record.queue_name)
-                problem = SluicewayError("internal", "the server made a mistake while it read the items; their lease will run out")
-        leased.leases, leased.batches = leases, batches
-        if future.done():
-            if not keyed:
-                self._return(leases)
-            return
-        if problem is not None and not leases:
-            future.set_exception(problem)
-        else:
-            future.set_result(leased)
-
-    async def rows(self, partition: int, lease: int, slices: list[Slice]) -> list[pa.RecordBatch]:
+    async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
         """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
         if partition not in self._queue.lanes:
             raise not_here(partition)
-        return await self._rows(partition, lease, slices)
-
-    async def _rows(self, partition: int, lease: int, slices: list[Slice]) -> list[pa.RecordBatch]:
-        blobs = await self.blobs(partition, slices)
-        return [served(partition, lease, piece, blobs[piece.blob]) for piece in slices if piece.blob in blobs]
+        return await self._delivery.rows(partition, lease, slices)
 
     async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch]:
         """Those that the slices are of, by number, but for what is gone."""
-        ref, held = self._ref(partition), self._held(partition)
-        found = {piece.blob: self._cache.get((held, piece.blob)) for piece in slices}
-        blobs = {number: batch for number, batch in found.items() if batch is not None}
-        missing = {piece.blob: piece.columns for piece in slices if piece.blob not in blobs}
-        if missing:
-            try:
-                read = await self._backends[partition].read(ref, list(missing))
-            except DamagedError as error:
-                self._stop_partition(partition, error)
-                raise SluicewayError("partition_damaged", str(error)) from error
-            except StoreUnavailableError as error:
-                raise SluicewayError("unavailable", f"partition {partition} cannot be read: {error}") from error
-            for number, columns in missing.items():
-                if number in read:
-                    blobs[number] = decode_blob(read[number], columns)
-                    self._cache.put((held, number), blobs[number])
-        return blobs
+        return await self._delivery.blobs(partition, slices)
 
     def _stop_partition(self, partition: int, error: Exception) -> None:
         log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)

@@ -36,6 +36,10 @@ EventType = Literal[
     "instance.joined",
     "instance.left",
     "round.sealed",
+    "rebalance.started",
+    "rebalance.step",
+    "rebalance.problem",
+    "rebalance.ended",
     "config.reloaded",
     "audit",
 ]
@@ -95,6 +99,8 @@ Condition = tuple[str, bool]
 _GOOD: Final[Condition] = ("available", False)
 UNHEARD: Final = "unavailable"
 """The state of a partition whose owner does not answer."""
+REMOVED: Final = "removed"
+"""That of one that its queue does not have any more."""
 
 
 class Sight(NamedTuple):
@@ -147,6 +153,10 @@ def _tell_queue(ring: Ring, old: QueueRecord | None, new: QueueRecord | None) ->
     if old is None:
         ring.add("queue.created", new.queue_name, incarnation=new.incarnation)
         return
+    there = {each.partition for each in new.partitions}
+    for each in old.partitions:
+        if each.partition not in there:
+            ring.add("partition.state", new.queue_name, partition=each.partition, state=REMOVED, degraded=False)
     changed = sorted(changes(old, new))
     if "paused" in changed:
         ring.add("queue.paused", new.queue_name, version=new.version, paused=new.paused)
@@ -331,3 +341,21 @@ class Watch:
         if entry.action == "config.reload":
             who = {"instance": entry.detail["instance"]} if "instance" in entry.detail else {}
             self.ring.add("config.reloaded", changed=entry.detail.get("changed", []), **who)
+        elif entry.action == "queue.rebalance" or entry.action.startswith("rebalance."):
+            self._tell_rebalance(entry)
+
+    def _tell_rebalance(self, entry: AuditEntry) -> None:
+        """Whoever carries it out, each of its steps has an entry."""
+        about = {"rebalance": entry.detail.get("rebalance")}
+        step = entry.action.removeprefix("rebalance.")
+        if entry.action == "queue.rebalance":
+            self.ring.add("rebalance.started", entry.queue_name, **about)
+        elif step == "problem":
+            self.ring.add("rebalance.problem", entry.queue_name, **about, problem=entry.detail.get("problem"))
+        elif step in ("finish", "failed"):
+            self.ring.add("rebalance.ended", entry.queue_name, **about, state=entry.detail.get("state"))
+        else:
+            partitions = entry.detail.get("partitions")
+            # Of many the entry has no more than how many they were.
+            named = partitions if isinstance(partitions, list) else []
+            self.ring.add("rebalance.step", entry.queue_name, **about, step=step, partitions=named)

@@ -13,6 +13,8 @@ from sluiceway.model.requests import QueueStats
 from sluiceway.node.backend_pool import BackendInfo
 from sluiceway.ports.meta_store import MetaStore
 
+UNREACHED = ("unavailable", "error")
+"""States of a partition that does not serve what it is asked (`core.states`)."""
 META_TIMEOUT: Millis = 2_000
 """A meta store that takes longer to read a key is as good as gone to whoever waits for the check."""
 
@@ -41,11 +43,11 @@ def check_backends(backends: Sequence[BackendInfo]) -> list[Check]:
 
 
 def check_partitions(queues: Iterable[QueueStats]) -> Check:
-    """Whether every partition serves."""
+    """Whether every partition can be reached; what it is used for is for its queue to say."""
     began = stopwatch()
     states = Counter(partition.state for queue in queues for partition in queue.partitions)
     found = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "there are none"
-    return Check("partitions", states.keys() <= {"available"}, found, _millis(began))
+    return Check("partitions", states.keys().isdisjoint(UNREACHED), found, _millis(began))
 
 
 def _millis(began: float) -> Millis:

@@ -11,13 +11,13 @@ from dataclasses import replace
 from typing import cast
 
 from sluiceway.adapters import system
-from sluiceway.core.distribution import home
 from sluiceway.core.routing import HERE, Peer, by_owner
+from sluiceway.core.slots import home_of
 from sluiceway.core.tickets import Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import FindLeases, LeaseAnywhere
-from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import RELEASE, Lease, Leased, ProduceKey, Selection, Settle
 from sluiceway.node.demand import Demand
 from sluiceway.node.driver import QueueDriver
@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 AT_ONCE = 0.002
 """Seconds in which a lease that finds items here is served: whether others have some is asked only then."""
+BEING_WRITTEN: Millis = 100
+"""How long a lease waits for items that are just being written here. A partition that takes longer may hang, and others may have some."""
 GIVE_BACK: Millis = 5_000
 AGAIN: Millis = 50
 """Before those are asked again who may have a key's leases and did not say."""
@@ -69,21 +71,25 @@ class Leasing:
                 moved = not isinstance(error, SluicewayError) or error.code == "not_here"
                 if not moved or system.now() >= deadline:
                     raise plain(error) from error
+                self._router.look()
             await asyncio.sleep(AGAIN / 1000)
 
     def home(self, record: QueueRecord, request: Lease) -> Peer | None:
-        """The instance that takes the leases of the request's key."""
-        numbers = [each.partition for each in record.partitions]
-        return self._router.owner(record, numbers[home(ProduceKey(f"{request.client_id}\n{request.lease_key}"), len(numbers))])
+        """The instance that takes the leases of the request's key: it owns the home of produces with such a key. None: nobody does."""
+        share, key = self._router.share(record), ProduceKey(f"{request.client_id}\n{request.lease_key}")
+        number = home_of(share.record, key)
+        owner = None if number == MOVING else self._router.owner(record, number)
+        # The partition knows it first when it is their home no more: by an old record two instances might take leases under one key.
+        return None if owner is HERE and share.refuses(number, key) else owner
 
     # ---- without a key ----------------------------------------------------------------------------------------
 
     async def _anywhere(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
         deadline = system.now() + request.request_timeout
         ticket = share.submit(request, payload)
-        answer: asyncio.Future[Leased] = asyncio.ensure_future(share.answer(ticket))
+        answer: asyncio.Future[Leased] = ticket.waiter.future
         try:
-            await asyncio.wait((answer,), timeout=AT_ONCE)
+            await self._soon(share, ticket, answer)
             while not answer.done():
                 leased = await self._offered(record, share, ticket, answer, request, payload)
                 if leased is not None:
@@ -92,14 +98,22 @@ class Leasing:
                     # It was withdrawn for an offer that came to nothing.
                     request = replace(request, request_timeout=max(0, deadline - system.now()))
                     ticket = share.submit(request, payload)
-                    answer = asyncio.ensure_future(share.answer(ticket))
+                    answer = ticket.waiter.future
             own = answer.result()
         except BaseException:
-            answer.cancel()
+            share.abandon(ticket)
             raise
         if own.leases or request.request_timeout:
             return own
         return await self._of_others(record, request, payload)
+
+    async def _soon(self, share: QueueDriver, ticket: Ticket, answer: asyncio.Future[Leased]) -> None:
+        """Returns when the lease is answered here, or when others should be asked."""
+        until = system.steady() + BEING_WRITTEN
+        while True:
+            await asyncio.wait((answer,), timeout=AT_ONCE)
+            if answer.done() or not share.will_serve(ticket) or system.steady() >= until:
+                return
 
     async def _offered(
         self, record: QueueRecord, share: QueueDriver, ticket: Ticket, answer: asyncio.Future[Leased], request: Lease, payload: bool
@@ -133,6 +147,10 @@ class Leasing:
         fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=0), payload))
         try:
             leased: Leased = await asyncio.shield(fetching)
+            if request.lease_key is not None:
+                # Or a repetition of this call would not look there.
+                with contextlib.suppress(SluicewayError):
+                    await self._router.know(record, [lease.partition for lease in leased.leases])
         except asyncio.CancelledError:
             task = asyncio.create_task(self._give_back(record, peer, request, fetching))
             self._returning.add(task)
@@ -171,6 +189,7 @@ class Leasing:
                 except SluicewayError:
                     if system.now() >= deadline:
                         raise
+                    self._router.look()
                     await asyncio.sleep(AGAIN / 1000)
             if not holders:
                 return await self._anywhere(record, share, replace(request, request_timeout=max(0, deadline - system.now())), payload)
@@ -200,7 +219,7 @@ class Leasing:
     async def _holders(self, record: QueueRecord, request: Lease) -> list[Peer]:
         """Who has leases under the key. Raises `unavailable` if that cannot be known."""
         assert request.lease_key is not None
-        owned = by_owner((each.partition for each in record.partitions), lambda number: self._router.owner(record, number))
+        owned = by_owner(sorted(self._router.share(record).numbers), lambda number: self._router.owner(record, number))
         peers = sorted(peer for peer in owned if peer is not None)
         if None in owned:
             raise SluicewayError("unavailable", "a partition that may hold this key's leases has no owner at the moment")

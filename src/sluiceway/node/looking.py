@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pyarrow as pa
 
@@ -14,6 +14,7 @@ from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.leased import served
 from sluiceway.model.peers import Explain, Left
+from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Explanation, LeaseInfo, Peek, QueueStats
 from sluiceway.node.driver import QueueDriver
 from sluiceway.node.inspection import first_rows, fitting
@@ -22,8 +23,7 @@ from sluiceway.node.inspection import first_rows, fitting
 async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
     """Items of a lease, or those that come next. Raises lease_not_found, not_here, unavailable, partition_damaged."""
     if request.lease is not None:
-        known = any(each.partition == request.partition for each in driver.record.partitions)
-        lane = driver.lane(request.partition) if known and request.partition is not None else None
+        lane = driver.lane(request.partition) if request.partition in driver.numbers else None
         lease = lane.partition.leases.get(request.lease) if lane is not None else None
         if lane is None or lease is None:
             name = LeaseId(driver.record.incarnation, request.partition or 0, request.lease)
@@ -84,11 +84,28 @@ def explain(driver: QueueDriver, request: Explain) -> Explanation:
             raise
         return Explanation("unavailable", error.detail)
     found = looking.explain(lane.partition, request.offset)
-    if found.state == "ready" and "lease" in driver.record.paused:
-        found.reason += "; the queue is paused for leases"
+    if found.state == "ready":
+        found.reason += "".join(f"; {why}" for why in _held_up(driver.record, lane.number))
     if lane.degraded:
         found.reason += f"; its partition is slow: a commit takes {lane.slowness(system.now()):.0f} ms"
     return found
+
+
+def _held_up(record: QueueRecord, number: int) -> Iterator[str]:
+    """Why ready items of that partition are not served in their turn, or not there."""
+    if "lease" in record.paused:
+        yield "the queue is paused for leases"
+    each = record.partition(number)
+    if each is None:
+        return
+    if each.state == "paused":
+        yield "its partition is paused"
+    elif each.state == "preparing":
+        yield "its partition is not in use yet"
+    elif each.state == "draining":
+        yield "its partition is drained by a rebalance, which may move it to another one, under another id with the same origin"
+    if record.holds_back(each):
+        yield f"what is left in partition {min(each.after)} is served before"
 
 
 def stats(driver: QueueDriver) -> QueueStats:
@@ -103,7 +120,7 @@ def stats(driver: QueueDriver) -> QueueStats:
 def left(driver: QueueDriver) -> Left:
     """What there is still to be done, if nothing more comes."""
     counted = stats(driver)
-    unopened = [each.partition for each in counted.partitions if each.state != "available"]
+    unopened = [lane.number for lane in driver.lanes if not lane.takes_work]
     items = sum(each.total + each.transferring for each in counted.partitions) + counted.produce_waiting
     return Left(tuple(each.partition for each in counted.partitions), items, unopened[0] if unopened else None)
 

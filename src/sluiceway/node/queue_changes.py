@@ -21,7 +21,7 @@ from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Left
-from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
+from sluiceway.model.queue import PartitionRecord, PartitionState, QueueRecord, Verb
 from sluiceway.model.requests import QueuePatch, QueueSpec
 from sluiceway.node.audit import AuditTrail, changes, settings_of
 from sluiceway.node.backend_pool import BackendPool
@@ -125,7 +125,7 @@ class QueueChanges:
             view = await self._meta.read(prefixes=[DROPPING])
         except StoreUnavailableError as error:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
-        used = {record.incarnation for record in self._catalog} | {key.removeprefix(DROPPING) for key in view.entries}
+        used = {record.incarnation for record in self._catalog} | {incarnation_of(key) for key in view.entries}
         while (incarnation := system.new_incarnation()) in used:
             pass
         return incarnation
@@ -156,6 +156,34 @@ class QueueChanges:
             after = before | set(verbs) if paused else before - set(verbs)
             action = "queue.pause" if paused else "queue.resume"
             return await self._update(queue_name, QueuePatch({"paused": tuple(sorted(after))}), action, by)
+
+        async with self.lock:
+            record, stamp = await self.decide(change)
+        if stamp:
+            await self._shares.tell(stamp)
+        return record
+
+    async def set_partition(self, queue_name: str, number: int, paused: bool, by: Actor) -> QueueRecord:
+        """Let one partition take and give out nothing, or go on, durably. Raises queue_not_found, invalid_request, rebalance_open."""
+
+        async def change() -> tuple[QueueRecord, Stamp]:
+            record = self._catalog.get(queue_name)
+            there = record.partition(number)
+            if there is None:
+                raise invalid("partition", f"the queue {queue_name!r} has no partition {number}")
+            if there.state in ("preparing", "draining"):
+                # What it is for is for the rebalance to say, whose next steps build on it.
+                detail = f"partition {number} is {there.state}: it belongs to rebalance {record.rebalance}, which is open"
+                raise SluicewayError("rebalance_open", detail, "partition")
+            state: PartitionState = "paused" if paused else "available"
+            if there.state == state:
+                return record, 0
+            changed = msgspec.structs.replace(there, state=state)
+            partitions = tuple(changed if each is there else each for each in record.partitions)
+            after = msgspec.structs.replace(record, partitions=partitions, updated_at=system.now())
+            detail_of = {"partition": number, "state": {"from": there.state, "to": state}}
+            entry = self._audit.entry("partition.pause" if paused else "partition.resume", by, queue_name, detail_of)
+            return after, await self._catalog.put(after, dict([entry]))
 
         async with self.lock:
             record, stamp = await self.decide(change)
@@ -210,9 +238,8 @@ class QueueChanges:
 
     async def decide(self, change: Callable[[], Awaitable[T]]) -> T:
         """Make the change, anew as often as another process comes between. `lock` is held."""
-        if not self._ownership.is_alone:
-            # Or a change would be refused, or be none, by what others have changed since.
-            await self._catalog.follow()
+        # Or a change would be refused, or be none, by what others have changed since.
+        await self.follow()
         for _ in range(MOST_TRIES):
             try:
                 return await change()
@@ -225,6 +252,11 @@ class QueueChanges:
                         await self._catalog.follow()
                 raise
         raise SluicewayError("version_conflict", "other processes change the queues all the time; try again", "version")
+
+    async def follow(self) -> None:
+        """Know the queues as they are now, where others may have changed them. Raises `unavailable`."""
+        if not self._ownership.is_alone:
+            await self._catalog.follow()
 
     async def _follow(self) -> None:
         await self._catalog.follow()
@@ -239,14 +271,14 @@ class QueueChanges:
             closing = await self._note_closing(record)
             left: dict[Peer, Left | SluicewayError] = {}
 
-            async def change() -> Stamp:
+            async def change() -> tuple[QueueRecord, Stamp]:
                 # Whatever came in between the check and the deletion would be acknowledged and lost. Whoever has joined takes part, too.
                 while more := await self._router.close(record, CLOSE_TIMEOUT, left):
                     left.update(more)
                 return await self._delete(record, list(left.values()), force, by, closing)
 
             try:
-                stamp = await self.decide(change)
+                deleted, stamp = await self.decide(change)
             except BaseException:
                 # It serves again if it is surely still there; one that may be deleted must not take anything.
                 if await self._is_recorded(record):
@@ -254,7 +286,7 @@ class QueueChanges:
                 raise
             await self._shares.ended(record)
             await self._shares.tell(stamp)
-            await self.drop(DROPPING + record.incarnation, record.partitions)
+            await self.drop(DROPPING + record.incarnation, deleted.partitions)
         log.info("queue %s deleted", queue_name, extra=_said(by))
 
     async def _note_closing(self, record: QueueRecord) -> Stamp | None:
@@ -284,7 +316,8 @@ class QueueChanges:
 
     async def _delete(
         self, record: QueueRecord, left: Sequence[Left | SluicewayError], force: bool, by: Actor, closing: Stamp | None
-    ) -> Stamp:
+    ) -> tuple[QueueRecord, Stamp]:
+        """The record as it was last, and the stamp of its deletion."""
         current = self._catalog.get(record.queue_name)
         if current.incarnation != record.incarnation:
             raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted by another process", "queue_name")
@@ -293,35 +326,42 @@ class QueueChanges:
                 text = "queue {other} sends its dead items there; give it another dead queue first"
                 raise OtherQueueError("queue_in_use", text, other.queue_name, "queue_name")
         if not force:
-            _check_empty(record, left)
-        writes = self._ownership.removing(items_of(record))
+            _check_empty(current, left)
+        # Not of the record that it began with: a rebalance may have made partitions, and removed others, since.
+        writes = self._ownership.removing(items_of(current))
         if closing is not None:
             writes.checks[CLOSING + record.incarnation] = closing
             writes.deletes.append(CLOSING + record.incarnation)
-        dropping = {DROPPING + record.incarnation: msgspec.json.encode(record.partitions)}
+        dropping = {DROPPING + record.incarnation: msgspec.json.encode(current.partitions)}
         entry = self._audit.entry("queues.delete", by, record.queue_name, {"force": force})
-        return await self._catalog.delete(current, dict([*dropping.items(), entry]), writes)
+        return current, await self._catalog.delete(current, dict([*dropping.items(), entry]), writes)
 
     async def drop_rest(self) -> None:
-        """Remove what is left of queues that were deleted earlier."""
-        view = await self._meta.read(prefixes=[DROPPING])
-        for key, entry in view.prefix(DROPPING).items():
-            await self.drop(key, dropped(entry.value))
+        """Remove what is left of queues and partitions that were removed earlier."""
+        for key, partitions in (await self.to_drop()).items():
+            await self.drop(key, partitions)
 
-    async def drop(self, key: str, partitions: Iterable[PartitionRecord]) -> None:
-        """Remove the data of a queue that is deleted already. Cut off or failing, it is done again at the next start."""
+    async def to_drop(self) -> dict[str, tuple[PartitionRecord, ...]]:
+        """The data that is to go, by its key. Raises StoreUnavailableError."""
+        view = await self._meta.read(prefixes=[DROPPING])
+        return {key: dropped(entry.value) for key, entry in view.prefix(DROPPING).items()}
+
+    async def drop(self, key: str, partitions: Iterable[PartitionRecord]) -> bool:
+        """Remove the data of a queue, or of a partition of it, that is removed already. Whether all of it is gone; if not, or if it is cut
+        off, it is done again at the next start."""
         left = 0
         for each in partitions:
             try:
-                await self._backends.get(each.backend).drop(PartitionRef(key.removeprefix(DROPPING), each.partition))
+                await self._backends.get(each.backend).drop(PartitionRef(incarnation_of(key), each.partition))
             except StoreUnavailableError as error:
                 left += 1
-                log.warning("data of a deleted queue stays until the next start: %s", error)
+                log.warning("data of a removed partition stays until the next start: %s", error)
         if not left:
             try:
                 await self._meta.commit(deletes=(key,))
             except MetaUnknownError as error:
                 raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+        return not left
 
 
 def _check_empty(record: QueueRecord, left: Sequence[Left | SluicewayError]) -> None:
@@ -340,6 +380,11 @@ def _check_empty(record: QueueRecord, left: Sequence[Left | SluicewayError]) -> 
     if closed or len(found) < len(left):
         which = f"partition {min(closed)} of queue {name!r} is not open" if closed else "an instance does not answer"
         raise SluicewayError("queue_not_empty", f"{which}, so nobody knows what it has; delete with force to lose it", "force")
+
+
+def incarnation_of(key: str) -> str:
+    """Whose data that key says is to go: it names a queue, or one partition of it."""
+    return key.removeprefix(DROPPING).partition("/")[0]
 
 
 def dropped(entry: bytes) -> tuple[PartitionRecord, ...]:

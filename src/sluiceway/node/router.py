@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core.distribution import home
 from sluiceway.core.lane import not_here
-from sluiceway.core.routing import HERE, Part, Peer, by_owner, numbers_of, part, taker
+from sluiceway.core.routing import HERE, Part, Peer, by_owner, names_of, numbers_of, part, stays, taker
+from sluiceway.core.slots import home_of
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, LeaseAnywhere, Left, Load, Reload, ShareRequest
-from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -37,6 +37,7 @@ from sluiceway.model.requests import (
     WholeQueueStats,
 )
 from sluiceway.node.driver import QueueDriver
+from sluiceway.node.following import Following
 from sluiceway.node.ownership import Ownership
 from sluiceway.node.served import REQUEST_ID, note
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
@@ -47,6 +48,8 @@ LOOK_TIMEOUT: Millis = 5_000
 """For what has no `request_timeout` of its own."""
 AGAIN: Millis = 50
 """How long to wait, unless the owners change sooner, before those who refused are asked again."""
+OLD: Millis = 500
+"""How old what is known of the queues may be when an instance that should have a partition says that it has not."""
 ANSWER_MARGIN: Millis = 3_000
 """How much longer than its `request_timeout` a peer may take: a lease waits a little for what is just being written."""
 
@@ -58,7 +61,11 @@ Own = Callable[[QueueDriver, ShareRequest, bool], Awaitable[Any]]
 
 
 class Router:
-    """Asks whoever owns what a request is about. `shares` finds this instance's share of a queue by its name, `own` asks that."""
+    """Asks whoever owns what a request is about. `shares` finds this instance's share of a queue by its name, `own` asks that.
+
+    Partitions come and go, and keys move, while a request is under way: what is looked up is looked up in the record of the moment, and
+    the record that a request came with only says which queue it is about.
+    """
 
     def __init__(
         self,
@@ -67,12 +74,39 @@ class Router:
         transport: Transport | None,
         own: Own,
         loads: Callable[[str], Loads],
+        following: Following,
     ) -> None:
         self._shares = shares
         self._ownership = ownership
         self._transport = transport
         self._own = own
         self._loads = loads
+        self._following = following
+
+    # ---- the record of the moment -----------------------------------------------------------------------------
+
+    def share(self, record: QueueRecord) -> QueueDriver:
+        """This instance's share of that very queue, which has its record of the moment. Raises queue_not_found."""
+        share = self._shares(record.queue_name)
+        if share.record.incarnation != record.incarnation:
+            raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted, and made anew", "queue_name")
+        return share
+
+    async def know(self, record: QueueRecord, numbers: Iterable[int], patience: Millis = LOOK_TIMEOUT) -> None:
+        """Returns when it is known of each of these partitions whether the queue has, or had it. Raises `unavailable` if that cannot be."""
+        share = self.share(record)
+        if not share.numbers.issuperset(numbers) and any(number >= share.record.given for number in numbers):
+            # Another instance may just have made it.
+            await self._following.fresh(patience)
+
+    def look(self) -> None:
+        """The record may be old. It is read again in the background."""
+        self._following.look_soon(OLD)
+
+    async def _is_there(self, record: QueueRecord, number: int, patience: Millis = LOOK_TIMEOUT) -> bool:
+        """Whether the queue has that partition, and did not lose it. Raises `unavailable`."""
+        await self.know(record, (number,), patience)
+        return number in self.share(record).numbers
 
     # ---- one instance -----------------------------------------------------------------------------------------
 
@@ -82,7 +116,7 @@ class Router:
             raise not_here(None)
         if peer is HERE:
             assert not isinstance(request, LeaseAnywhere), "that is not for a share"
-            answer = await self._own(self._shares(record.queue_name), request, payload)
+            answer = await self._own(self.share(record), request, payload)
         else:
             assert self._transport is not None, "an instance that is alone has no peers"
             timeout = timeout_of(request) + ANSWER_MARGIN
@@ -96,15 +130,30 @@ class Router:
 
     def owners(self, record: QueueRecord) -> list[Peer]:
         """Those who own partitions of the queue, this instance first."""
-        found = {self.owner(record, each.partition) for each in record.partitions} - {None}
+        found = {self.owner(record, number) for number in self.share(record).numbers} - {None}
         return sorted((peer for peer in found if peer is not None), key=lambda peer: (peer is not HERE, peer))
 
     async def owner_of(self, record: QueueRecord, number: int, request: Any, payload: bool = True, *, repeats: bool = True) -> Any:
-        """What the partition's owner says, whoever that is by then. `repeats`: to do it twice is to do it once."""
+        """What the partition's owner says, whoever that is by then. `repeats`: to do it twice is to do it once.
+
+        Raises `invalid_request` if the queue has no such partition, or none any more.
+        """
+        return await self._at(record, lambda: number, request, payload, repeats)
+
+    async def _at(self, record: QueueRecord, place: Callable[[], int], request: Any, payload: bool, repeats: bool) -> Any:
+        """The same for the partition that is the place of the moment; MOVING: it has none, and waits for one."""
         deadline = system.now() + timeout_of(request)
         unknown: SluicewayError | None = None
         while True:
+            number = place()
+            while number == MOVING and system.now() < deadline:
+                await self.share(record).changed(deadline - system.now())
+                number = place()
             try:
+                if number == MOVING:
+                    raise SluicewayError("unavailable", "the memory of the queue's idempotency keys is on its way to other partitions")
+                if not await self._is_there(record, number, max(1, deadline - system.now())):
+                    raise no_partition(self.share(record).record, number)
                 asking = self.ask(record, self.owner(record, number), timed(request, deadline), payload)
                 return await (self._while_owner(record, number, asking) if repeats else asking)
             except SluicewayError as error:
@@ -112,6 +161,7 @@ class Router:
                     problem = unknown = error
                 elif error.code == "not_here":
                     problem = SluicewayError("unavailable", f"partition {number} is not available: {error.detail}")
+                    self.look()
                 else:
                     # That nothing was done this time says nothing of the time before.
                     raise unknown or error from None
@@ -146,14 +196,14 @@ class Router:
     # ---- produce ----------------------------------------------------------------------------------------------
 
     async def produce(self, record: QueueRecord, request: Produce) -> Produced:
-        share = self._shares(record.queue_name)
-        if self._ownership.is_alone:
-            done: Produced = await share.ask(request)
-        elif request.key is not None:
-            numbers = sorted(each.partition for each in record.partitions)
-            done = await self.owner_of(record, numbers[home(request.key, len(numbers))], request)
-        elif request.partition is not None:
-            done = await self.owner_of(record, request.partition, request, repeats=False)
+        share, key = self.share(record), request.key
+        if request.partition is not None:
+            done: Produced = await self.owner_of(record, request.partition, request, repeats=key is not None)
+        elif self._ownership.is_alone:
+            # It finds the partition itself, and waits while its key has none.
+            done = await share.ask(request)
+        elif key is not None:
+            done = await self._at(record, lambda: home_of(self.share(record).record, key), request, True, True)
         else:
             done = await self._produce_anywhere(record, share, request)
         return done
@@ -163,7 +213,10 @@ class Router:
         tried: list[Peer] = []
         problem: Exception = not_here(None)
         while True:
-            peer = taker(share.load(), self._loads(record.incarnation), self.owners(record), tried)
+            own = share.load()
+            # To look at all owners costs as much as the rest of the way, and is hardly ever needed.
+            here = not tried and stays(own)
+            peer = HERE if here else taker(own, self._loads(record.incarnation), self.owners(record), tried)
             try:
                 if peer is not None:
                     done: Produced = await self.ask(record, peer, timed(request, deadline))
@@ -172,6 +225,8 @@ class Router:
                 if error.code not in ("not_here", "unavailable"):
                     raise
                 problem = error
+                if error.code == "not_here":
+                    self.look()
             except PeerRefusedError as error:
                 problem = error
             except PeerUnknownError as error:
@@ -196,39 +251,63 @@ class Router:
         return await self._in_parts(record, request, Deleted(ignored=[(name, "unknown") for name in request.foreign]))
 
     async def clear(self, record: QueueRecord, request: Clear) -> Cleared:
-        numbers = tuple(each.partition for each in record.partitions)
+        numbers = tuple(sorted(self.share(record).numbers))
         return await self._in_parts(record, replace(request, partitions=numbers), Cleared())
 
     async def _in_parts(self, record: QueueRecord, request: Part, total: Summed) -> Summed:
         """Each owner does its part. What is done stays done; an error says that some of it is not, or may not be.
 
-        What is refused because it has just gone to another owner is asked of that one.
+        What is refused because it has just gone to another owner is asked of that one. What was in a partition that is no more is settled.
         """
-        if self._ownership.is_alone:
-            whole: Summed = await self._shares(record.queue_name).ask(request)
-            return whole
         deadline = system.now() + request.request_timeout
         left = numbers_of(request)
-        while left:
+        if self._ownership.is_alone and self.share(record).numbers.issuperset(left):
+            try:
+                whole: Summed = await self.share(record).ask(request)
+                return whole
+            except SluicewayError:
+                if self.share(record).numbers.issuperset(left):
+                    raise
+        while left := await self._pass_over(record, request, left, total, deadline):
             groups = by_owner(left, lambda number: self.owner(record, number))
             asked = [self._part(record, peer, part(request, numbers, max(1, deadline - system.now()))) for peer, numbers in groups.items()]
-            answers = await asyncio.gather(*asked, return_exceptions=True)
+            # One is not worth a task of its own.
+            answers = await asyncio.gather(*asked, return_exceptions=True) if len(asked) > 1 else [await _outcome(asked[0])]
             left = []
             problem: BaseException | None = None
             for numbers, answer in zip(groups.values(), answers, strict=True):
                 if not isinstance(answer, BaseException):
                     total.add(answer)
-                elif isinstance(answer, SluicewayError) and answer.code == "not_here":
-                    left += numbers
-                else:
+                    continue
+                gone = [number for number in numbers if number not in self.share(record).numbers]
+                again = numbers if _is(answer, "not_here") else gone
+                left += again
+                if len(again) < len(numbers):
                     problem = problem or answer
             if problem is not None:
                 raise problem
-            if left and system.now() >= deadline:
-                raise SluicewayError("unavailable", f"nobody serves partition {left[0]}; what the call asks of others is done")
             if left:
+                self.look()
                 await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+            if system.now() >= deadline and not self.share(record).numbers.isdisjoint(left):
+                raise SluicewayError("unavailable", f"nobody serves partition {left[0]}; what the call asks of others is done")
         return total
+
+    async def _pass_over(self, record: QueueRecord, request: Part, numbers: list[int], total: Summed, deadline: Millis) -> list[int]:
+        """Those of the partitions that are there. What the request names of others is ignored: it was settled, or never was."""
+        share = self.share(record)
+        if share.numbers.issuperset(numbers):
+            return numbers
+        await self.know(record, numbers, max(1, deadline - system.now()))
+        missing = [number for number in numbers if number not in share.numbers]
+        removed = [number for number in missing if number < share.record.given]
+        never = [number for number in missing if number >= share.record.given]
+        settled, unknown = (names_of(request, each, record.incarnation) for each in (removed, never))
+        if isinstance(total, Deleted):
+            total.ignored += [(name, "gone") for name in settled] + [(name, "unknown") for name in unknown]
+        elif not isinstance(total, Cleared):
+            total.ignored += [(name, "settled") for name in settled] + [(name, "unknown") for name in unknown]
+        return [number for number in numbers if number in share.numbers]
 
     async def _part(self, record: QueueRecord, peer: Peer | None, request: Part) -> Any:
         try:
@@ -248,9 +327,10 @@ class Router:
         answers = await self._ask_all(record, owners, Count())
         found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, QueueStats)}
         there: set[int] = set()
+        record = self.share(record).record
         for share in found.values():
-            # One that has moved meanwhile may be told of by both.
-            share.partitions = [each for each in share.partitions if each.partition not in there]
+            # One that has moved meanwhile may be told of by both, and one that was removed by an instance that does not know it yet.
+            share.partitions = [each for each in share.partitions if each.partition not in there and record.partition(each.partition)]
             there |= {each.partition for each in share.partitions}
         for each in record.partitions:
             if each.partition not in there:
@@ -311,6 +391,8 @@ class Router:
 
     async def explain(self, record: QueueRecord, partition: int, offset: int) -> Explanation:
         try:
+            if not await self._is_there(record, partition):
+                return _of_none(self.share(record).record, partition)
             found: Explanation = await self.owner_of(record, partition, Explain(partition, offset))
         except SluicewayError as error:
             if error.code not in ("unavailable", "outcome_unknown"):
@@ -320,9 +402,11 @@ class Router:
 
     async def peek(self, record: QueueRecord, request: Peek) -> list[pa.RecordBatch]:
         if request.partition is not None:
-            known = any(each.partition == request.partition for each in record.partitions)
-            # Where it is not, it is not known either, which is the answer.
-            owner = self.owner_of(record, request.partition, request) if known else self.ask(record, HERE, request)
+            if request.lease is not None and not await self._is_there(record, request.partition):
+                # There it is not known, which is the answer.
+                owner = self.ask(record, HERE, request)
+            else:
+                owner = self.owner_of(record, request.partition, request)
             found: list[pa.RecordBatch] = await owner
             return found
         batches: list[pa.RecordBatch] = []
@@ -337,6 +421,24 @@ class Router:
         return batches
 
 
+def no_partition(record: QueueRecord, number: int) -> SluicewayError:
+    """What is told of a partition that the queue does not have."""
+    if number < record.given:
+        return invalid("partition", f"partition {number} of the queue {record.queue_name!r} was removed by a rebalance")
+    return invalid("partition", f"the queue {record.queue_name!r} has no partition {number}")
+
+
+def _of_none(record: QueueRecord, number: int) -> Explanation:
+    """Where an item of a partition is that the queue does not have."""
+    if number < record.given:
+        return Explanation("gone", f"its partition {number} was removed by a rebalance when it was empty: the item was settled or moved")
+    return Explanation("unknown", "this id was never given")
+
+
+def _is(error: BaseException, code: str) -> bool:
+    return isinstance(error, SluicewayError) and error.code == code
+
+
 def timeout_of(request: Any) -> Millis:
     """How long the request may take."""
     timeout: Millis = getattr(request, "request_timeout", LOOK_TIMEOUT)
@@ -347,7 +449,16 @@ def timed(request: Any, deadline: Millis) -> Any:
     """The same with what is left of its time."""
     if isinstance(request, LeaseAnywhere):
         return LeaseAnywhere(timed(request.lease, deadline))
-    return replace(request, request_timeout=max(0, deadline - system.now())) if hasattr(request, "request_timeout") else request
+    left = max(0, deadline - system.now())
+    return replace(request, request_timeout=left) if getattr(request, "request_timeout", left) != left else request
+
+
+async def _outcome(asked: Awaitable[T]) -> T | Exception:
+    """The answer, or the error in its place."""
+    try:
+        return await asked
+    except Exception as error:
+        return error
 
 
 def plain(error: BaseException) -> SluicewayError:

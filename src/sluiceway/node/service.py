@@ -19,7 +19,6 @@ from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.core.assignment.group import Parameters, Strategy, Token
 from sluiceway.core.lane import not_here
 from sluiceway.core.routing import HERE
-from sluiceway.core.tickets import Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM, Actor
@@ -30,8 +29,8 @@ from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItem
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, PeerRequest, ShareRequest
 from sluiceway.model.queue import QueueRecord, Verb
+from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
-    TRANSFER_GROUP,
     Clear,
     Cleared,
     Explanation,
@@ -42,7 +41,6 @@ from sluiceway.model.requests import (
     Peek,
     Produce,
     Produced,
-    ProduceKey,
     QueuePatch,
     QueueSpec,
     QueueStats,
@@ -57,11 +55,11 @@ from sluiceway.node.audit import AuditTrail
 from sluiceway.node.backend_changes import BackendChanges
 from sluiceway.node.backend_pool import BackendInfo, BackendPool, OpenStore
 from sluiceway.node.blobs import BlobCache
-from sluiceway.node.burial import dead_rows, redriven_rows
-from sluiceway.node.catalog import QUEUE, Catalog
+from sluiceway.node.catalog import Catalog
 from sluiceway.node.cluster_secret import secret_of
 from sluiceway.node.demand import Demand
 from sluiceway.node.driver import Around, QueueDriver
+from sluiceway.node.following import Following
 from sluiceway.node.health import check_backends, check_meta, check_partitions
 from sluiceway.node.inspection import Asked
 from sluiceway.node.instances import Instances
@@ -69,24 +67,21 @@ from sluiceway.node.leasing import Leasing
 from sluiceway.node.ownership import GRANT, PARAMETERS, Clustered, Ownership, Static
 from sluiceway.node.peer_counts import CountedTransport
 from sluiceway.node.queue_changes import QueueChanges
+from sluiceway.node.rebalancing import Rebalancing
 from sluiceway.node.router import Router
+from sluiceway.node.sending import Sending
 from sluiceway.node.share_calls import perform
 from sluiceway.node.spreading import Spreading
 from sluiceway.node.stores import open_store
 from sluiceway.ports.meta_store import MetaStore
-from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
+from sluiceway.ports.transport import Transport
 
 log = logging.getLogger(__name__)
 
-BURIAL_TIMEOUT: Millis = 30_000
 LET_GO: Millis = 800
 """For a commit in flight in a partition that goes to another instance: within this the group is told that it has stopped."""
 TAKEOVER_GRACE: Millis = 5_000
 """No lease runs out for so long after its partition came here: its client may have had nobody to ask for a longer one."""
-LOOK_AGAIN: Millis = 5_000
-"""How old what an instance knows of the queues may be when nobody has told it of a change."""
-LEARN_TIMEOUT: Millis = 1_000
-"""How long a change of a queue waits for the others to follow it. Who does not answer follows a little later."""
 
 
 @dataclass(frozen=True)
@@ -151,20 +146,25 @@ class Service:
             self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret))
         self._demand = None if self._transport is None else Demand(self._transport, self._driver_of)
         self._catalog = Catalog(self._meta, self)
-        self._router = Router(self._driver, self.ownership, self._transport, self._perform, self._loads)
+        self._following = Following(self._meta, self._catalog, self.ownership, self._transport)
+        self._router = Router(self._driver, self.ownership, self._transport, self._perform, self._loads, self._following)
+        send = Sending(self._router, self._drivers.keys(), self.queue).send
         self._leasing = None if self._demand is None else Leasing(self._router, self._demand)
         self._changes = QueueChanges(self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self)
+        self._rebalancing = Rebalancing(
+            self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self._changes, self
+        )
         self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
         grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
-        self._around = Around(self._backends.get, self._cache, self._bury, self.ownership.holds, self._changes.may_reopen, grace)
+        self._around = Around(self._backends.get, self._cache, send, self.ownership.holds, self._changes.may_reopen, grace)
         await self.ownership.start(self._meta, self)
         await self._changes.drop_rest()
         # All of them are known before the first opens: it may have items on their way to another.
         await self._catalog.follow()
         if not self.ownership.is_alone:
-            self._spawn(self._watch())
-            self._spawn(self._look_again())
+            self._begin_to_follow()
         await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
+        self._spawn(self._rebalancing.coordinator.run())
 
     def _open_meta(self) -> MetaStore:
         if self._membership is not None:
@@ -181,6 +181,8 @@ class Service:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._rebalancing.coordinator.close()
+        self._following.stop()
         if self._demand is not None:
             await self._demand.stop()
         await asyncio.gather(*(driver.stop() for driver in self._drivers.values()), *self._endings.values())
@@ -220,23 +222,26 @@ class Service:
         driver = self._drivers.get(record.queue_name)
         if driver is not None:
             driver.configure(record)
-            return
-        driver = self._drivers[record.queue_name] = QueueDriver(record, self._around)
+        else:
+            driver = self._drivers[record.queue_name] = QueueDriver(record, self._around)
+        # It may have been told that a partition is its own before the record had that.
         driver.gain(self.ownership.tokens(record))
+        self._rebalancing.coordinator.heard(record)
 
     def forgotten(self, record: QueueRecord) -> None:
         """A queue is gone."""
+        self._rebalancing.coordinator.heard(record)
         task = asyncio.create_task(self._drivers.pop(record.queue_name).stop())
         self._endings[record.incarnation] = task
         task.add_done_callback(lambda _: self._endings.pop(record.incarnation, None))
 
     def gained(self, incarnation: str, partition: int, token: Token) -> None:
         driver = self._driver_of(incarnation)
-        if driver is not None:
+        if driver is not None and driver.record.partition(partition) is not None:
             driver.gain({partition: token})
-        else:
-            # Of a queue that another instance has just created. Once that is known, it is asked what is owned of it.
-            self._spawn(self._follow())
+        elif driver is None or partition >= driver.record.given:
+            # Another instance has just created it, or its queue. Once that is known, it is asked what is owned of it.
+            self._spawn(self._following.follow())
 
     async def lost(self, incarnation: str, partition: int) -> None:
         driver = self._driver_of(incarnation)
@@ -257,39 +262,21 @@ class Service:
             await asyncio.wait([self._endings[record.incarnation]])
 
     async def tell(self, stamp: Stamp) -> None:
-        await self.ownership.follow(stamp)
-        asked = (self._tell(peer.address, stamp) for peer in self.ownership.peers())
-        await asyncio.gather(*asked)
+        await self._following.tell(stamp)
 
-    async def _tell(self, address: str, stamp: Stamp) -> None:
-        assert self._transport is not None, "who is alone has no peers"
-        try:
-            await self._transport.ask(address, Learn(stamp), LEARN_TIMEOUT)
-        except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
-            log.info("an instance follows a change of the queues later: %s", error)
-
-    async def _watch(self) -> None:
+    def _begin_to_follow(self) -> None:
         """Follow what other instances change, and who they are."""
         assert isinstance(self.ownership, Clustered), "the others are those of a cluster"
         assert self._demand is not None, "the others are reached by a transport"
         demand, ownership = self._demand, self.ownership
         ownership.on_change = lambda: demand.follow(ownership.peers())
         demand.follow(ownership.peers())
-        self._spawn(Spreading(ownership, demand, self._drivers.values, self._changes.spread).run())
-        async for _ in self.meta.watch(QUEUE):
-            await self._follow()
-
-    async def _look_again(self) -> None:
-        """A hint may be late, and what it is about may not be readable just then."""
-        while True:
-            await asyncio.sleep(LOOK_AGAIN / 1000)
-            await self._follow()
-
-    async def _follow(self) -> None:
-        try:
-            await self._catalog.follow()
-        except SluicewayError as error:
-            log.warning("changes of queues are followed later: %s", error)
+        for work in (
+            Spreading(ownership, demand, self._drivers.values, self._changes.spread).run(),
+            self._following.watch(),
+            self._following.look_again(),
+        ):
+            self._spawn(work)
 
     # ---- for the other instances ------------------------------------------------------------------------------
 
@@ -358,6 +345,40 @@ class Service:
     async def delete_queue(self, queue_name: str, force: bool, by: Actor = SYSTEM) -> None:
         await self.look_up(queue_name)
         await self._changes.delete(queue_name, force, by)
+
+    # ---- rebalances -------------------------------------------------------------------------------------------
+
+    async def plan_rebalance(self, queue_name: str, requested: int | None) -> tuple[str, Plan, QueueRecord]:
+        """What a rebalance would do now, and for which queue; the id is of exactly that."""
+        record = await self.look_up(queue_name)
+        return *self._rebalancing.plan(record, requested), record
+
+    async def rebalance(
+        self, queue_name: str, requested: int | None, drain: DrainMode, rate: int | None, plan_id: str | None, by: Actor = SYSTEM
+    ) -> Rebalance:
+        await self.look_up(queue_name)
+        return await self._rebalancing.begin(queue_name, requested, drain, rate, plan_id, by)
+
+    async def rebalance_many(
+        self, match: str, requested: int | None, drain: DrainMode, rate: int | None, by: Actor = SYSTEM
+    ) -> RebalanceBatch:
+        return await self._rebalancing.begin_many(match, requested, drain, rate, by)
+
+    async def rebalances(self, queue_name: str | None, only_open: bool) -> list[Rebalance]:
+        return await self._rebalancing.list(queue_name, only_open=only_open)
+
+    async def get_rebalance(self, id: str) -> Rebalance:
+        return await self._rebalancing.get(id)
+
+    async def cancel_rebalance(self, id: str, by: Actor = SYSTEM) -> Rebalance:
+        return await self._rebalancing.cancel(id, by)
+
+    async def rebalance_progress(self, rebalance: Rebalance) -> RebalanceProgress:
+        return await self._rebalancing.progress(rebalance)
+
+    async def set_partition(self, queue_name: str, partition: int, paused: bool, by: Actor = SYSTEM) -> QueueRecord:
+        await self.look_up(queue_name)
+        return await self._changes.set_partition(queue_name, partition, paused, by)
 
     def queue(self, queue_name: str) -> QueueRecord:
         """The queue's record, as far as this instance has heard. Raises queue_not_found."""
@@ -449,21 +470,6 @@ class Service:
         """What the instance stands on, looked at now."""
         partitions = check_partitions(looking.stats(driver) for driver in self._drivers.values())
         return [await check_meta(self.meta, GRANT), *self.instances.checks(), *check_backends(self.backends()), partitions]
-
-    async def _bury(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> None:
-        """Produce a transfer's items into their queue, once: the key is the transfer, and transfers of a partition come in order."""
-        target = transfer.target or source.dead_queue
-        if transfer.reason and target not in self._drivers:
-            # The dead queue of that time was deleted by force, which gave up what was on its way there: the present one takes it. What had
-            # arrived unheard of, and was handled there before the deletion, is handled twice.
-            target = source.dead_queue
-        if target is None:
-            # The queue has lost its dead queue in the meantime: what dies is dropped.
-            return
-        group = f"{TRANSFER_GROUP}{source.incarnation}.{partition}"
-        key = ProduceKey(f"{group}/{transfer.number}", group, transfer.number)
-        batch = dead_rows(source, transfer.reason, rows) if transfer.reason else redriven_rows(source, rows)
-        await self.produce(target, Produce(batch, BURIAL_TIMEOUT, key))
 
 
 def _opens(*, shared: bool) -> OpenStore:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from sluiceway.core.lane import not_here
 from sluiceway.core.routing import numbers_of
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.model.inspection import DeleteItems, ListItems
-from sluiceway.model.peers import Close, Count, Explain, FindLeases, Reload, ShareRequest
+from sluiceway.model.peers import Close, Count, Explain, FindLeases, GiveKeys, MoveOut, Reload, ShareRequest, Shut, TakeKeys
 from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
 from sluiceway.node import looking
 from sluiceway.node.driver import QueueDriver
+from sluiceway.node.moving import move_out
 from sluiceway.node.redrive import redrive
 
 Exists = Callable[[str], bool]
@@ -24,10 +28,24 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, exi
     Raises `not_here`, before anything is done, if it names one that is not.
     """
     if isinstance(request, Settle | Extend | DeleteItems | Clear):
-        _check_here(driver, numbers_of(request))
-        return await driver.ask(request)
+        numbers = numbers_of(request)
+        _check_here(driver, numbers)
+        try:
+            return await driver.ask(request)
+        except SluicewayError as error:
+            if error.code == "unavailable" and driver.numbers.isdisjoint(numbers):
+                # They were removed while it waited. Who asks may not know that yet, and learns it so.
+                raise not_here(numbers[0]) from error
+            raise
     if isinstance(request, Produce | Lease):
         return await driver.ask(request, payload)
+    if isinstance(request, Shut | GiveKeys | TakeKeys):
+        _check_here(driver, (request.partition,))
+        done = await driver.ask(request)
+        return done.keys if isinstance(request, TakeKeys) else done
+    if isinstance(request, MoveOut):
+        # It arrives as one produce.
+        return await move_out(driver, replace(request, limit=min(request.limit, MAX_ITEMS_ARROW)))
     if isinstance(request, Redrive):
         return await redrive(driver, request, exists)
     if isinstance(request, Reload):

@@ -38,6 +38,7 @@ from sluiceway.server.item_calls import ItemCalls
 from sluiceway.server.openapi import Documentation
 from sluiceway.server.peer_calls import PeerCalls
 from sluiceway.server.queue_calls import QueueCalls
+from sluiceway.server.rebalance_calls import RebalanceCalls
 from sluiceway.server.service import QueueService
 from sluiceway.wire import answers, peer, protobuf
 
@@ -103,7 +104,13 @@ class App:
         self._bodies = BodyMemory()
         self.answer_memory = AnswerMemory()
         self._items = ItemCalls(service, self.answer_memory)
-        rooms = (self._items, QueueCalls(service), InspectionCalls(service, self.answer_memory), InstanceCalls(service))
+        rooms = (
+            self._items,
+            QueueCalls(service),
+            InspectionCalls(service, self.answer_memory),
+            RebalanceCalls(service),
+            InstanceCalls(service),
+        )
         self.endpoints = [*(endpoint for room in rooms for endpoint in room.endpoints()), *fittings.endpoints]
         pages = [*Health(service, fittings.guard, lambda: self.is_stopping).pages(), *fittings.pages]
         self.pages = [*pages, *Documentation(self.endpoints, pages).pages()]

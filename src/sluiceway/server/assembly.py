@@ -61,6 +61,8 @@ class Assembly:
         meters: list[Meter] = [self._metrics, logs.RequestLog()]
         if self._tracer is not None:
             meters.append(self._tracer)
+        self._audit = service.audit
+        self._audit.keep = configuration.server.audit_entries
         self.reloader = Reloader(loaded, service, self._apply, door.tls)
         events = EventStreams(Watch(service), guard.recheck)
         rooms = (KeyCalls(lambda: self._keys), AuditCalls(lambda: service.audit), ConfigCalls(service, self.reloader))
@@ -80,6 +82,7 @@ class Assembly:
 
     def _apply(self, configuration: Configuration) -> None:
         logs.configure(configuration.log.format, configuration.log.level)
+        self._audit.keep = configuration.server.audit_entries
         if self._key_guard is not None:
             self._key_guard.configure(_rates(configuration))
 

@@ -21,5 +21,6 @@ class AuditCalls:
 
     async def _list(self, request: Request) -> Body:
         call = decode_audit_list(request.body).checked()
-        entries = await self._trail().list(call.limit + 1, call.pivot or "", call.queue_name or "", call.action or "")
+        about = (call.pivot or "", call.queue_name or "", call.action or "", call.actor or "")
+        entries = await self._trail().list(call.limit + 1, *about, *call.period())
         return audit_page(entries, call.limit)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, NamedTuple, get_args
 
+from sluiceway.core.states import ShownState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_METRIC_QUEUES
 from sluiceway.model.queue import QueueRecord
@@ -24,11 +26,15 @@ COUNTERS: Final = {
     "released": "Items given back untouched.",
     "cleared": "Items dropped by a clear.",
     "redriven": "Items sent back out of a dead queue.",
+    "moved": "Items that a rebalance has moved out of a partition.",
+    "moved_in": "Items that a rebalance has moved into a partition.",
     "failures": "Times that a partition could not be opened, or a commit ended refused or unknown.",
 }
 """Counters of `PartitionStats`: of items since the queue was created, of failures since the process started."""
 
-PARTITION_STATES: Final = ("available", "opening", "failed", "stopped")
+PARTITION_STATES: Final[tuple[str, ...]] = get_args(ShownState)
+_UNKNOWN: Final = ("unavailable", "error")
+"""The states of a partition that may never have been open."""
 
 Counts = tuple[int, ...]
 _ZERO: Final[Counts] = (0,) * len(COUNTERS)
@@ -47,6 +53,10 @@ class Seen(NamedTuple):
     degraded: int
     commit_time: float
     counters: Counts | None
+    draining: int = 0
+    """Items in partitions that are being drained."""
+    parts: Mapping[int, Counts] = MappingProxyType({})
+    """What each partition has counted, of those of which `counters` are the sum."""
 
     @property
     def size(self) -> int:
@@ -57,8 +67,9 @@ def seen(record: QueueRecord, stats: QueueStats) -> Seen:
     """The queue's partitions, added up."""
     parts = stats.partitions
     # One that was open and has failed keeps its counts; one that never was has none, and would seem to have counted all at once later.
-    known = all(part.state == "available" or part.produced for part in parts)
-    states = dict.fromkeys(PARTITION_STATES, 0)
+    known = all(part.state not in _UNKNOWN or part.produced for part in parts)
+    counted = {part.partition: tuple(int(getattr(part, name)) for name in COUNTERS) for part in parts}
+    states: dict[str, int] = dict.fromkeys(PARTITION_STATES, 0)
     for part in parts:
         states[part.state] += 1
     return Seen(
@@ -76,8 +87,14 @@ def seen(record: QueueRecord, stats: QueueStats) -> Seen:
         sum(part.leases for part in parts),
         sum(part.degraded for part in parts),
         max((part.commit_time for part in parts), default=0.0),
-        tuple(sum(getattr(part, name) for part in parts) for name in COUNTERS) if known else None,
+        _sum(counted.values()) if known else None,
+        sum(part.total + part.transferring for part in parts if part.state == "draining"),
+        counted if known else {},
     )
+
+
+def _sum(counts: Iterable[Counts]) -> Counts:
+    return tuple(map(sum, zip(_ZERO, *counts, strict=True)))
 
 
 class QueueLabels:
@@ -92,6 +109,8 @@ class QueueLabels:
         self._most = most
         self._named: set[str] = set()
         self._last: dict[str, Counts] = {}
+        self._parts: dict[str, dict[int, Counts]] = {}
+        """What each partition was last seen to have counted, also those that have been removed since: they take nothing away."""
         self._others: Counts = _ZERO
 
     def divide(self, queues: Sequence[Seen]) -> list[Seen]:
@@ -107,6 +126,7 @@ class QueueLabels:
             counted = queue._replace(counters=self._count(queue))
             (named if queue.incarnation in self._named else others).append(counted)
         self._last = {incarnation: counts for incarnation, counts in self._last.items() if incarnation in present}
+        self._parts = {incarnation: parts for incarnation, parts in self._parts.items() if incarnation in present}
         named.sort(key=lambda queue: queue.queue_name)
         return [*named, self._together(others)] if others or any(self._others) else named
 
@@ -115,13 +135,23 @@ class QueueLabels:
         last = self._last.get(queue.incarnation)
         if queue.counters is None:
             return last
-        counts = queue.counters if last is None else tuple(map(max, last, queue.counters))
+        counts = self._with_removed(queue) or queue.counters
+        counts = counts if last is None else tuple(map(max, last, counts))
         if queue.incarnation not in self._named:
             # One that is new here has all of its life behind it, or only what came since the process started.
             before = last or (_ZERO if queue.created_at >= self._started_at else counts)
             self._others = tuple(sum_ + now - then for sum_, now, then in zip(self._others, counts, before, strict=True))
         self._last[queue.incarnation] = counts
         return counts
+
+    def _with_removed(self, queue: Seen) -> Counts | None:
+        """What the queue's partitions have counted, those included that it does not have any more."""
+        if not queue.parts:
+            return None
+        parts = self._parts.setdefault(queue.incarnation, {})
+        for partition, counts in queue.parts.items():
+            parts[partition] = tuple(map(max, parts.get(partition, counts), counts))
+        return _sum(parts.values())
 
     def _together(self, others: Iterable[Seen]) -> Seen:
         total = Seen(OTHER, "", 0, {}, {}, {}, 0, 0, 0.0, self._others)
@@ -133,6 +163,7 @@ class QueueLabels:
                 leases=total.leases + queue.leases,
                 degraded=total.degraded + queue.degraded,
                 commit_time=max(total.commit_time, queue.commit_time),
+                draining=total.draining + queue.draining,
             )
         return total
 

@@ -145,8 +145,9 @@ class Metrics:
             return self._text
 
     async def _look(self) -> list[Seen]:
-        found, counted = [], 0
+        found, counted, rebalances = [], 0, 0
         for record in self._service.queues():
+            rebalances += record.rebalance is not None
             try:
                 found.append(seen(record, self._service.stats(record.queue_name)))
             except SluicewayError:
@@ -156,6 +157,7 @@ class Metrics:
             if counted >= _SLICE:
                 counted = 0
                 await asyncio.sleep(0)
+        self._queues.rebalances = rebalances
         return found
 
     async def _watch_loop(self) -> None:
@@ -199,6 +201,7 @@ class _Queues(Collector):
 
     def __init__(self) -> None:
         self.divided: list[Seen] = []
+        self.rebalances = 0
         self.backends: dict[str, bool] = {}
 
     def collect(self) -> Iterator[Metric]:
@@ -207,6 +210,9 @@ class _Queues(Collector):
         yield self._gauges("partitions", "Partitions of the queue.", "state", [each.partitions for each in self.divided])
         yield self._gauge("leases", "Live leases.", [each.leases for each in self.divided])
         yield self._gauge("degraded_partitions", "Partitions far slower than their peers.", [each.degraded for each in self.divided])
+        documentation = "Queues that are being rebalanced, as this instance knows."
+        yield GaugeMetricFamily("sluiceway_rebalances_open", documentation, value=self.rebalances)
+        yield self._gauge("draining_items", "Items left in partitions that are being drained.", [each.draining for each in self.divided])
         slowest = [each.commit_time / 1000 for each in self.divided]
         yield self._gauge("commit_duration_seconds", "Moving average of a commit, of the slowest partition.", slowest)
         for at, (name, documentation) in enumerate(COUNTERS.items()):

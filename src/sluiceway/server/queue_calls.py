@@ -7,6 +7,7 @@ from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import QueueRecord
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
+from sluiceway.server.rebalance_calls import open_ones, shown
 from sluiceway.server.service import QueueService
 from sluiceway.wire import answers, json_queues, shapes
 
@@ -91,21 +92,21 @@ class QueueCalls:
             ),
         ]
 
-    def _shown(self, record: QueueRecord) -> Body:
-        return answers.encode(answers.queue_info(record, self._service.instances.owner))
+    async def _shown(self, record: QueueRecord) -> Body:
+        return await shown(self._service, record)
 
     async def _create(self, request: Request) -> Body:
         spec = json_queues.decode_create(request.body).spec()
         request.permit(spec.queue_name)
         _permit_dead_queue(request, spec.dead_queue)
-        return self._shown(await self._service.create_queue(spec, request.actor))
+        return await self._shown(await self._service.create_queue(spec, request.actor))
 
     async def _update(self, request: Request) -> Body:
         call = json_queues.decode_update(request.body)
         patch, queue_name = call.patch(), request.permit(call.queue_name)
         _permit_dead_queue(request, patch.settings.get("dead_queue"))
-        call.check_partitions(len((await self._service.look_up(queue_name)).partitions))
-        return self._shown(await self._service.update_queue(queue_name, patch, request.actor))
+        call.check_partitions(answers.kept_partitions(await self._service.look_up(queue_name)))
+        return await self._shown(await self._service.update_queue(queue_name, patch, request.actor))
 
     async def _list(self, request: Request) -> Body:
         call = json_queues.decode_list(request.body)
@@ -113,11 +114,12 @@ class QueueCalls:
         seen = (record for record in self._service.queues() if request.caller.may("read", record.queue_name))
         page = [record for record in seen if record.queue_name > pivot]
         following = page[call.limit - 1].queue_name if len(page) > call.limit else None
-        return answers.queue_page(page[: call.limit], self._service.instances.owner, following)
+        page = page[: call.limit]
+        return answers.queue_page(page, self._service.instances.owner, following, await open_ones(self._service, page))
 
     async def _info(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
-        return self._shown(await self._service.look_up(queue_name))
+        return await self._shown(await self._service.look_up(queue_name))
 
     async def _delete(self, request: Request) -> Body:
         call = json_queues.decode_delete(request.body)
@@ -138,7 +140,7 @@ class QueueCalls:
     async def _set_paused(self, request: Request, paused: bool) -> Body:
         call = json_queues.decode_pause(request.body)
         record = await self._service.pause(request.permit(call.queue_name), call.wanted(), paused, request.actor)
-        return self._shown(record)
+        return await self._shown(record)
 
     async def _clear(self, request: Request) -> Body:
         call = json_queues.decode_clear(request.body)

@@ -15,6 +15,7 @@ from sluiceway.model.health import Check
 from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.instances import Belonging, ClusterInfo
 from sluiceway.model.queue import QueueRecord, Verb
+from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -59,7 +60,51 @@ class ClusterView(Protocol):
         ...
 
 
-class QueueService(Protocol):
+class RebalanceService(Protocol):
+    """The calls on rebalances, as those of `QueueService`, which has them, too."""
+
+    async def plan_rebalance(self, queue_name: str, requested: int | None) -> tuple[str, Plan, QueueRecord]:
+        """What a rebalance would do now, an id for exactly that, and the queue that it is for. Without a number it keeps that of now.
+
+        Raises `rebalance_open`, and `invalid_request` if no backend takes partitions.
+        """
+        ...
+
+    async def rebalance(
+        self, queue_name: str, requested: int | None, drain: DrainMode, rate: int | None, plan_id: str | None, by: Actor
+    ) -> Rebalance:
+        """Begin a rebalance; it is carried out from then on, whoever stops. With a `plan_id` that plan or none.
+
+        Raises as `plan_rebalance`, `plan_changed` and `nothing_to_rebalance`.
+        """
+        ...
+
+    async def rebalance_many(self, match: str, requested: int | None, drain: DrainMode, rate: int | None, by: Actor) -> RebalanceBatch:
+        """Begin one for each queue whose name matches, to be carried out one after the other."""
+        ...
+
+    async def rebalances(self, queue_name: str | None, only_open: bool) -> list[Rebalance]:
+        """Those that are open and the last that ended, newest first. Raises `unavailable`."""
+        ...
+
+    async def get_rebalance(self, id: str) -> Rebalance:
+        """Raises `rebalance_not_found`."""
+        ...
+
+    async def cancel_rebalance(self, id: str, by: Actor) -> Rebalance:
+        """Have it go back. Raises `rebalance_not_found`, `not_cancellable`."""
+        ...
+
+    async def rebalance_progress(self, rebalance: Rebalance) -> RebalanceProgress:
+        """How far it is, as far as the owners of the partitions answer."""
+        ...
+
+    async def set_partition(self, queue_name: str, partition: int, paused: bool, by: Actor) -> QueueRecord:
+        """Pause a partition of the queue, or let it go on; it is one of the queue's. Raises `rebalance_open` for one of a rebalance."""
+        ...
+
+
+class QueueService(RebalanceService, Protocol):
     """The calls of the API, on validated requests. What returns is done, durably; what raises a `SluicewayError` is refused or unknown.
 
     Every call that names a queue raises `queue_not_found` for one that does not exist. A call may be cancelled: what

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sluiceway.sim.bank import BANK, CLUSTER_BANK, GROUP_BANK, MEMBER_BANK, SEEDS_PER_BUG, hunt
+from sluiceway.sim.bank import BANK, CLUSTER_BANK, GROUP_BANK, MEMBER_BANK, SEEDS_PER_BUG, TASK_BANK, hunt
 from sluiceway.sim.cluster import ClusterWorld
 from sluiceway.sim.cluster_group import MemberWorld
 from sluiceway.sim.group import GroupWorld
 from sluiceway.sim.history import History
 from sluiceway.sim.planting import Bug
+from sluiceway.sim.tasks import TasksWorld
 from sluiceway.sim.world import EventLog
 
 PROGRESS_EVERY = 5.0
@@ -55,9 +56,15 @@ def _cluster(seed: int, log: EventLog | None) -> Life:
     return world.live, lambda: world.loop.steps
 
 
+def _tasks(seed: int, log: EventLog | None) -> Life:
+    world = TasksWorld(seed, log)
+    return world.live, lambda: world.happened
+
+
 QUEUES = Storey("queues", "", _queues, BANK)
 OTHERS = (
     Storey("groups", "--group", _groups, GROUP_BANK),
+    Storey("tasks", "--tasks", _tasks, TASK_BANK),
     Storey("members", "--members", _members, MEMBER_BANK, 4),
     Storey("cluster", "--cluster", _cluster, CLUSTER_BANK, 10),
 )

@@ -6,18 +6,20 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sluiceway.sim import bugs_cluster, bugs_group, bugs_life, bugs_limits, bugs_partition, bugs_placing, bugs_queue
+from sluiceway.sim import bugs_cluster, bugs_group, bugs_life, bugs_limits, bugs_partition, bugs_placing, bugs_queue, bugs_tasks
 from sluiceway.sim.checks import BrokenPromiseError
 from sluiceway.sim.cluster import run_cluster
 from sluiceway.sim.cluster_group import run_members
 from sluiceway.sim.group import run_group
 from sluiceway.sim.history import run_history
 from sluiceway.sim.planting import Bug, planted
+from sluiceway.sim.tasks import run_tasks
 
 BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
 GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS)
 MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
+TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
 SEEDS_PER_BUG = 200
 
 _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
@@ -25,6 +27,7 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (GROUP_BANK, run_group),
     (MEMBER_BANK, run_members),
     (CLUSTER_BANK, run_cluster),
+    (TASK_BANK, run_tasks),
 )
 
 

@@ -15,6 +15,7 @@ from sluiceway.model.peers import Ask
 from sluiceway.model.requests import Settle, Settled
 from sluiceway.node.demand import Demand
 from sluiceway.node.driver import QueueDriver
+from sluiceway.node.following import Following
 from sluiceway.node.group import GroupMember
 from sluiceway.node.leasing import Leasing
 from sluiceway.node.router import Router
@@ -162,7 +163,7 @@ def forgets_what_it_owns_of_a_new_queue(original: Any) -> Any:
     return learnt
 
 
-@bug(Service, "_look_again")
+@bug(Following, "look_again")
 def follows_hints_alone(_original: Any) -> Any:
     """A change of a queue of which a hint came when nothing could be read is never followed."""
 

@@ -7,7 +7,9 @@ from typing import Any
 from pyroaring import BitMap
 
 from sluiceway.core import logical_queue, looking
+from sluiceway.core.away import Away
 from sluiceway.core.closed import ClosedLeases
+from sluiceway.core.dealing import Dealing
 from sluiceway.core.health import judge
 from sluiceway.core.lane import Lane
 from sluiceway.core.line import Line
@@ -163,7 +165,7 @@ def forgets_who_left_at_loading(original: Any) -> Any:
 # ---- redrive --------------------------------------------------------------------------------------------------
 
 
-@bug(Partition, "transferred")
+@bug(Away, "transferred")
 def redrives_a_copy(original: Any) -> Any:
     """A redriven item stays in the dead queue as well."""
 
@@ -177,7 +179,7 @@ def redrives_a_copy(original: Any) -> Any:
     return transferred
 
 
-@bug(Partition, "redrive")
+@bug(Away, "redrive")
 def redrives_into_nothing(original: Any) -> Any:
     """An item leaves the dead queue before it is in its target."""
 
@@ -201,7 +203,7 @@ def forgets_where_it_goes_at_loading(original: Any) -> Any:
     return load_lease
 
 
-@bug(Partition, "call_back")
+@bug(Away, "call_back")
 def calls_back_without_attempts(original: Any) -> Any:
     """An item whose target is no more begins anew."""
 
@@ -275,7 +277,7 @@ def gives_back_what_was_answered(original: Any) -> Any:
 # ---- settings, pauses and slow partitions ---------------------------------------------------------------------
 
 
-@bug(LogicalQueue, "_deal")
+@bug(Dealing, "_deal")
 def serves_while_paused(original: Any) -> Any:
     """A paused queue leases."""
 

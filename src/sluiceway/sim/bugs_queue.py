@@ -5,7 +5,8 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from sluiceway.core import logical_queue
+from sluiceway.core import dealing, logical_queue
+from sluiceway.core.dealing import Dealing
 from sluiceway.core.lane import LaneState
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.tickets import Reply
@@ -160,13 +161,13 @@ def forgets_a_produce_that_was_refused(original: Any) -> Any:
     return take_out
 
 
-@bug(LogicalQueue, "_keyed")
+@bug(Dealing, "_keyed")
 def serves_a_lease_key_twice(original: Any) -> Any:
     """A repeated lease key takes more."""
     return lambda *_: []
 
 
-@bug(LogicalQueue, "_keyed")
+@bug(Dealing, "_keyed")
 def finds_leases_that_are_over(original: Any) -> Any:
     """A repeated lease key is answered with a lease that has run out."""
 
@@ -176,7 +177,7 @@ def finds_leases_that_are_over(original: Any) -> Any:
     return keyed
 
 
-@bug(LogicalQueue, "_find_keyed")
+@bug(Dealing, "_find_keyed")
 def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
     """A repeated lease key is answered while some of its leases are not known to be durable."""
 
@@ -189,19 +190,19 @@ def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
     return find
 
 
-@bug(LogicalQueue, "_hides_leases")
+@bug(Dealing, "_hides_leases")
 def looks_away_from_closed_partitions(original: Any) -> Any:
     """A repeated lease key is answered while a partition that may hold its leases is not open."""
     return lambda _: False
 
 
-@bug(LogicalQueue, "_hides_leases")
+@bug(Dealing, "_hides_leases")
 def waits_for_stopped_partitions(original: Any) -> Any:
     """While one partition is damaged, no lease with a key is served."""
     return lambda self: any(not lane.takes_work for lane in self.lanes.values())
 
 
-@bug(LogicalQueue, "_servable")
+@bug(Dealing, "_servable")
 def lets_a_lease_key_block_the_line(original: Any) -> Any:
     """A waiter that is held back by its lease key holds back everyone behind it."""
 
@@ -228,13 +229,13 @@ def settles_by_half(original: Any) -> Any:
     return put_now
 
 
-@bug(LogicalQueue, "_time_out_lease")
+@bug(Dealing, "_time_out_lease")
 def holds_a_lease_for_ever(original: Any) -> Any:
     """A lease in flight past its deadline is never answered."""
     return lambda *_: None
 
 
-@bug(LogicalQueue, "_time_out_lease")
+@bug(Dealing, "_time_out_lease")
 def answers_a_lease_in_part(original: Any) -> Any:
     """At its deadline a lease over several partitions is answered with those that came first."""
 
@@ -247,7 +248,7 @@ def answers_a_lease_in_part(original: Any) -> Any:
     return time_out
 
 
-@bug(logical_queue, "LEASE_PATIENCE")
+@bug(dealing, "LEASE_PATIENCE")
 def waits_behind_a_hung_commit(original: Any) -> Any:
     """A lease without time to wait stays until another partition's commit ends."""
     return 20_000
@@ -280,8 +281,8 @@ def stops_without_a_word(original: Any) -> Any:
     return close
 
 
-@bug(logical_queue, "home")
+@bug(logical_queue, "home_of")
 def moves_a_key_about(original: Any) -> Any:
     """A repetition is sent to another partition than the first call."""
     calls = count()
-    return lambda key, partitions: next(calls) % partitions
+    return lambda record, key: record.partitions[next(calls) % len(record.partitions)].partition

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -31,7 +31,7 @@ from typing import Any
 from sluiceway.core.assignment.group import Strategy, Token
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.backends import MemoryBackend
+from sluiceway.model.backends import BackendSettings, MemoryBackend
 from sluiceway.model.queue import decode_queue
 from sluiceway.model.requests import DONE, Lease, QueuePatch, QueueSpec
 from sluiceway.node.catalog import QUEUE
@@ -43,6 +43,7 @@ from sluiceway.sim.checks import check
 from sluiceway.sim.cluster_clients import Clients, UnheardError
 from sluiceway.sim.cluster_ledger import QueueLedger
 from sluiceway.sim.cluster_store import SimPartitionStore, Vault
+from sluiceway.sim.cluster_weather import Weather, roads_of, weather_of
 from sluiceway.sim.group_checks import Tokens, check_overlap
 from sluiceway.sim.items import Item, new_rows
 from sluiceway.sim.link import DIRECTIONS, Direction, Link, NotSentError, Roads
@@ -63,55 +64,6 @@ GOING: Millis = 30_000
 """Within this an instance has handed over and stopped."""
 DRAINING: Millis = 90_000
 MAX_JUMP: Millis = 30_000
-
-
-@dataclass
-class Weather:
-    """What befalls instances, in the time of traffic."""
-
-    kills: int = 0
-    stops: int = 0
-    freezes: int = 0
-    meta_cuts: int = 0
-    store_cuts: int = 0
-    peer_cuts: int = 0
-    jumps: int = 0
-    joins: int = 0
-    changes: int = 0
-    updates: int = 0
-    late_commits: bool = False
-    """Many commits reach their store when their instance has given up, and others have taken over."""
-
-
-def weather_of(random: Random) -> Weather:
-    pick = random.choice
-    if random.random() < 0.3:
-        # Everything moves all the time, while instances stand still.
-        return Weather(kills=3, stops=pick([2, 4]), freezes=8, meta_cuts=pick([1, 4]), peer_cuts=pick([0, 4]), joins=2, late_commits=True)
-    return Weather(
-        kills=pick([0, 0, 1, 3]),
-        stops=pick([0, 1, 2]),
-        freezes=pick([0, 2, 6]),
-        meta_cuts=pick([0, 1, 4]),
-        store_cuts=pick([0, 1, 3]),
-        peer_cuts=pick([0, 2, 6]),
-        jumps=pick([0, 0, 3]),
-        joins=pick([0, 0, 1]),
-        changes=pick([0, 0, 1]),
-        updates=pick([0, 2]),
-    )
-
-
-def roads_of(random: Random) -> Roads:
-    pick = random.choice
-    return Roads(
-        slow=pick([1, 2, 10, 50]),
-        refused=pick([0, 0, 0.03]),
-        lost=pick([0, 0, 0.03]),
-        late=pick([0, 0.03, 0.15]),
-        unheard=pick([0, 0.01, 0.05]),
-        latest=pick([3_000, 12_000]),
-    )
 
 
 @dataclass(eq=False)
@@ -165,6 +117,8 @@ class ClusterWorld:
         self.spanned = 0
         """Settles of items of several partitions that succeeded."""
         self.ended = False
+        self.usable = frozenset({"available", "draining", "preparing"})
+        """The states in which partitions are when all is well."""
         self.strategy: Strategy = self.random.choice(["rounds", "rounds", "claims"])
         self.traffic: Millis = self.random.choice([6_000, 15_000])
         self.pace: Millis = self.random.choice([60, 300, 1_000])
@@ -190,6 +144,19 @@ class ClusterWorld:
         for _ in range(self.wanted):
             self.loop.after(self.random.randrange(300), self._start)
         await asyncio.sleep(0.5)
+        await self._create_queues()
+        until = self.loop.now + self.traffic
+        self._plan_troubles()
+        traffic = [work for each in self.clients for work in self._traffic_of(each, until)]
+        if self.random.random() < 0.5:
+            traffic.append(self._create_late(until))
+        await asyncio.gather(*traffic)
+        await self._heal()
+        await self._drain()
+        await self._check_demand()
+        await self._end()
+
+    async def _create_queues(self) -> None:
         dead_queue = self.random.choice([None, "dead", "dead"])
         if dead_queue is not None:
             await self._create(QueueSpec("dead", self.random.choice([1, 2])))
@@ -202,25 +169,19 @@ class ClusterWorld:
                 dead_queue=dead_queue,
             )
         )
-        until = self.loop.now + self.traffic
-        self._plan_troubles()
-        traffic = [work for each in self.clients for work in self._traffic_of(each, until)]
-        if self.random.random() < 0.5:
-            traffic.append(self._create_late(until))
-        await asyncio.gather(*traffic)
-        await self._heal()
-        await self._drain()
-        await self._check_demand()
-        await self._end()
 
     def _traffic_of(self, clients: Clients, until: Millis) -> list[Coroutine[Any, Any, None]]:
         producers = 0 if clients.ledger.queue == "dead" else self.random.randint(1, 4)
-        consumers = self.random.randint(1, 5)
+        consumers = self._consumers()
         return [*(clients.produce_until(until) for _ in range(producers)), *(clients.consume_until(until) for _ in range(consumers))]
+
+    def _consumers(self) -> int:
+        """So many of a queue."""
+        return self.random.randint(1, 5)
 
     async def _create(self, spec: QueueSpec) -> None:
         self.ledgers[spec.queue_name] = ledger = QueueLedger(spec.queue_name, self.items)
-        clients = Clients(self, ledger)
+        clients = self._clients(ledger)
         while True:
             try:
                 await clients.ask(lambda service: service.create_queue(spec), 5_000)
@@ -235,6 +196,9 @@ class ClusterWorld:
         clients.created = True
         self.clients.append(clients)
         self.note("there is a queue", spec.queue_name)
+
+    def _clients(self, ledger: QueueLedger) -> Clients:
+        return Clients(self, ledger)
 
     async def _create_late(self, until: Millis) -> None:
         """In the middle of it all."""
@@ -269,14 +233,18 @@ class ClusterWorld:
         )
         service = Service(
             self.directory,
-            {"default": MemoryBackend(write_timeout=self.random.choice([1_000, 10_000]))},
-            open_store=lambda *_: SimPartitionStore(self.vault, name, store),
+            self._backends(),
+            open_store=lambda backend, *_: SimPartitionStore(self.vault, name, store, backend),
             membership=membership,
         )
         instance = Instance(process, service, meta, store)
         self.instances.append(instance)
         self.note(name, "starts")
         self.loop.begin(process, self._serve(instance))
+
+    def _backends(self) -> Mapping[str, BackendSettings]:
+        """Those of an instance that starts."""
+        return {"default": MemoryBackend(write_timeout=self.random.choice([1_000, 10_000]))}
 
     async def _serve(self, instance: Instance) -> None:
         try:
@@ -433,7 +401,7 @@ class ClusterWorld:
                     stats = await clients.ask(lambda service, name=clients.ledger.queue: service.count(name), 5_000, instance)  # type: ignore[misc]
                 except (SluicewayError, UnheardError, NotSentError) as error:
                     return f"{instance.name} cannot count {clients.ledger.queue}: {error!r}"
-                closed = [each.partition for each in stats.partitions if each.state != "available"]
+                closed = [each.partition for each in stats.partitions if each.state not in self.usable]
                 if closed:
                     return f"partitions {closed} of {clients.ledger.queue} as seen by {instance.name}"
         return None

@@ -46,6 +46,7 @@ class _Follower:
 
     def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
         self._trail.follow(old, new, turn)
+        self._ledger.follow_order(self._trail.partition, new, self._trail.newest)
         for payload, place in new.alive.items():
             if place.kind == LEASED and place.lease in self._trail.newest:
                 content = self._ledger.contents.setdefault((self._trail.partition, place.lease), Content())
@@ -67,10 +68,15 @@ class QueueLedger:
         self.stores: dict[int, Store] = {}
         self.trails: dict[int, Trail] = {}
         self.tally: Counter[str] = Counter()
+        self.in_order: dict[str, tuple[str, int]] | None = None
+        """Of a queue with one partition: which items were produced one call after the other, by whom, and the how-manieth each is."""
+        self._last: dict[str, int] = {}
+        self._begun: set[str] = set()
 
     def new_store(self, incarnation: str, partition: int) -> Store:
         """A partition is opened for the first time."""
         check(self.incarnation in ("", incarnation), "a queue has two incarnations")
+        check(partition not in self.trails, f"partition {partition} of {self.queue} is there again after its data was removed")
         self.incarnation = incarnation
         trail = Trail(incarnation, partition, self.items, self.asks, self.heard, queue=self.queue, grace=True)
         store = self.stores[partition] = Store()
@@ -82,6 +88,26 @@ class QueueLedger:
         """Items that are anywhere in it, also on their way to another queue."""
         scenes = [store.scene() for store in self.stores.values()]
         return sum(len(scene.alive) + len(scene.leaving) for scene in scenes)
+
+    def follow_order(self, partition: int, scene: Scene, newest: set[int]) -> None:
+        """Of a queue with one partition: the first time, items are leased in the order in which each producer made them, and none before
+        all of the partitions that were there before are finished."""
+        if self.in_order is None or not newest:
+            return
+        for number, store in self.stores.items():
+            there = store.scene()
+            check(
+                number >= partition or not (there.alive or there.leaving), f"partition {partition} is leased from before {number} is empty"
+            )
+        taken = sorted((place.lease, place.offset, payload) for payload, place in scene.alive.items() if place.lease in newest)
+        for _, _, payload in taken:
+            known = self.in_order.get(payload)
+            if known is not None and payload not in self._begun:
+                producer, number = known
+                check(number > self._last.get(producer, -1), f"{payload} is leased after a later one of its producer")
+                self._last[producer] = number
+                self.tally["in order"] += 1
+            self._begun.add(payload)
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
@@ -134,9 +160,13 @@ class QueueLedger:
             check(not missing, f"a repeated lease key of {request.client_id} did not find {missing}")
         rows: dict[tuple[int, int], dict[int, str]] = {}
         for batch in answer.batches:
-            columns = (batch.column(name).to_pylist() for name in ("partition", "lease", "offset", "payload"))
-            for partition, lease, offset, payload in zip(*columns, strict=True):
+            columns = [batch.column(name).to_pylist() for name in ("partition", "lease", "offset", "payload", "origin_offset")]
+            origins = batch.column("origin").to_pylist() if "origin" in batch.schema.names else [None] * batch.num_rows
+            for partition, lease, offset, payload, first, origin in zip(*columns, origins, strict=True):
                 rows.setdefault((partition, lease), {})[offset] = payload.decode()
+                item = self.items[payload.decode()]
+                told_of = origin or str(ItemId(self.incarnation, partition, first))
+                check(told_of == item.origin, f"{item.payload} is said to have been {told_of} first, and was {item.origin}")
         check(rows.keys() == {each[:2] for each in answer.leases}, "the items are of other leases than the answer names")
         total = sum(each.items for each in answer.leases)
         # Under a key, a call that still waits may take more.

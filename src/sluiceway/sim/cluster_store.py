@@ -26,19 +26,21 @@ class Kept:
     """One partition as it is stored."""
 
     store: Store
+    backend: str = "default"
     users: dict[tuple[int, int], str] = field(default_factory=dict)
     """Which instance has used a token, (era, grant): no other one may."""
 
 
 class Vault:
-    """What is really stored. `new_store` makes the store of a partition, which checks each step of each item."""
+    """What is really stored. `new_store` makes the store of a partition, which checks each step of each item; `dropped` hears what goes."""
 
-    def __init__(self, new_store: Callable[[PartitionRef], Store]) -> None:
+    def __init__(self, new_store: Callable[[PartitionRef], Store], dropped: Callable[[PartitionRef], None] = lambda _: None) -> None:
         self.partitions: dict[PartitionRef, Kept] = {}
         self.commits = 0
         self.shut_out = 0
         """Commits that a fence refused."""
         self._new_store = new_store
+        self._dropped = dropped
         self._turns: dict[int, tuple[Changes, Turn]] = {}
 
     @contextmanager
@@ -57,10 +59,11 @@ class Vault:
         finally:
             setattr(QueueDriver, "_carry_out", original)  # noqa: B010
 
-    async def open(self, owner: str, ref: PartitionRef, fence: Fence) -> Snapshot:
+    async def open(self, owner: str, ref: PartitionRef, fence: Fence, backend: str = "default") -> Snapshot:
         if ref not in self.partitions:
-            self.partitions[ref] = Kept(self._new_store(ref))
+            self.partitions[ref] = Kept(self._new_store(ref), backend)
         kept = self.partitions[ref]
+        check(kept.backend == backend, f"{owner} looks for {ref} in {backend}, and it lies in {kept.backend}")
         if self.is_shut_out(kept.store, fence):
             raise FencedError(f"partition {ref.incarnation}.{ref.partition} was opened with {kept.store.fence}, above {fence}")
         user = kept.users.setdefault(fence[:2], owner)
@@ -99,20 +102,23 @@ class Vault:
         return Snapshot(0, None, {}) if kept is None else kept.store.snapshot()
 
     async def drop(self, ref: PartitionRef) -> None:
-        self.partitions.pop(ref, None)
+        if ref in self.partitions:
+            self._dropped(ref)
+            del self.partitions[ref]
 
 
 class SimPartitionStore:
     """An instance's PartitionStore."""
 
-    def __init__(self, vault: Vault, owner: str, link: Link) -> None:
+    def __init__(self, vault: Vault, owner: str, link: Link, backend: str = "default") -> None:
         self._vault = vault
+        self._backend = backend
         self._owner = owner
         self._link = link
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         try:
-            return await self._link.call(lambda: self._vault.open(self._owner, ref, fence), PATIENCE)
+            return await self._link.call(lambda: self._vault.open(self._owner, ref, fence, self._backend), PATIENCE)
         except (NotSentError, NoAnswerError) as error:
             raise _unavailable() from error
 

@@ -10,11 +10,12 @@ import pyarrow as pa
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import Fate, Produced, ProduceKey
+from sluiceway.sim.scene import Place
 
 
 @dataclass(slots=True, eq=False)
 class Way:
-    """A transfer: items that leave one partition (`source`) for another queue."""
+    """A transfer: items that leave one partition (`source`) for another queue, or for another partition of theirs (`target` is `#…`)."""
 
     source: str
     target: str | None
@@ -22,6 +23,10 @@ class Way:
     """Its partition was told that the target is no more."""
     arrived: set[str] = field(default_factory=set)
     """Payloads that are durable in the target."""
+    places: dict[str, Place] = field(default_factory=dict)
+    """Of items that stay in their queue: what they had behind them, and before them, when they went."""
+    limits: dict[str, int] = field(default_factory=dict)
+    """How large a lease may be that takes one of them, after its last one ran out."""
 
 
 @dataclass(slots=True, eq=False)

@@ -85,6 +85,7 @@ class Process:
 
 _process: ContextVar[Process] = ContextVar("process")
 _serials = count()
+"""Those of the loop that was made last."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -123,6 +124,8 @@ class Loop(_Base):
     """
 
     def __init__(self, random: Random, *, shuffle: bool = True, most_steps: int = MOST_STEPS) -> None:
+        # From the beginning, so that a history is the same whatever was lived before it in this process.
+        globals()["_serials"] = count()
         self.random = random
         self.outside = Process("the world")
         """Whatever is in no process: stores, the network, who makes trouble."""

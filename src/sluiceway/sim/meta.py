@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sluiceway.adapters.meta.memory import MemoryMetaStore
@@ -30,12 +30,16 @@ class SharedMeta:
         self.subscribers: list[_Subscriber] = []
         self.view = View(0, {})
         """All of it."""
+        self.followers: list[Callable[[View, View], None]] = []
+        """Are told of each commit: what there was before it, and what there is."""
 
     async def commit(
         self, checks: Mapping[str, Stamp | None], unchanged: Mapping[str, Stamp], puts: Mapping[str, bytes], deletes: Sequence[str]
     ) -> Stamp:
         stamp = await self.store.commit(checks, unchanged, puts, deletes)
-        self.view = await self.store.read(prefixes=[""])
+        before, self.view = self.view, await self.store.read(prefixes=[""])
+        for follow in self.followers:
+            follow(before, self.view)
         for subscriber in self.subscribers:
             if any(key.startswith(subscriber.prefix) for key in (*puts, *deletes)):
                 subscriber.link.hint(subscriber.bell.set)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest
-from sluiceway.model.requests import TRANSFER_GROUP, Produce
+from sluiceway.model.peers import Ask, GiveKeys, Learn, LeaseAnywhere, MoveOut, PeerRequest, Shut, TakeKeys
+from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Produce
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.sim.checks import BrokenPromiseError
 from sluiceway.sim.link import DIRECTIONS, Link, NoAnswerError, NotSentError, Roads
@@ -18,6 +18,10 @@ from sluiceway.wire import peer
 
 Answer = Callable[[PeerRequest], Awaitable[Any]]
 """What an instance does with a peer's request."""
+
+ECHOED = (Shut, GiveKeys, TakeKeys, MoveOut)
+LATEST: Millis = 12_000
+"""How late it is asked again at most."""
 
 _answering: ContextVar[PeerRequest | None] = ContextVar("answering", default=None)
 
@@ -34,6 +38,10 @@ class Network:
         self.loop = loop
         self.roads = roads
         self.asked = 0
+        self.echo = 0.0
+        """How likely it is that what a rebalance asks is asked once more, later, as by a coordinator that was followed by another."""
+        self.deaf: set[str] = set()
+        """Processes that are not told of changes of queues, by name."""
         self._listeners: dict[str, Listener] = {}
         self._links: dict[tuple[Process, Process], Link] = {}
 
@@ -47,6 +55,12 @@ class Network:
         """Who lives there."""
         listener = self._listeners.get(address)
         return None if listener is None or listener.process.dead else listener
+
+    def again(self, address: str, body: bytes) -> None:
+        """What was asked there once arrives again, and nobody waits for an answer."""
+        listener = self.listener(address)
+        if listener is not None:
+            self.loop.begin(listener.process, _answered(listener, body))
 
     def link(self, caller: Process, target: Process) -> Link:
         if (caller, target) not in self._links:
@@ -87,7 +101,7 @@ class Network:
 def _is_transfer(request: Ask) -> bool:
     """It is begun by a turn, which may be that of a peer's request."""
     asked = request.request
-    return isinstance(asked, Produce) and asked.key is not None and (asked.key.group or "").startswith(TRANSFER_GROUP)
+    return isinstance(asked, Produce) and asked.key is not None and (asked.key.group or "").startswith((TRANSFER_GROUP, MOVE_GROUP))
 
 
 class SimTransport:
@@ -104,7 +118,11 @@ class SimTransport:
         listener = network.listener(address)
         if listener is None:
             raise PeerRefusedError(f"{address} cannot be reached: connection refused")
+        if isinstance(request, Learn) and listener.process.name in network.deaf:
+            raise PeerUnknownError(f"{address} has not answered")
         body = peer.encode_request(request)
+        if isinstance(request, Ask) and isinstance(request.request, ECHOED) and network.loop.random.random() < network.echo:
+            network.loop.after(network.loop.random.random() * LATEST, lambda: network.again(address, body))
         try:
             answer, is_error = await network.link(self._process, listener.process).call(lambda: _answered(listener, body), timeout)
         except NotSentError:

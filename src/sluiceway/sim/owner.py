@@ -7,10 +7,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from sluiceway.core.distribution import home
+from sluiceway.core.dealing import LEASE_PATIENCE
 from sluiceway.core.lane import LONGEST_SAMPLE, Lane, LaneState
-from sluiceway.core.logical_queue import LEASE_PATIENCE, LogicalQueue
+from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
+from sluiceway.core.slots import home_of
 from sluiceway.core.tickets import Commit, Effect, Grant, Open, Reply, Request, Result, TakeOut, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -128,7 +129,7 @@ class Owner:
         if len(self.machines) == 1:
             return self.machines[0]
         if isinstance(request, Produce) and request.key is not None:
-            return self.machine_of[home(request.key, len(self.machine_of))]
+            return self.machine_of[home_of(self.record, request.key)]
         if isinstance(request, Lease):
             return self.machines[zlib.crc32(request.client_id.encode()) % len(self.machines)]
         if isinstance(request, Settle):

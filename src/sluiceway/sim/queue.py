@@ -7,7 +7,7 @@ from functools import partial
 
 import msgspec
 
-from sluiceway.core.logical_queue import LEASE_PATIENCE
+from sluiceway.core.dealing import LEASE_PATIENCE
 from sluiceway.core.tickets import Request, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError

@@ -18,7 +18,10 @@ PayloadOf = Callable[[int, int], str]
 
 
 class Place(NamedTuple):
-    """An item in a partition. `attempts` does not count the lease that it is in; `first` is the offset that its row was first given."""
+    """An item in a partition. `attempts` does not count the lease that it is in; `first` is the offset that its row was first given.
+
+    `due_at`: of one that is scheduled, or on its way to where it is to be so.
+    """
 
     kind: str
     offset: int
@@ -27,6 +30,7 @@ class Place(NamedTuple):
     expires_at: Millis
     lease: int = 0
     due_at: Millis = 0
+    enqueued_at: Millis = 0
 
 
 @dataclass(slots=True)
@@ -59,20 +63,23 @@ def _alive(partition: Partition, payload_of: PayloadOf) -> Iterator[tuple[str, P
         blob = extent.blob.number
         for position in extent.waiting(at):
             row = rows[position]
-            yield payload_of(blob, row), Place(READY, extent.first + position, blob + row, extent.attempts, extent.expires_at)
+            place = Place(READY, extent.first + position, blob + row, extent.attempts, extent.expires_at)
+            yield payload_of(blob, row), place._replace(enqueued_at=extent.blob.written_at)
     for lease in partition.leases.values():
         yield from _in_lease(lease, payload_of)
     for due in partition.dues.values():
         blob = due.blob.number
         for row in to_array(due.rows).tolist():
-            yield payload_of(blob, row), Place(DUE, -1, blob + row, due.attempts, due.expires_at, due_at=due.due_at)
+            yield payload_of(blob, row), Place(DUE, -1, blob + row, due.attempts, due.expires_at, 0, due.due_at, due.blob.written_at)
 
 
 def _in_lease(lease: LeaseState, payload_of: PayloadOf) -> Iterator[tuple[str, Place]]:
+    due_at = lease.due_at()
     for part, positions in by_part(lease, lease.open_positions()):
+        due = due_at.get(part.base, 0)
         extent, blob = part.extent, part.extent.blob.number
         rows = extent.rows_at(part.at, part.count).tolist()
         for position in positions:
             index = position - part.base
-            place = Place(LEASED, part.first + index, blob + rows[index], extent.attempts, extent.expires_at, lease.number)
-            yield payload_of(blob, rows[index]), place
+            place = Place(LEASED, part.first + index, blob + rows[index], extent.attempts, extent.expires_at, lease.number, due)
+            yield payload_of(blob, rows[index]), place._replace(enqueued_at=extent.blob.written_at)

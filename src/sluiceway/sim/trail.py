@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Container
 from typing import NamedTuple
 
-from sluiceway.core.records import REDRIVEN, Header
+from sluiceway.core.records import REDRIVEN, Header, partition_target
+from sluiceway.core.states import allows
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.model.queue import QueueRecord
@@ -14,7 +15,7 @@ from sluiceway.model.requests import Fate, IgnoredReason
 from sluiceway.sim.asks import Asks
 from sluiceway.sim.checks import check
 from sluiceway.sim.items import Item, Way
-from sluiceway.sim.scene import DUE, LEASED, Place, Scene
+from sluiceway.sim.scene import DUE, LEASED, READY, Place, Scene
 
 FOR_EVER: Millis = 10**15
 
@@ -82,7 +83,12 @@ class Trail:
         for payload, was in old.alive.items():
             if payload not in new.alive:
                 self._leaves(self.items[payload], was, left.pop(payload, None))
-        check(not left, "an item goes to another queue and stays")
+        for payload, number in left.items():
+            check(payload not in new.alive and new.transfers[number].moves_to is not None, "an item goes to another queue and stays")
+            # It has come in the same turn.
+            place = _place_beyond(new, number, payload)
+            self._moves(payload, None, place)
+            self._goes_over(self.items[payload], place, number)
         for payload, place in new.alive.items():
             was_at = old.alive.get(payload)
             if was_at != place:
@@ -124,7 +130,9 @@ class Trail:
     def _comes(self, item: Item, place: Place) -> None:
         """It was not here before."""
         way = item.way
-        if way is not None and way.source == self.name and way.nowhere:
+        if way is not None and way.places:
+            self._comes_over(item, way, place)
+        elif way is not None and way.source == self.name and way.nowhere:
             before = next(self.old.leaving[number, item.payload] for number, each in self.ways.items() if each is way)
             check(place.attempts == before.attempts and place.expires_at == before.expires_at, f"{item.payload} was called back changed")
             self._steps["called back"] += 1
@@ -145,6 +153,9 @@ class Trail:
         check(not item.ended, f"{item.payload} comes back after its end")
         check(item.origin is None, f"{item.payload} is duplicated")
         check(item.queue == self.queue, f"{item.payload} turns up in another queue")
+        own = self.record.partition(self.partition)
+        check(own is not None and allows(self.record, own).produce, f"a partition takes items that must not: {own}")
+        check(not self.old.header.shut, f"{item.payload} was taken by a partition that is shut")
         check(item.batch.may_exist, f"{item.payload} exists although its produce was refused")
         check(place.due_at == item.due_at or (not place.due_at and item.due_at <= self.at), f"{item.payload} is due at another time")
         item.origin = str(ItemId(self.incarnation, self.partition, place.first))
@@ -205,6 +216,8 @@ class Trail:
     def _is_leased(self, item: Item, place: Place) -> None:
         lease = self.new.leases[place.lease]
         check("lease" not in self.record.paused, "a paused queue serves")
+        own = self.record.partition(self.partition)
+        check(own is not None and allows(self.record, own).lease, f"a partition serves that must not: {own}")
         check(not place.expires_at or place.expires_at > self.turn.now, f"{item.payload} was served although it has expired")
         limit = self._limits.get(item.payload, lease.count)
         check(lease.count <= limit, f"{item.payload}: its lease ran out, and the next is not half as large")
@@ -224,10 +237,48 @@ class Trail:
             deadline = self.turn.now + (self.record.lease_timeout if timeout is None else timeout)
             check(lease.deadline == deadline, "a lease has another deadline than was asked for")
 
+    # ---- from and to other partitions of the queue ------------------------------------------------------------
+
+    def _comes_over(self, item: Item, way: Way, place: Place) -> None:
+        """Nothing of what befell it in the partition that it comes from begins anew."""
+        was = way.places[item.payload]
+        check(way.target == partition_target(self.partition), f"{item.payload} arrives in another partition")
+        check(way.source.rpartition(".")[0] == self.incarnation, f"{item.payload} arrives in another queue")
+        check(place.attempts == was.attempts, f"{item.payload} has lost attempts on its way, or has more")
+        check(place.expires_at == was.expires_at, f"{item.payload} expires at another time than before it was moved")
+        check(place.enqueued_at == was.enqueued_at, f"{item.payload} was enqueued at another time than before it was moved")
+        due = place.due_at == was.due_at or (not place.due_at and was.due_at <= self.at)
+        check(due, f"{item.payload} is due at {place.due_at} and was at {was.due_at}, before it was moved")
+        if item.payload in way.limits:
+            self._limits[item.payload] = way.limits[item.payload]
+        way.arrived.add(item.payload)
+        self._steps["moved in"] += 1
+
+    def _goes_over(self, item: Item, was: Place, number: int) -> None:
+        """It leaves for another partition, perhaps in the turn in which it left a lease, or came."""
+        there, way = _place_beyond(self.new, number, item.payload), self.ways[number]
+        check(bool(self.old.header.shut or self.new.header.shut), f"{item.payload} is moved out of a partition that takes items")
+        check(there.expires_at == was.expires_at and there.first == was.first, f"{item.payload} has changed as it went")
+        if was.kind == LEASED:
+            self._comes_back(item, was, there)
+        else:
+            due = there.due_at == was.due_at or (not there.due_at and was.due_at <= self.turn.now)
+            check(due and there.attempts == was.attempts, f"{item.payload} has changed as it went")
+        # Its id was never leased, and nothing is remembered of such.
+        self.fates[there.offset] = {"settled", "not_leased"}
+        if item.payload in self._limits:
+            way.limits[item.payload] = self._limits.pop(item.payload)
+        way.places[item.payload] = there
+        item.home, item.way = None, way
+        self._steps["goes over"] += 1
+
     # ---- out of it --------------------------------------------------------------------------------------------
 
     def _leaves(self, item: Item, was: Place, number: int | None) -> None:
         """It is alive here no more: it has ended, or is in the transfer of that number."""
+        if number is not None and self.new.transfers[number].moves_to is not None:
+            self._goes_over(item, was, number)
+            return
         way = None if number is None else self.ways[number]
         if was.kind == LEASED:
             self._leaves_lease(item, was, number)
@@ -295,7 +346,9 @@ class Trail:
         """It is in a transfer no more: it must have arrived, or be here again."""
         way, item = self.ways[number], self.items[payload]
         if payload in way.arrived:
-            self._steps["redriven" if self.old.transfers[number].transfer == REDRIVEN else "dead"] += 1
+            transfer = self.old.transfers[number]
+            moved = transfer.moves_to is not None
+            self._steps["moved" if moved else "redriven" if transfer.transfer == REDRIVEN else "dead"] += 1
         else:
             check(way.nowhere and item.way is None and payload in self.new.alive, f"{payload} was lost on its way to another queue")
 
@@ -310,9 +363,17 @@ class Trail:
             "expired": header.expired - old.expired,
             "released": header.released - old.released,
             "redriven": header.redriven - old.redriven,
+            "moved": header.moved - old.moved,
+            "moved in": header.moved_in - old.moved_in,
         }
         seen = {name: self._steps[name] for name in told}
         check(self._unsure or told == seen, f"the counters say {told}, and {seen} happened")
         there = len(self.new.alive) + len(self.new.leaving)
-        balance = header.completed + header.dead + header.cleared + header.redriven + there
-        check(header.produced == balance, "the counters do not balance")
+        balance = header.completed + header.dead + header.cleared + header.redriven + header.moved + there
+        check(header.produced + header.moved_in == balance, "the counters do not balance")
+
+
+def _place_beyond(scene: Scene, number: int, payload: str) -> Place:
+    """Where an item of a transfer is to be once it has arrived: ready, or scheduled."""
+    place = scene.leaving[number, payload]
+    return place._replace(kind=DUE if place.due_at else READY, lease=0)

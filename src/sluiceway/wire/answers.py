@@ -13,6 +13,7 @@ from sluiceway.kernel.clock import Millis, format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.rebalance import Rebalance
 from sluiceway.model.requests import (
     Cleared,
     Explanation,
@@ -35,6 +36,7 @@ from sluiceway.wire.shapes import (
     HeldLease,
     Ignored,
     LogicalQueueCounts,
+    OpenRebalance,
     PartitionCounts,
     PartitionInfo,
     Peeked,
@@ -75,7 +77,7 @@ class StaleIdsError(SluicewayError):
         self.ignored = ignored
 
 
-def queue_info(record: QueueRecord, owner: Owner) -> QueueInfo:
+def queue_info(record: QueueRecord, owner: Owner, rebalance: OpenRebalance | None = None) -> QueueInfo:
     backoff = record.retry_backoff
     return QueueInfo(
         queue_name=record.queue_name,
@@ -94,19 +96,34 @@ def queue_info(record: QueueRecord, owner: Owner) -> QueueInfo:
         logical_queues=record.logical_queues,
         reference=record.reference,
         paused=record.paused,
-        requested_partitions=len(record.partitions),
+        requested_partitions=kept_partitions(record),
         partitions=[_partition(each, owner(record, each.partition)) for each in record.partitions],
+        rebalance=rebalance,
     )
+
+
+def kept_partitions(record: QueueRecord) -> int:
+    """How many partitions the queue has that are not on their way out."""
+    return sum(each.state != "draining" for each in record.partitions)
 
 
 def _partition(record: PartitionRecord, owner: Peer | None) -> PartitionInfo:
     name, address = (None, None) if owner is None else (owner.name, owner.address or None)
-    return PartitionInfo(record.partition, record.backend, record.state, name, address)
+    return PartitionInfo(record.partition, record.backend, record.state, list(record.parents), name, address)
 
 
-def queue_page(records: Iterable[QueueRecord], owner: Owner, following: str | None) -> bytes:
-    """One page of queues; `following` is the pivot of the next one."""
-    return encode(QueuePage([queue_info(record, owner) for record in records], following))
+def open_rebalance(rebalance: Rebalance, items_left: int | None = None) -> OpenRebalance:
+    return OpenRebalance(rebalance.id, rebalance.state, rebalance.step, items_left)
+
+
+def queue_page(records: Iterable[QueueRecord], owner: Owner, following: str | None, rebalances: Mapping[str, Rebalance]) -> bytes:
+    """One page of queues; `following` is the pivot of the next one. The `rebalances` that are open are by their ids."""
+    return encode(QueuePage([queue_info(record, owner, _open(record, rebalances)) for record in records], following))
+
+
+def _open(record: QueueRecord, rebalances: Mapping[str, Rebalance]) -> OpenRebalance | None:
+    found = rebalances.get(record.rebalance or "")
+    return None if found is None else open_rebalance(found)
 
 
 def produced(record: QueueRecord, answer: Produced) -> bytes:
@@ -288,6 +305,8 @@ def _partition_counts(stats: PartitionStats) -> PartitionCounts:
         released=stats.released,
         cleared=stats.cleared,
         redriven=stats.redriven,
+        moved=stats.moved,
+        moved_in=stats.moved_in,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from sluiceway.kernel.clock import format_time
+from sluiceway.kernel.clock import Millis, format_time, parse_time
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.model.audit import AuditEntry
 from sluiceway.wire.decoding import JsonDecoder, given_queue, given_text
@@ -22,12 +22,21 @@ class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_JSON)] = 100
     queue_name: QueueName | None = None
     action: Label | None = None
+    actor: Label | None = None
+    since: Time | None = None
+    until: Time | None = None
 
     def checked(self) -> AuditListCall:
         given_text(self.pivot, "pivot")
         given_queue(self.queue_name, "queue_name")
         given_text(self.action, "action")
+        given_text(self.actor, "actor")
         return self
+
+    def period(self) -> tuple[Millis, Millis | None]:
+        """From when on, and before when; None: without end."""
+        since = 0 if self.since is None else max(0, parse_time(self.since, "since"))
+        return since, None if self.until is None else parse_time(self.until, "until")
 
 
 class AuditNote(Shape):

@@ -122,7 +122,7 @@ class DeleteItemsCall(Call):
     request_timeout: Duration = "30s"
 
     def request(self, record: QueueRecord) -> DeleteItems:
-        check_partition(self.partition, record)
+        check_partition(self.partition, record, removed=True)
         check_count(self.ids, "ids", MAX_ITEMS_JSON)
         # An item has no fate here; one is as good as another to group by.
         grouped = group_items(self.ids, repeat(DONE), record, "ids[{}]".format, self.partition)

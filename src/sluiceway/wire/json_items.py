@@ -17,7 +17,7 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITI
 from sluiceway.kernel.names import check_text
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
+from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
 from sluiceway.wire.checks import check_batch, check_count
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber, duration, given_text, lease_timeout, request_timeout
 from sluiceway.wire.settling import belongs, check_partition
@@ -44,8 +44,9 @@ class ProduceFields(Call):
     def key(self, record: QueueRecord) -> ProduceKey | None:
         key = given_text(self.idempotency_key, "idempotency_key")
         group = given_text(self.idempotency_group, "idempotency_group")
-        if group is not None and group.startswith(TRANSFER_GROUP):
-            raise invalid("idempotency_group", f"groups that begin with {TRANSFER_GROUP} are the server's own")
+        for own in (TRANSFER_GROUP, MOVE_GROUP):
+            if group is not None and group.startswith(own):
+                raise invalid("idempotency_group", f"groups that begin with {own} are the server's own")
         if group is None and self.idempotency_sequence is not None:
             raise invalid("idempotency_sequence", "is only meant together with idempotency_group")
         if key is None:

@@ -30,7 +30,7 @@ from sluiceway.wire.shapes import SOME, Duration, Label, LogicalQueueCount, Pivo
 _ATTEMPTS = 1_000_000_000
 _Timeout = Duration | UnsetType | None
 _DEFAULTS = {field.name: field.default for field in fields(QueueSpec)}
-_FIXED = ("incarnation", "created_at", "updated_at", "partitions", "paused")
+_FIXED = ("incarnation", "created_at", "updated_at", "partitions", "paused", "rebalance")
 """What `queues.info` shows beside the settings. It is named, so that an answer sent back whole is not called misspelt."""
 
 
@@ -107,7 +107,8 @@ class UpdateCall(_Settings):
     def check_partitions(self, partitions: int) -> None:
         """Raises `invalid_request` for another number than the queue has."""
         if self.requested_partitions not in (None, partitions):
-            raise invalid("requested_partitions", f"cannot be changed by queues.update; it is {partitions}, leave it out")
+            detail = f"cannot be changed by queues.update; it is {partitions}, leave it out, and change it by queue.rebalance"
+            raise invalid("requested_partitions", detail)
 
 
 class ListCall(msgspec.Struct, forbid_unknown_fields=True):

@@ -46,7 +46,7 @@ class _IdsCall(_CheckedCall):
             raise invalid("ids", "at least one of ids and lease_ids must name something")
         check_count(ids, "ids", MAX_ITEMS_JSON, least=0)
         check_count(lease_ids, "lease_ids", MAX_ITEMS_JSON, least=0)
-        check_partition(partition, record)
+        check_partition(partition, record, removed=True)
         return group_items(ids, repeat(fate), record, "ids[{}]".format, partition), *group_leases(lease_ids, record, partition)
 
 
@@ -97,7 +97,7 @@ class RetryCall(_CheckedCall, kw_only=True):
 
     def request(self, record: QueueRecord, now: Millis) -> Settle:
         check_count(self.items, "items", MAX_ITEMS_JSON)
-        check_partition(self.partition, record)
+        check_partition(self.partition, record, removed=True)
         fates = [item.fate(at, now) for at, item in enumerate(self.items)]
         grouped = group_items([item.id for item in self.items], fates, record, "items[{}].id".format, self.partition)
         return Settle(

@@ -21,7 +21,27 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.leased import POSITION
-from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, Learn, LeaseAnywhere, Left, PeerRequest, Poll, Polled, Reload
+from sluiceway.model.peers import (
+    Ask,
+    Close,
+    Count,
+    Explain,
+    FindLeases,
+    GiveKeys,
+    KeysGiven,
+    Learn,
+    LeaseAnywhere,
+    Left,
+    Moved,
+    MoveOut,
+    PeerRequest,
+    Poll,
+    Polled,
+    Reload,
+    Shut,
+    Shutted,
+    TakeKeys,
+)
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -46,8 +66,11 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Where an instance is asked, below the URL that its member record has."""
-VERSION: Final = 1
-"""To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all."""
+VERSION: Final = 2
+"""To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all.
+
+2: partitions come and go, hand over their keys, and move their items; an instance that knows nothing of that must not own any.
+"""
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
 """A batch's mask has bit n for the n-th of these."""
@@ -79,6 +102,10 @@ KINDS_OF_REQUESTS: Final = {
         Kind(Reload, None),
         Kind(Close, Left),
         Kind(FindLeases, int),
+        Kind(Shut, Shutted),
+        Kind(GiveKeys, KeysGiven),
+        Kind(TakeKeys, int),
+        Kind(MoveOut, Moved),
         Kind(LeaseAnywhere, Leased),
         Kind(Learn, bool),
         Kind(Poll, Polled),

@@ -30,14 +30,18 @@ def has_partition(record: QueueRecord, partition: int) -> bool:
 
 
 def belongs(identifier: ItemId | LeaseId, record: QueueRecord) -> bool:
-    """Whether it can be an id of this queue."""
-    return identifier.incarnation == record.incarnation and has_partition(record, identifier.partition)
+    """Whether it can be an id of this queue. Which partitions there are or were is for the queue to say: the record may be an old one."""
+    return identifier.incarnation == record.incarnation
 
 
-def check_partition(partition: int | None, record: QueueRecord) -> None:
-    """Raises `invalid_request` for a partition that the queue does not have."""
-    if partition is not None and not has_partition(record, partition):
+def check_partition(partition: int | None, record: QueueRecord, *, removed: bool = False) -> None:
+    """Raises `invalid_request` for a partition that the queue does not have. `removed`: one that it had will do, too."""
+    if partition is None or has_partition(record, partition):
+        return
+    if partition >= record.given:
         raise invalid("partition", f"the queue {record.queue_name!r} has no partition {partition}")
+    if not removed:
+        raise invalid("partition", f"partition {partition} of the queue {record.queue_name!r} was removed by a rebalance")
 
 
 def group_items(
@@ -61,7 +65,7 @@ def group_items(
         if only_partition is not None and partition != only_partition:
             at = next(n for n, text in enumerate(ids) if text.startswith(f"{place}."))
             raise invalid(path(at), f"{ids[at]!r} is not of partition {only_partition}")
-        if incarnation != record.incarnation or not has_partition(record, partition):
+        if incarnation != record.incarnation:
             grouped.foreign.extend(f"{place}.{text}" for text in texts)
         else:
             grouped.add(partition, Selection(fate, offsets=np.unique(np.array(list(map(int, texts)), np.int64))))
@@ -95,7 +99,7 @@ def group_rows(
     for key, rows in zip(keys.tolist(), np.split(by_key, ends[:-1]), strict=True):
         partition, fate = divmod(key, len(fates))
         chosen = offsets[rows]
-        if incarnation != record.incarnation or not has_partition(record, partition):
+        if incarnation != record.incarnation or partition < 0:
             grouped.foreign.extend(str(ItemId(incarnation, partition, offset)) for offset in chosen.tolist())
         else:
             grouped.add(partition, Selection(fates[fate], offsets=np.unique(chosen)))

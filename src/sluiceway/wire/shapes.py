@@ -14,7 +14,9 @@ from msgspec import Meta
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS, MAX_TEXT_BYTES
 from sluiceway.kernel.names import QUEUE_NAME
-from sluiceway.model.queue import Verb
+from sluiceway.model.access import PATTERN
+from sluiceway.model.queue import PartitionState, Verb
+from sluiceway.model.rebalance import RebalanceState, StepKind
 from sluiceway.model.requests import IgnoredReason, Whereabouts
 
 
@@ -38,6 +40,7 @@ Label = Annotated[str, _text(minLength=1, maxLength=MAX_TEXT_BYTES)]
 """A short text that must not be empty."""
 
 LogicalQueueCount = Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)]
+Pattern = Annotated[str, _text("pattern of queue names", pattern=f"^{PATTERN.pattern}$", examples=["orders-*"])]
 Pivot = Annotated[str, _text(pattern=f"^({QUEUE_NAME.pattern})?$")]
 """Where a page begins: after that name, or (empty) at the first."""
 
@@ -63,13 +66,23 @@ class BackoffInfo(Shape):
 
 
 class PartitionInfo(Shape):
-    """A partition, and the instance that has it."""
+    """A partition, and the instance that has it. `state` is the recorded one; whether it serves is in `queue.stats`."""
 
     partition: int
     backend: str
-    state: str
+    state: PartitionState
+    parents: list[int]
     owner: str | None
     address: str | None
+
+
+class OpenRebalance(Shape):
+    """The rebalance that a queue has open, in short."""
+
+    id: str
+    state: RebalanceState | None
+    step: StepKind | None
+    items_left: int | None
 
 
 class QueueInfo(Shape):
@@ -93,6 +106,7 @@ class QueueInfo(Shape):
     paused: tuple[Verb, ...]
     requested_partitions: int
     partitions: list[PartitionInfo]
+    rebalance: OpenRebalance | None
 
 
 class QueuePage(Shape):
@@ -246,6 +260,8 @@ class PartitionCounts(Shape):
     released: int
     cleared: int
     redriven: int
+    moved: int
+    moved_in: int
 
 
 class LogicalQueueCounts(Shape):

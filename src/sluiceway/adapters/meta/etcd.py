@@ -14,8 +14,10 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 
-LAYOUT = b"1"
-"""What the key `layout` says. An instance that finds another value there was not made for it."""
+EARLIER = b"1"
+LAYOUT = b"2"
+"""What the key `layout` says. An instance that finds another value there was not made for it. It makes of the EARLIER one its own: the keys
+are the same, but a queue's record says more, which an older version would lose."""
 MOST_OPS = 50
 """Beside one another in a transaction, and keys that it compares. etcd's default of 128 then leaves MOST_GROUPED to each of them that is
 a transaction itself."""
@@ -233,9 +235,20 @@ class EtcdMetaStore:
         ]
         message = {"compare": [_compare(self._layout, 0)], "success": begin, "failure": [{"request_range": _only(self._layout)}]}
         done = await self._etcd.ask("/v3/kv/txn", message, _Done)
-        if not done.succeeded and done.responses[0].response_range.kvs[0].value != LAYOUT:
-            raise StoreUnavailableError("this meta store in etcd is of a newer version of Sluiceway: use that, or another name in the URL")
+        if not done.succeeded:
+            await self._upgrade(done.responses[0].response_range.kvs[0])
         self._prepared = True
+
+    async def _upgrade(self, found: _Value) -> None:
+        """Make the layout today's, unless it is."""
+        if found.value not in (EARLIER, LAYOUT):
+            raise StoreUnavailableError("this meta store in etcd is of a newer version of Sluiceway: use that, or another name in the URL")
+        if found.value == EARLIER:
+            success = [{"request_put": {"key": self._layout, "value": LAYOUT}}]
+            # If another instance comes first, it has done the same.
+            await self._etcd.ask(
+                "/v3/kv/txn", {"compare": [_compare(self._layout, found.mod_revision)], "success": success, "failure": []}, _Done
+            )
 
     # ---- forgetting -------------------------------------------------------------------------------------------
 

@@ -30,6 +30,8 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX trace ON entry (stamp) WHERE value IS NULL;
     INSERT INTO store VALUES (1, 0);
     """,
+    # A queue's record says since then where its idempotency keys are at home, and which partitions drain: an older version would lose that.
+    "",
 )
 """Number n takes the layout from version n to n + 1. One that was released is never changed."""
 

@@ -59,6 +59,8 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE partition ADD COLUMN crcs INTEGER NOT NULL DEFAULT 0;
     UPDATE partition SET crcs = crc + (SELECT coalesce(sum(crc), 0) FROM record);
     """,
+    # A header says since then what the partition takes: an older version would leave that out, and lose what it put into a shut one.
+    "",
 )
 """Number n takes the layout from version n to n + 1. One that was released is never changed."""
 

@@ -31,6 +31,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         toast.autovacuum_vacuum_cost_delay = 0, toast.vacuum_truncate = off);
     ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL;
     """,
+    # A header says since then what the partition takes: an older version would leave that out, and lose what it put into a shut one.
+    "",
 )
 """Number n takes the layout from version n to n + 1. One that was released is never changed."""
 

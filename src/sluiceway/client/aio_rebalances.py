@@ -1,0 +1,77 @@
+"""What `AsyncClient` can do with rebalances and single partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import TypeVar
+
+from sluiceway.client import rebalance_calls
+from sluiceway.client.answers import QueueInfo
+from sluiceway.client.http import seconds
+from sluiceway.client.protocol import Call, Duration
+from sluiceway.client.rebalance_calls import Drain
+from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+
+T = TypeVar("T")
+
+
+class AsyncRebalances:
+    """A part of `AsyncClient`."""
+
+    async def _run(self, call: Call[T], retry_for: float | None = None) -> T:
+        raise NotImplementedError
+
+    async def plan_rebalance(self, queue_name: str, *, requested_partitions: int | None = None) -> RebalancePlan:
+        """As `Client.plan_rebalance`."""
+        return await self._run(rebalance_calls.plan_rebalance(queue_name, requested_partitions))
+
+    async def rebalance(
+        self,
+        queue_name: str,
+        *,
+        requested_partitions: int | None = None,
+        drain: Drain = "natural",
+        rate: int | None = None,
+        plan_id: str | None = None,
+    ) -> Rebalance:
+        """As `Client.rebalance`."""
+        return await self._run(rebalance_calls.rebalance(queue_name, requested_partitions, drain, rate, plan_id))
+
+    async def rebalance_many(
+        self, match: str, *, requested_partitions: int | None = None, drain: Drain = "natural", rate: int | None = None
+    ) -> RebalanceBatch:
+        """As `Client.rebalance_many`."""
+        return await self._run(rebalance_calls.rebalance_many(match, requested_partitions, drain, rate))
+
+    async def get_rebalance(self, id: str) -> Rebalance:
+        """As `Client.get_rebalance`."""
+        return await self._run(rebalance_calls.get_rebalance(id))
+
+    async def list_rebalances(
+        self, *, queue_name: str | None = None, only_open: bool = False, pivot: str | None = None, limit: int | None = None
+    ) -> RebalancePage:
+        """As `Client.list_rebalances`."""
+        return await self._run(rebalance_calls.list_rebalances(queue_name, only_open, pivot, limit))
+
+    async def cancel_rebalance(self, id: str) -> Rebalance:
+        """As `Client.cancel_rebalance`."""
+        return await self._run(rebalance_calls.cancel_rebalance(id))
+
+    async def pause_partition(self, queue_name: str, partition: int) -> QueueInfo:
+        """As `Client.pause_partition`."""
+        return await self._run(rebalance_calls.set_partition(queue_name, partition, True))
+
+    async def resume_partition(self, queue_name: str, partition: int) -> QueueInfo:
+        """As `Client.resume_partition`."""
+        return await self._run(rebalance_calls.set_partition(queue_name, partition, False))
+
+    async def watch_rebalance(self, id: str, *, interval: Duration = "1s") -> AsyncGenerator[Rebalance, None]:
+        """As `Client.watch_rebalance`."""
+        pause = seconds(interval, "interval")
+        while True:
+            found = await self.get_rebalance(id)
+            yield found
+            if not found.is_open:
+                return
+            await asyncio.sleep(pause)

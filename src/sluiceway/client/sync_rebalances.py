@@ -1,0 +1,82 @@
+"""What `Client` can do with rebalances and single partitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import TypeVar
+
+from sluiceway.client import rebalance_calls
+from sluiceway.client.answers import QueueInfo
+from sluiceway.client.http import seconds
+from sluiceway.client.protocol import Call, Duration
+from sluiceway.client.rebalance_calls import Drain
+from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+
+T = TypeVar("T")
+
+
+class Rebalances:
+    """A part of `Client`."""
+
+    def _run(self, call: Call[T], retry_for: float | None = None) -> T:
+        raise NotImplementedError
+
+    def plan_rebalance(self, queue_name: str, *, requested_partitions: int | None = None) -> RebalancePlan:
+        """What a rebalance to so many partitions (by default as many as now) would do, by the backends and affinities of now."""
+        return self._run(rebalance_calls.plan_rebalance(queue_name, requested_partitions))
+
+    def rebalance(
+        self,
+        queue_name: str,
+        *,
+        requested_partitions: int | None = None,
+        drain: Drain = "natural",
+        rate: int | None = None,
+        plan_id: str | None = None,
+    ) -> Rebalance:
+        """Begin to add, remove and move partitions, while the queue is in use; the servers carry it out.
+
+        The backlog of a partition that is removed is taken by consumers (`natural`), or moved to the others (`copy`, at most `rate` items a
+        second). With the `plan_id` of a plan exactly that is done: raises `plan_changed` if it would be another by now. Raises
+        `nothing_to_rebalance`, and `rebalance_open` if one is under way.
+        """
+        return self._run(rebalance_calls.rebalance(queue_name, requested_partitions, drain, rate, plan_id))
+
+    def rebalance_many(
+        self, match: str, *, requested_partitions: int | None = None, drain: Drain = "natural", rate: int | None = None
+    ) -> RebalanceBatch:
+        """Begin one for every queue whose name matches (`orders-*`; `*`: all), to be carried out one after the other."""
+        return self._run(rebalance_calls.rebalance_many(match, requested_partitions, drain, rate))
+
+    def get_rebalance(self, id: str) -> Rebalance:
+        """A rebalance, and how far it is. Raises `rebalance_not_found`."""
+        return self._run(rebalance_calls.get_rebalance(id))
+
+    def list_rebalances(
+        self, *, queue_name: str | None = None, only_open: bool = False, pivot: str | None = None, limit: int | None = None
+    ) -> RebalancePage:
+        """Rebalances that are open and the last that ended, newest first, without their progress."""
+        return self._run(rebalance_calls.list_rebalances(queue_name, only_open, pivot, limit))
+
+    def cancel_rebalance(self, id: str) -> Rebalance:
+        """Have it go back to how it was. Raises `not_cancellable` once a partition was removed."""
+        return self._run(rebalance_calls.cancel_rebalance(id))
+
+    def pause_partition(self, queue_name: str, partition: int) -> QueueInfo:
+        """Let one partition take and give out nothing, until it is resumed. What is leased can still be settled."""
+        return self._run(rebalance_calls.set_partition(queue_name, partition, True))
+
+    def resume_partition(self, queue_name: str, partition: int) -> QueueInfo:
+        """Let it go on."""
+        return self._run(rebalance_calls.set_partition(queue_name, partition, False))
+
+    def watch_rebalance(self, id: str, *, interval: Duration = "1s") -> Generator[Rebalance, None, None]:
+        """How far it is, looked at again and again until it has ended; the last one says how. Raises as `get_rebalance`."""
+        pause = seconds(interval, "interval")
+        while True:
+            found = self.get_rebalance(id)
+            yield found
+            if not found.is_open:
+                return
+            time.sleep(pause)

@@ -1,0 +1,171 @@
+"""Dealing ready items to those who wait for them, and finding again what a lease's key has taken before."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from sluiceway.core.distribution import deal
+from sluiceway.core.lane import Lane, LaneState
+from sluiceway.core.tickets import Grant, Result, Ticket
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_LEASE_BYTES
+from sluiceway.model.queue import Verb
+from sluiceway.model.requests import Lease, LeaseInfo
+
+LEASE_PATIENCE = 1_000
+"""Milliseconds past its deadline that a lease waits for partitions that are writing: for items of theirs, or for its own commit.
+
+A lease that does not wait would hardly ever get anything otherwise. What lands later is given back.
+"""
+
+
+class Dealing:
+    """The leases of a logical queue: `waiters` are those that have been given nothing yet."""
+
+    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
+        self.lanes = {number: Lane(number, incarnation) for number in partitions}
+        self.lease_timeout = lease_timeout
+        self.paused: frozenset[Verb] = frozenset()
+        self.waiters: dict[int, Ticket] = {}
+        # Numbers, not tickets: one that is answered must not be kept, with its payload, until its deadline.
+        self._deadlines: list[tuple[Millis, int]] = []
+        self._choices = 0
+
+    def _reply(self, ticket: Ticket, result: Result | SluicewayError) -> None:
+        raise NotImplementedError
+
+    # ---- with a key -------------------------------------------------------------------------------------------
+
+    def _find_keyed(self, now: Millis) -> None:
+        """Answer repeated keyed leases with the leases that they took before.
+
+        What a lane holds is noted while all of it is durable. Busy lanes are never so at one moment, so each is noted at its own.
+        """
+        if self._hides_leases():
+            return
+        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
+        for ticket in [ticket for ticket in self.waiters.values() if ticket.key_name in held]:
+            found = self._keyed(ticket, now)
+            ticket.found.update((grant.info[:2], grant) for lane, grant in found if lane.state is LaneState.READY)
+            noted = [ticket.found.get(grant.info[:2]) for _, grant in found]
+            grants = [grant for grant in noted if grant is not None]
+            if grants and len(grants) == len(found):
+                self._reply(ticket, grants)
+
+    def _keyed(self, ticket: Ticket, now: Millis) -> list[tuple[Lane, Grant]]:
+        """The live leases under the ticket's key. Those of a stopped partition are of no use to anybody: it cannot be read."""
+        request = ticket.request
+        assert isinstance(request, Lease)
+        assert request.lease_key is not None
+        return [
+            (lane, lane.grant(lease.number, lease.open, lease.deadline))
+            for lane in self.lanes.values()
+            if lane.state is not LaneState.STOPPED
+            for lease in lane.partition.keyed(request.client_id, request.lease_key)
+            if lease.deadline is not None and lease.deadline > now
+        ]
+
+    def _hides_leases(self) -> bool:
+        """Whether a partition that will open (again) may hold leases that are not known now. One that is preparing never gave any."""
+        lanes = [lane for lane in self.lanes.values() if not lane.takes_work and lane.state is not LaneState.STOPPED]
+        return any(lane.recorded != "preparing" for lane in lanes)
+
+    # ---- dealing ----------------------------------------------------------------------------------------------
+
+    def _deal(self, sources: list[Lane], now: Millis) -> None:
+        """Serve waiters from lanes with ready items: the lane that has waited longest first, one lane a waiter where that will do."""
+        if not sources or not self.waiters or "lease" in self.paused:
+            return
+        sources.sort(key=lambda lane: (lane.last_leased, -lane.partition.ready_count))
+        waiters = self._servable(sum(lane.servable for lane in sources), now)
+        first: dict[int, LeaseInfo] = {}
+        for index, lane in enumerate(sources):
+            group = waiters[index :: len(sources)]
+            shares = deal(lane.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
+            for ticket, share in zip(group, shares, strict=True):
+                info = self._lease(lane, ticket, share, now)
+                if info is not None:
+                    first[ticket.number] = info
+        for ticket in waiters:
+            self._lease_more(sources, ticket, first.get(ticket.number), now)
+
+    def _servable(self, ready: int, now: Millis) -> list[Ticket]:
+        """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up."""
+        chosen: list[Ticket] = []
+        keys: set[tuple[str, str]] = set()
+        hides_leases = self._hides_leases()
+        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
+        for ticket in self.waiters.values():
+            if len(chosen) == ready:
+                break
+            if ticket.key_name is not None:
+                if hides_leases or ticket.key_name in keys or (ticket.key_name in held and self._keyed(ticket, now)):
+                    continue
+                keys.add(ticket.key_name)
+            chosen.append(ticket)
+        return chosen
+
+    def _lease_more(self, sources: list[Lane], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
+        """From further lanes: for a waiter whose lane had none left, and for one that asked for several partitions."""
+        request = ticket.request
+        assert isinstance(request, Lease)
+        had = set() if first is None else {first.partition}
+        wanted = request.batch_size - (0 if first is None else first.items)
+        for lane in sources:
+            if wanted <= 0 or len(had) >= request.max_partitions:
+                return
+            info = None if lane.number in had else self._lease(lane, ticket, wanted, now)
+            if info is not None:
+                wanted -= info.items
+                had.add(lane.number)
+
+    def _lease(self, lane: Lane, ticket: Ticket, share: int, now: Millis) -> LeaseInfo | None:
+        request = ticket.request
+        assert isinstance(request, Lease)
+        timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
+        if not share:
+            return None
+        nothing_yet = ticket.room == MAX_LEASE_BYTES
+        lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet)
+        if lease is None:
+            return None
+        ticket.room -= max(lease.nbytes, 1)
+        self._choices += 1
+        lane.last_leased = self._choices
+        self.waiters.pop(ticket.number, None)
+        grant = lane.grant(lease.number, lease.count, now + timeout)
+        ticket.awaiting += 1
+        lane.answers.append((ticket, grant))
+        return grant.info
+
+    # ---- the end of the wait ----------------------------------------------------------------------------------
+
+    def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
+        """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
+        if now - ticket.deadline < LEASE_PATIENCE:
+            heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number))
+        elif ticket.awaiting and ticket.grants and not ticket.keyed:
+            self._reply(ticket, ticket.result(now))
+        elif ticket.awaiting:
+            self._reply(ticket, SluicewayError("outcome_unknown", "the lease was being written when the time was up"))
+        else:
+            self._end_wait(ticket, now)
+
+    def _answer_empty(self, now: Millis) -> None:
+        """End the waits whose time is up. A lane that is committing may have items for them in a moment."""
+        lanes = self.lanes.values()
+        coming = any(lane.state is LaneState.COMMITTING and lane.servable and not lane.degraded for lane in lanes)
+        for ticket in list(self.waiters.values()):
+            if ticket.deadline > now:
+                continue
+            waits = coming or (ticket.keyed and self._keyed(ticket, now))
+            if not waits or now - ticket.deadline >= LEASE_PATIENCE or (ticket.keyed and self._hides_leases()):
+                self._end_wait(ticket, now)
+
+    def _end_wait(self, ticket: Ticket, now: Millis) -> None:
+        if ticket.keyed and (self._hides_leases() or self._keyed(ticket, now)):
+            self._reply(ticket, SluicewayError("unavailable", "a partition that may hold this key's leases is busy or not open"))
+        else:
+            self._reply(ticket, [])

@@ -1,0 +1,55 @@
+"""Homes of idempotency keys: a key hashes to a slot, and each slot has one home partition, which remembers its keys.
+
+A queue that was never rebalanced has no slots recorded: partition i of n, in the order of their numbers, is the home of what hashes to i.
+`first_slots` says the same in slots, so that no key loses its home when the first rebalance begins.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from sluiceway.core.distribution import slot
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import ProduceKey
+
+SLOTS = 256
+"""At least as many slots a queue has, so that they can be divided evenly among more partitions than it began with."""
+
+
+def home_of(record: QueueRecord, key: ProduceKey) -> int:
+    """The partition that remembers the key; MOVING: nobody does for the moment."""
+    if record.slots:
+        return record.slots[slot(key, len(record.slots))]
+    numbers = sorted(each.partition for each in record.partitions)
+    return numbers[slot(key, len(numbers))]
+
+
+def slots_of(record: QueueRecord) -> tuple[int, ...]:
+    """The home of each slot; of a queue without recorded ones those that it has in effect."""
+    if record.slots:
+        return record.slots
+    numbers = sorted(each.partition for each in record.partitions)
+    count = len(numbers) * -(-SLOTS // len(numbers))
+    # A multiple: h mod (n·k) mod n is h mod n.
+    return tuple(numbers[place % len(numbers)] for place in range(count))
+
+
+def spread(slots: Sequence[int], partitions: Collection[int]) -> tuple[int, ...]:
+    """Divide the slots evenly among these partitions (not more than there are slots get any), moving as few as possible.
+
+    The same in every process. Each has ⌊slots/partitions⌋ or one more; those that have more already keep that one.
+    """
+    numbers = sorted(partitions)
+    has = Counter(home for home in slots if home in set(numbers))
+    least, more = divmod(len(slots), len(numbers))
+    fuller = set(sorted(numbers, key=lambda number: (-has[number], number))[:more])
+    room = {number: least + (number in fuller) for number in numbers}
+    homes: list[int | None] = []
+    for home in slots:
+        stays = room.get(home, 0) > 0
+        homes.append(home if stays else None)
+        if stays:
+            room[home] -= 1
+    free = (number for number in numbers for _ in range(room[number]))
+    return tuple(next(free) if home is None else home for home in homes)

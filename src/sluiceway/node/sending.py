@@ -1,0 +1,104 @@
+"""What becomes of a transfer: its items are produced where they go, exactly once, however often that is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from sluiceway.core.tickets import Transfer
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Life, Produce, ProduceKey
+from sluiceway.node.burial import dead_rows, moved_rows, redriven_rows
+from sluiceway.node.router import Router
+
+SEND_TIMEOUT: Millis = 30_000
+MOST_BYTES = 24 << 20
+"""In one produce, which has to fit into what one instance may send to another. A transfer's bound is on its payloads alone."""
+
+
+class Piece(NamedTuple):
+    batch: pa.RecordBatch
+    lives: tuple[Life, ...]
+
+
+class Sending:
+    """`queues` are those that there are, by name; `queue` finds the record of one."""
+
+    def __init__(self, router: Router, queues: Collection[str], queue: Callable[[str], QueueRecord]) -> None:
+        self._router = router
+        self._queues = queues
+        self._queue = queue
+
+    async def send(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> None:
+        """Produce the items of that transfer of that partition, once: the key is the transfer, and transfers of a partition come in order.
+
+        Returns when they are durable. Raises `queue_not_found` if it is sure that there is nowhere to send them.
+        """
+        place = f"{source.incarnation}.{partition}"
+        if transfer.moves_to is not None:
+            await self._move(source, transfer.moves_to, f"{MOVE_GROUP}{place}", transfer, moved_rows(source, rows))
+            return
+        name = self._target(source, transfer)
+        if name is not None:
+            batch = dead_rows(source, transfer.reason, rows) if transfer.reason else redriven_rows(source, rows)
+            for key, piece in _keyed(f"{TRANSFER_GROUP}{place}", transfer.number, batch, ()):
+                await self._router.produce(self._queue(name), Produce(piece.batch, SEND_TIMEOUT, key))
+
+    def _target(self, source: QueueRecord, transfer: Transfer) -> str | None:
+        """The name of the queue; None: the queue has lost its dead queue in the meantime, and what dies is dropped."""
+        if transfer.reason and transfer.target not in self._queues:
+            # The dead queue of that time was deleted by force, which gave up what was on its way there: the present one takes it. What had
+            # arrived unheard of, and was handled there before the deletion, is handled twice.
+            return source.dead_queue
+        return transfer.target or source.dead_queue
+
+    async def _move(self, source: QueueRecord, target: int, group: str, transfer: Transfer, batch: pa.RecordBatch) -> None:
+        """To another partition of the queue, which takes it whatever its state is, unless it is sealed.
+
+        A move is never called back: a target that has gone may have had the items, and handed them on, and what it remembered of them went
+        with it. Instead no target goes while a move to it is under way. One to a partition that this rebalance makes or keeps is over
+        before this one ends, as its source is not sealed before, and until then there is no other rebalance that could remove the target.
+        A cancelled one, which drains the targets of its own moves, seals none of them before it has seen, in each source that it reopens,
+        that nothing is moving out of it any more (`Shutted.moving`), after a Shut whose cursor lets no more moves begin there.
+        So if a target is not there after all, something is wrong: the items are kept, neither lost nor doubled, and this is tried again.
+        """
+        for key, piece in _keyed(group, transfer.number, batch, transfer.lives):
+            try:
+                await self._router.produce(source, Produce(piece.batch, SEND_TIMEOUT, key, target, piece.lives))
+            except SluicewayError as error:
+                if error.code == "queue_not_found":
+                    # It would be taken for a queue to which redriven items go: these come back.
+                    raise SluicewayError("unavailable", f"the queue of the items is being deleted: {error.detail}") from error
+                raise
+
+
+def _keyed(group: str, number: int, batch: pa.RecordBatch, lives: Sequence[Life]) -> Iterator[tuple[ProduceKey, Piece]]:
+    """The transfer's rows, in as many produces as it takes. All of their keys live until the group's next transfer."""
+    for at, piece in enumerate(pieces(Piece(batch, tuple(lives)))):
+        name = f"{group}/{number}" if not at else f"{group}/{number}/{at}"
+        yield ProduceKey(name, group, number), piece
+
+
+def pieces(whole: Piece) -> list[Piece]:
+    """The rows in pieces of up to MOST_BYTES, or of one row. The same rows always give the same pieces."""
+    count = whole.batch.num_rows
+    if count == 1 or whole.batch.nbytes <= MOST_BYTES:
+        return [whole]
+    half = count // 2
+    first, second = whole.batch.slice(0, half), whole.batch.slice(half)
+    return [*pieces(Piece(first, _lives(whole.lives, 0, half))), *pieces(Piece(second, _lives(whole.lives, half, count)))]
+
+
+def _lives(lives: Sequence[Life], first: int, end: int) -> tuple[Life, ...]:
+    """Those of the rows from `first` to before `end`."""
+    found, at = [], 0
+    for life in lives:
+        rows = min(end, at + life.rows) - max(first, at)
+        if rows > 0:
+            found.append(life._replace(rows=rows))
+        at += life.rows
+    return tuple(found)
