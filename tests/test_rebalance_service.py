@@ -230,6 +230,20 @@ async def test_a_batch_is_carried_out_one_after_the_other(tmp_path: Path) -> Non
 
 
 @driven
+async def test_of_a_batch_that_copies_a_queue_in_order_drains_naturally(tmp_path: Path) -> None:
+    async with in_memory(tmp_path, "a", "b") as service:
+        for name, partitions in (("many", 2), ("one", 1)):
+            await service.create_queue(spec(name, partitions))
+        affinities(service, a=0, b=1)
+        batch = await service.rebalance_many("*", None, "copy", 1_000, BY)
+        ends = [await ended(service, each.id) for each in batch.rebalances]
+        assert [(each.queue_name, each.state, each.drain, each.rate) for each in ends] == [
+            ("many", "done", "copy", 1_000),
+            ("one", "done", "natural", None),
+        ]
+
+
+@driven
 async def test_a_queue_that_is_deleted_ends_its_rebalance(tmp_path: Path) -> None:
     async with in_memory(tmp_path, "a") as service:
         await service.create_queue(spec("q", 2))

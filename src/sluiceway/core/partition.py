@@ -19,7 +19,7 @@ from pyroaring import BitMap
 
 from sluiceway.core.closed import ClosedLeases
 from sluiceway.core.forming import due_times
-from sluiceway.core.gate import Gate
+from sluiceway.core.gate import Gate, is_move
 from sluiceway.core.keys import Seen
 from sluiceway.core.line import RecordName
 from sluiceway.core.records import (
@@ -84,7 +84,8 @@ class Partition(Gate):
         """
         digest = b""
         if key is not None:
-            digest = digest_of(batch)
+            # The rows of a move are those of its transfer, always: nobody else can use its key.
+            digest = b"" if is_move(key) else digest_of(batch)
             self.keys.forget_old(now)
             seen = self.keys.find(key, digest)
             if seen is not None:

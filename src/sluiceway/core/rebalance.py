@@ -37,8 +37,8 @@ from sluiceway.model.rebalance import Plan, Rebalance, RebalanceState, StepDone,
 
 ASK_TIMEOUT: Millis = 5_000
 """How long one request may take before it is made again."""
-MOVE_ITEMS = 10_000
-"""Items of one move: few enough to be soon there, many enough that a move costs little for each."""
+MOVE_ITEMS = 2_000
+"""Items of one move: few enough that the calls of clients do not notice it, many enough that a move costs little for each."""
 SOON: Millis = 20
 LATE: Millis = 1_000
 """How long a drain waits before it looks again: SOON after something has changed, and twice as long each time, LATE at most."""

@@ -210,8 +210,9 @@ class Coordinator:
             return machine.failed(rebalance, error.detail, now)
         if made.is_empty:
             return machine.nothing_to_do(rebalance, now)
-        if made.in_order and rebalance.drain == "copy":
-            return machine.failed(rebalance, IN_ORDER, now)
+        if made.in_order:
+            # It was asked for with others, of which it may be said.
+            rebalance = msgspec.structs.replace(rebalance, drain="natural", rate=None)
         return machine.begin(record, rebalance, made, now)
 
     async def _write(self, stored: Stored, change: Change, record: QueueRecord | None, held: Stamp) -> Stamp:

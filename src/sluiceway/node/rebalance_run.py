@@ -31,7 +31,9 @@ from sluiceway.node.router import Router
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Requests of one rebalance that are under way at once; moves of ready items, which take longest, do not count, and of these so many."""
+"""Requests of one rebalance that are under way at once; moves of ready items, which take longest, do not count."""
+MOVES_AT_ONCE = 2
+"""Of these so many: one is written while another is read. More would be a little faster, and clients would wait for them."""
 NOTE_EVERY: Millis = 3_000
 """Between two notes in the record of how far it is, and why it does not get on."""
 AUDIT_EVERY: Millis = 60_000
@@ -74,7 +76,7 @@ class Run:
         self._counted_at: Millis = -COUNT_EVERY
         self._again = asyncio.Event()
         self._poked = True
-        self._few, self._moves = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        self._few, self._moves = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(MOVES_AT_ONCE)
         self._pace = Pace(stored.rebalance.rate)
         self._problems: dict[int, str] = {}
         """What goes wrong, by the partition that was asked, or -1: a commit."""

@@ -105,7 +105,8 @@ class Rebalancing:
         return rebalance
 
     async def begin_many(self, match: str, requested: int | None, drain: DrainMode, rate: int | None, by: Actor) -> RebalanceBatch:
-        """One for each queue whose name matches, in the order of their names; each waits for the one before it.
+        """One for each queue whose name matches, in the order of their names; each waits for the one before it. A queue that keeps its
+        order drains naturally, whatever `drain` says of the others.
 
         Raises `outcome_unknown`.
         """
@@ -115,7 +116,7 @@ class Rebalancing:
         left_out: list[LeftOut] = []
         await self._changes.follow()
         for record in [each for each in self._catalog if fnmatchcase(each.queue_name, match)]:
-            reason = self._why_not(record, requested, drain)
+            reason = self._why_not(record, requested)
             if reason is not None:
                 left_out.append(LeftOut(record.queue_name, reason))
                 continue
@@ -129,15 +130,13 @@ class Rebalancing:
         self.coordinator.poke()
         return RebalanceBatch(batch, those, left_out)
 
-    def _why_not(self, record: QueueRecord, requested: int | None, drain: DrainMode) -> str | None:
+    def _why_not(self, record: QueueRecord, requested: int | None) -> str | None:
         """Why that queue is left out, in words."""
         try:
             _, made = self.plan(record, requested)
         except SluicewayError as error:
             return error.detail
-        if made.is_empty:
-            return "there is nothing to do"
-        return IN_ORDER if made.in_order and drain == "copy" else None
+        return "there is nothing to do" if made.is_empty else None
 
     # ---- looking ----------------------------------------------------------------------------------------------
 

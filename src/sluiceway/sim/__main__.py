@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from sluiceway.sim.bank import BANK, CLUSTER_BANK, GROUP_BANK, MEMBER_BANK, SEEDS_PER_BUG, TASK_BANK, hunt
+from sluiceway.sim.bank import BANK, CLUSTER_BANK, GROUP_BANK, MEMBER_BANK, REBALANCE_BANK, SEEDS_PER_BUG, TASK_BANK, hunt
 from sluiceway.sim.cluster import ClusterWorld
 from sluiceway.sim.cluster_group import MemberWorld
+from sluiceway.sim.cluster_rebalances import RebalanceWorld
 from sluiceway.sim.group import GroupWorld
 from sluiceway.sim.history import History
 from sluiceway.sim.planting import Bug
@@ -56,6 +57,11 @@ def _cluster(seed: int, log: EventLog | None) -> Life:
     return world.live, lambda: world.loop.steps
 
 
+def _rebalances(seed: int, log: EventLog | None) -> Life:
+    world = RebalanceWorld(seed, log)
+    return world.live, lambda: world.loop.steps
+
+
 def _tasks(seed: int, log: EventLog | None) -> Life:
     world = TasksWorld(seed, log)
     return world.live, lambda: world.happened
@@ -67,6 +73,7 @@ OTHERS = (
     Storey("tasks", "--tasks", _tasks, TASK_BANK),
     Storey("members", "--members", _members, MEMBER_BANK, 4),
     Storey("cluster", "--cluster", _cluster, CLUSTER_BANK, 10),
+    Storey("rebalances", "--rebalance", _rebalances, REBALANCE_BANK, 10),
 )
 
 

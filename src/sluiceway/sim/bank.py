@@ -6,10 +6,21 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from sluiceway.sim import bugs_cluster, bugs_group, bugs_life, bugs_limits, bugs_partition, bugs_placing, bugs_queue, bugs_tasks
+from sluiceway.sim import (
+    bugs_cluster,
+    bugs_group,
+    bugs_life,
+    bugs_limits,
+    bugs_partition,
+    bugs_placing,
+    bugs_queue,
+    bugs_rebalance,
+    bugs_tasks,
+)
 from sluiceway.sim.checks import BrokenPromiseError
 from sluiceway.sim.cluster import run_cluster
 from sluiceway.sim.cluster_group import run_members
+from sluiceway.sim.cluster_rebalances import run_rebalances
 from sluiceway.sim.group import run_group
 from sluiceway.sim.history import run_history
 from sluiceway.sim.planting import Bug, planted
@@ -19,6 +30,7 @@ BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS
 GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS)
 MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
 CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
+REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)
 TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
 SEEDS_PER_BUG = 200
 
@@ -27,6 +39,7 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
     (GROUP_BANK, run_group),
     (MEMBER_BANK, run_members),
     (CLUSTER_BANK, run_cluster),
+    (REBALANCE_BANK, run_rebalances),
     (TASK_BANK, run_tasks),
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -10,16 +9,14 @@ import msgspec
 from sluiceway.core import rebalance
 from sluiceway.core.away import Away
 from sluiceway.core.gate import Gate
+from sluiceway.core.lane import Lane
 from sluiceway.core.rebalance import Heard
-from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.peers import GiveKeys
+from sluiceway.model.peers import GiveKeys, Shut
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, ProduceKey
 from sluiceway.node import sending
 from sluiceway.node.coordinator import Coordinator
 from sluiceway.node.rebalance_records import RebalanceRecords
-from sluiceway.node.rebalance_run import Run
-from sluiceway.node.sending import Sending
 from sluiceway.sim.planting import Bug, shelf
 
 BUGS: list[Bug] = []
@@ -29,10 +26,16 @@ bug = shelf(BUGS)
 # ---- shut and sealed ------------------------------------------------------------------------------------------
 
 
-@bug(rebalance, "_is_shut")
-def goes_by_the_record_alone(_original: Any) -> Any:
-    """Partitions are not shut: that their record says `draining` is to be enough."""
-    return lambda _heard, _number: True
+@bug(Lane, "_rebalance")
+def goes_by_the_record_alone(original: Any) -> Any:
+    """Partitions only say that they are shut: that their record says `draining` is to be enough."""
+
+    def do(self: Any, work: Any, now: Any) -> Any:
+        if isinstance(work, Shut) and work.shutting == "read_only":
+            return self._shutted()._replace(shutting="read_only")
+        return original(self, work, now)
+
+    return do
 
 
 @bug(Heard, "_hear_shut")
@@ -170,20 +173,6 @@ def moves_under_one_key(original: Any) -> Any:
     return keyed
 
 
-@bug(Sending, "_move")
-def takes_a_move_that_nobody_heard_of_for_done(original: Any) -> Any:
-    """Items are let go of although nobody knows whether they have arrived."""
-
-    async def move(self: Any, *args: Any) -> None:
-        try:
-            await original(self, *args)
-        except SluicewayError as error:
-            if error.code != "outcome_unknown":
-                raise
-
-    return move
-
-
 @bug(rebalance, "_is_open")
 def removes_the_target_of_a_move(_original: Any) -> Any:
     """A cancellation drains partitions while items are on their way to them."""
@@ -193,10 +182,14 @@ def removes_the_target_of_a_move(_original: Any) -> Any:
 # ---- coordinators and records ---------------------------------------------------------------------------------
 
 
-@bug(RebalanceRecords, "write")
-def does_not_check_who_is_coordinator(original: Any) -> Any:
-    """Two coordinators record steps."""
-    return lambda self, before, change, entries, _held: original(self, before, change, entries, None)
+@bug(Coordinator, "_elected")
+def takes_itself_for_the_coordinator(original: Any) -> Any:
+    """Whoever looks carries out what is open, beside the coordinator."""
+
+    async def elected(self: Any, elected: Any, stamp: Any) -> Any:
+        return stamp or await original(self, elected, stamp)
+
+    return elected
 
 
 @bug(QueueRecord, "given")
@@ -205,18 +198,11 @@ def gives_numbers_again(_original: Any) -> Any:
     return property(lambda self: 1 + max(each.partition for each in self.partitions))
 
 
-@bug(Run, "poke")
-def does_not_read_what_has_changed(_original: Any) -> Any:
-    """A rebalance is carried on as it was when it was taken up, whatever else was made of it since."""
-    return lambda self: self._again.set()
+@bug(RebalanceRecords, "look")
+def leaves_data_to_who_removed_it(original: Any) -> Any:
+    """What who removed a partition does not drop, as it died, or did not hear that it had removed it, stays."""
 
+    async def look(self: Any) -> Any:
+        return (await original(self))._replace(dropping={})
 
-@bug(Coordinator, "drop")
-def leaves_data_behind(_original: Any) -> Any:
-    """The data of a removed partition goes if that works at once."""
-
-    def drop(self: Any, key: Any, partitions: Any) -> None:
-        if key not in self._drops:
-            self._drops[key] = asyncio.create_task(self._parts.changes.drop(key, partitions))
-
-    return drop
+    return look

@@ -15,7 +15,7 @@ from sluiceway.sim.cluster_ledger import QueueLedger
 from sluiceway.sim.items import Batch, new_rows
 
 if TYPE_CHECKING:
-    from sluiceway.sim.cluster import ClusterWorld
+    from sluiceway.sim.cluster import ClusterWorld, Instance
 
 AT_ONCE = 20
 TRIES = 30
@@ -111,6 +111,12 @@ class KeyClients(Clients):
             if batch.answer is None:
                 await asyncio.sleep(self.random.random() * 0.3)
         return batch.answer is not None
+
+    async def produce_keyed(self, instance: Instance) -> None:
+        """Something, at that instance. As it may come in between, it is not of those that keep an order."""
+        batch = self._batch(ProduceKey(f"k{next(self.keys)}"))
+        self.keyed.append(batch)
+        await self._produce_once(batch, instance)
 
     # ---- the end ----------------------------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import permutations
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -24,6 +25,7 @@ from sluiceway.model.queue import QueueRecord, decode_queue
 from sluiceway.model.rebalance import DrainMode, Rebalance, decode_rebalance
 from sluiceway.model.requests import QueueSpec
 from sluiceway.node.catalog import QUEUE
+from sluiceway.node.ownership import item_of
 from sluiceway.node.rebalance_records import OPEN
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.sim.checks import check
@@ -43,6 +45,8 @@ from sluiceway.sim.world import EventLog
 SOMEBODY = Actor("somebody")
 ENDING: Millis = 90_000
 """Within this each rebalance has ended once all is well and nothing is left to be leased."""
+BURST = 16
+"""Produces under keys that an instance is asked for while it does not hear what is recorded."""
 AFFINITIES = [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (1.0, 0.3)]
 DECLINED = ("rebalance_open", "nothing_to_rebalance", "invalid_request", "plan_changed", "not_cancellable", "rebalance_not_found")
 MAYBE = ("unavailable", "outcome_unknown", "version_conflict", "queue_not_found")
@@ -86,7 +90,7 @@ class RebalanceWorld(ClusterWorld):
             self.weather = Weather(kills=pick([0, 1]), joins=pick([0, 1]), jumps=pick([0, 2]))
             for roads in (self.store_roads, self.meta_roads, self.client_roads, self.network.roads):
                 roads.calm()
-        self.traffic, self.pace, self.wanted = pick([8_000, 14_000]), pick([300, 600, 1_200]), pick([1, 2, 3, 3])
+        self.traffic, self.pace, self.wanted = pick([8_000, 14_000]), pick([300, 600, 1_200]), pick([1, 2, 3, 4])
         self.network.echo = pick([0.0, 0.0, 0.1, 0.5])
         self.affinities = pick(AFFINITIES)
         self.settings: dict[str, dict[str, BackendSettings]] = {}
@@ -270,17 +274,25 @@ class RebalanceWorld(ClusterWorld):
         if self.resting or self.random.random() >= self.doings.strikes:
             return
         there = [each for each in self.instances if not each.process.dead]
-        others = [each for each in there if each.name != coordinator]
+        others, struck = ([each for each in there if (each.name == coordinator) is those] for those in (False, True))
+        if rebalance.step == "drain" and rebalance.state == "running" and self.random.random() < 0.5:
+            # Just when items are to be moved. The coordinator reaches all of them.
+            for one, other in permutations(others, 2):
+                self.network.cut(one.process, other.process)
+                self.loop.after(1_500, partial(self.network.uncut, one.process, other.process))
+            self.loop.after(self.random.choice([20, 100, 500]), self._cancel)
+            return
         if others and self.random.random() < self.doings.deafness:
             # Of what follows who does not hear of it would go on as before: it is when homes change that this matters.
             if rebalance.step in ("shut", "keys") or self.random.random() < 0.2:
-                self._deafen(self.random.choice(others))
+                self._deafen(self.random.choice(_losers(rebalance, others) or others), struck, rebalance.queue_name)
             return
-        struck = [each for each in there if each.name == coordinator] if self.random.random() < 0.6 else there
+        struck = struck if self.random.random() < 0.6 else there
         if not struck:
             return
         instance = self.random.choice(struck)
-        span = self._span()
+        # So long that it may have been followed by another when it goes on.
+        span = self.random.choice([700, 2_600, 5_000, 6_500])
         deed = self.random.random()
         if deed < 0.3:
             self.loop.after(self.random.choice([0, 5, 50]), partial(self._kill, instance, self.random.choice([100, 2_000])))
@@ -296,12 +308,19 @@ class RebalanceWorld(ClusterWorld):
         else:
             self.loop.after(self.random.choice([0, 20, 200]), self._cancel)
 
-    def _deafen(self, instance: Instance) -> None:
-        """It does not hear what was recorded, and works as before, almost until its lease runs out."""
+    def _deafen(self, instance: Instance, coordinators: list[Instance], queue_name: str) -> None:
+        """It does not hear what was recorded, and works as before, almost until its lease runs out; clients ask it all the more."""
         span = self.random.randrange(1_000, 2_800)
         self.note(instance.name, "is deaf for", span)
         instance.meta.cut.update(("there", "back"))
         self.network.deaf.add(instance.name)
+        for each in coordinators if self.random.random() < 0.5 else ():
+            self.network.cut(each.process, instance.process)
+            self.loop.after(self.random.randrange(span), partial(self.network.uncut, each.process, instance.process))
+        clients = next((each for each in self.clients if each.ledger.queue == queue_name), None)
+        if isinstance(clients, KeyClients):
+            for _ in range(BURST):
+                self.loop.after(self.random.randrange(span), lambda: self.loop.begin(self.loop.outside, clients.produce_keyed(instance)))
 
         def hears() -> None:
             instance.meta.free("there", "back")
@@ -333,6 +352,14 @@ class RebalanceWorld(ClusterWorld):
             self.usable = frozenset({"available"})
             problem = await self._problem()
         return problem
+
+
+def _losers(rebalance: Rebalance, instances: list[Instance]) -> list[Instance]:
+    """Those with partitions that stay, and are the homes of fewer keys from now on; of a queue in order those whose place is taken."""
+    pairs = zip(rebalance.homes, rebalance.slots, strict=True)
+    losers = {home for home, final in pairs if home != final} - {*rebalance.plan.drains}
+    losers = {*rebalance.plan.drains} if rebalance.plan.in_order else losers
+    return [each for each in instances if any(item_of(rebalance.incarnation, number) in each.owned for number in losers)]
 
 
 def _backends(affinities: tuple[float, float], write_timeout: Millis) -> dict[str, BackendSettings]:

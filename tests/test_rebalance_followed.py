@@ -1,0 +1,73 @@
+"""What a coordinator finds when others have been at work: records that have changed, and data that nobody has dropped."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from node_rig import PATIENCE, spec
+from rebalance_rig import in_memory
+from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.rebalance import Plan, Rebalance
+from sluiceway.node.rebalance_records import Stored, dropping_key
+from sluiceway.node.rebalance_run import Parts, Run
+from sluiceway.testing.drive import driven
+
+
+def _rebalance(**more: Any) -> Rebalance:
+    return msgspec.structs.replace(Rebalance("r", "q", "inc", 1, Plan(drains=(0,), keeps=(1,)), "natural", 0, 0, "by"), **more)
+
+
+@driven
+async def test_what_changes_while_a_rebalance_is_read_has_it_read_again_before_anything_is_asked() -> None:
+    """Or it would seal, by the old plan and under the new cursor, a partition that a cancellation has just opened again."""
+    before, ended = _rebalance(step="drain"), _rebalance(state="cancelled", step="finish", ended_at=1)
+    record = QueueRecord("q", "inc", 0, 0, 1_000, 0, None, "", (PartitionRecord(0, state="draining"), PartitionRecord(1)), rebalance="r")
+    found, asked = [before, ended], []
+
+    async def get(_id: str) -> Stored:
+        # The second answer is what is recorded; the first was on its way when that was heard of.
+        run.poke()
+        if len(found) == 1:
+            run._poked = False
+            await asyncio.sleep(0.01)
+        return Stored(found.pop(0), 1)
+
+    async def follow() -> None:
+        return
+
+    async def owner_of(*args: Any) -> Any:
+        asked.append(args)
+        await asyncio.sleep(3_600)
+
+    parts: Any = SimpleNamespace(
+        catalog=SimpleNamespace(of=lambda _: record),
+        router=SimpleNamespace(owner_of=owner_of),
+        records=SimpleNamespace(get=get),
+        changes=SimpleNamespace(follow=follow),
+    )
+    assert set(vars(parts)) <= set(Parts.__annotations__)
+    run = Run(parts, Stored(before, 1), 1, "here")
+    run.poke()
+    async with asyncio.timeout(PATIENCE):
+        await run.run()
+    assert not asked
+    assert run.rebalance is ended
+
+
+@driven
+async def test_data_of_a_removed_partition_that_nobody_drops_is_dropped_by_the_coordinator(tmp_path: Path) -> None:
+    """Whoever removed it died, or did not hear that it had."""
+    async with in_memory(tmp_path, "a") as service:
+        record = await service.create_queue(spec("q", 1))
+        gone = PartitionRecord(7, "a")
+        key = dropping_key(record.incarnation, gone)
+        await service.meta.commit(puts={key: msgspec.json.encode((gone,))})
+        service._rebalancing.coordinator.poke()
+        async with asyncio.timeout(PATIENCE):
+            while (await service.meta.read([key])).entries:  # noqa: ASYNC110 - what is waited for has no event to await
+                await asyncio.sleep(0.002)

@@ -1,0 +1,64 @@
+"""Random histories of clusters that are rebalanced all the while: promises are kept, each planted bug is found, and a seed is a history."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from sluiceway.sim import bugs_rebalance
+from sluiceway.sim.bank import SEEDS_PER_BUG, hunt
+from sluiceway.sim.cluster_rebalances import RebalanceWorld, run_rebalances
+from sluiceway.sim.planting import Bug
+from sluiceway.sim.world import EventLog
+
+SEEDS = 18
+SOME = 6
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, SOME))
+def test_promises_are_kept_whatever_is_made_of_the_partitions(first: int) -> None:
+    tally: Counter[str] = Counter()
+    for seed in range(first, first + SOME):
+        world = RebalanceWorld(seed)
+        world.live()
+        tally.update(world.watch.tally)
+        for ledger in world.ledgers.values():
+            tally["items"] += ledger.tally["produced"]
+            tally["keys"] += ledger.tally["keys kept"]
+            tally["moved"] += sum(trail.tally["moved in"] for trail in ledger.trails.values())
+    # A world in which nothing happens would prove nothing.
+    for what, least in (("items", 100), ("keys", 20), ("moved", 5), ("flip", SOME), ("removed", SOME), ("done", 3)):
+        assert tally[what] >= least, what
+
+
+RARE: set[str] = {
+    "goes_on_as_the_home",
+    "takes_items_before_the_old_one_is_shut",
+    "removes_the_target_of_a_move",
+    "obeys_who_is_coordinator_no_more",
+    "leaves_data_to_who_removed_it",
+}
+"""They need some dozens of histories, which take a second each."""
+
+
+@pytest.mark.parametrize(
+    "bug", [pytest.param(bug, marks=pytest.mark.slow if bug.name in RARE else (), id=bug.name) for bug in bugs_rebalance.BUGS]
+)
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    assert hunt(bug, range(SEEDS_PER_BUG)) is not None, bug.what
+
+
+def test_a_seed_is_the_same_history_in_every_process() -> None:
+    def replay(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "sluiceway.sim", "--rebalance", "--seed", "3"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    log = EventLog()
+    run_rebalances(3, log)
+    assert log.digest() in replay("1")
+    assert log.digest() in replay("2")
