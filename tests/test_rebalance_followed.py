@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,11 @@ from node_rig import PATIENCE, spec
 from rebalance_rig import in_memory
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance
+from sluiceway.node.coordinator import Coordinator
+from sluiceway.node.ownership import PARAMETERS
 from sluiceway.node.rebalance_records import Stored, dropping_key
 from sluiceway.node.rebalance_run import Parts, Run
+from sluiceway.sim.loop import Loop, simulated
 from sluiceway.testing.drive import driven
 
 
@@ -71,3 +75,32 @@ async def test_data_of_a_removed_partition_that_nobody_drops_is_dropped_by_the_c
         async with asyncio.timeout(PATIENCE):
             while (await service.meta.read([key])).entries:  # noqa: ASYNC110 - what is waited for has no event to await
                 await asyncio.sleep(0.002)
+
+
+def test_in_a_cluster_data_stays_until_no_instance_can_take_itself_for_the_owner_any_more() -> None:
+    """One that was cut off would open its partition again, find a new one there, and take items that nobody ever finds."""
+    dropped: list[str] = []
+
+    async def drop(key: str, _partitions: Any) -> bool:
+        dropped.append(key)
+        return True
+
+    async def nothing(*_: Any) -> None:
+        return
+
+    changes = SimpleNamespace(drop=drop, follow=nothing)
+    parts: Any = SimpleNamespace(changes=changes, shares=SimpleNamespace(tell=nothing), catalog=SimpleNamespace(stamp=1))
+
+    async def history() -> None:
+        ownership: Any = SimpleNamespace(is_alone=False)
+        Coordinator(parts, ownership, dict).drop("dropping/inc/1", (PartitionRecord(1),))
+        # Its lease by a clock that is a tenth slow, and as long again for what was on its way then.
+        await asyncio.sleep(2.2 * PARAMETERS.lease_timeout / 1000)
+        assert not dropped
+        await asyncio.sleep(10)
+        assert dropped == ["dropping/inc/1"]
+
+    loop = Loop(Random(0))
+    with simulated(loop):
+        loop.run_until_complete(history())
+        loop.close()

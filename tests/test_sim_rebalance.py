@@ -36,9 +36,7 @@ def test_promises_are_kept_whatever_is_made_of_the_partitions(first: int) -> Non
 
 
 RARE: set[str] = {
-    "goes_on_as_the_home",
-    "takes_items_before_the_old_one_is_shut",
-    "removes_the_target_of_a_move",
+    "seals_what_has_scheduled_items",
     "obeys_who_is_coordinator_no_more",
     "leaves_data_to_who_removed_it",
 }

@@ -23,7 +23,7 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance
-from sluiceway.node.ownership import Ownership
+from sluiceway.node.ownership import PARAMETERS, Ownership
 from sluiceway.node.rebalance_records import Elected, StaleError, Stored, said
 from sluiceway.node.rebalance_run import Parts, Run
 from sluiceway.ports.meta_store import MetaUnknownError
@@ -35,6 +35,8 @@ POLL: Millis = 3_000
 """Between two looks at what is open, where other instances may have begun something, or have died."""
 AGAIN: Millis = 500
 """The same while a batch waits, or something has gone wrong."""
+DROP_AFTER: Millis = 2 * PARAMETERS.member_timeout + 2_000
+"""How long the data of a removed partition stays: longer than an instance that hears of nothing takes itself for an owner."""
 DROP_AGAIN: Millis = 5_000
 """Between two tries to remove the data of a partition whose backend does not answer."""
 
@@ -234,6 +236,10 @@ class Coordinator:
             task.add_done_callback(lambda _: self._drops.pop(key, None))
 
     async def _drop(self, key: str, partitions: tuple[PartitionRecord, ...]) -> None:
+        if not self._ownership.is_alone:
+            # An owner that was removed with its partition and hears nothing may open it again, and what it would find without the data is a
+            # new one, which takes items. With the data it finds it sealed; and by then its lease has run out.
+            await asyncio.sleep(DROP_AFTER / 1000)
         while True:
             try:
                 # Once their owners know that they are gone, nothing of theirs is in flight any more.

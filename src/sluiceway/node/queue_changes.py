@@ -337,9 +337,10 @@ class QueueChanges:
         return current, await self._catalog.delete(current, dict([*dropping.items(), entry]), writes)
 
     async def drop_rest(self) -> None:
-        """Remove what is left of queues and partitions that were removed earlier."""
+        """Remove what is left of queues and partitions that were removed earlier. In a cluster the coordinator does so for partitions."""
         for key, partitions in (await self.to_drop()).items():
-            await self.drop(key, partitions)
+            if self._ownership.is_alone or "/" not in key.removeprefix(DROPPING):
+                await self.drop(key, partitions)
 
     async def to_drop(self) -> dict[str, tuple[PartitionRecord, ...]]:
         """The data that is to go, by its key. Raises StoreUnavailableError."""
