@@ -50,7 +50,7 @@ def test_without_what_it_stands_on_it_falls(ablation: Bug) -> None:
     assert hunt(ablation, range(SEEDS_PER_BUG)) is not None, ablation.what
 
 
-RARE = {"passes_on_what_a_peer_asks", "refuses_what_it_was_writing", "takes_more_under_a_key", "follows_hints_alone"}
+RARE = {"passes_on_what_a_peer_asks", "refuses_what_it_was_writing", "takes_more_under_a_key"}
 """They need some dozens of histories, which take a second each."""
 
 

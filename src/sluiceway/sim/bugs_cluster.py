@@ -15,7 +15,6 @@ from sluiceway.model.peers import Ask
 from sluiceway.model.requests import Settle, Settled
 from sluiceway.node.demand import Demand
 from sluiceway.node.driver import QueueDriver
-from sluiceway.node.following import Following
 from sluiceway.node.group import GroupMember
 from sluiceway.node.leasing import Leasing
 from sluiceway.node.router import Router
@@ -161,16 +160,6 @@ def forgets_what_it_owns_of_a_new_queue(original: Any) -> Any:
             self.ownership.tokens = tokens
 
     return learnt
-
-
-@bug(Following, "look_again")
-def follows_hints_alone(_original: Any) -> Any:
-    """A change of a queue of which a hint came when nothing could be read is never followed."""
-
-    async def look_again(_self: Any) -> None:
-        return
-
-    return look_again
 
 
 @bug(Service, "lost")
