@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,14 +14,17 @@ from cluster_rig import STEADY, Gate, Meta, Wires
 from node_rig import eventually, produce, spec
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.access import SYSTEM
 from sluiceway.model.backends import BackendSettings, SqliteBackend
 from sluiceway.model.configuration import Configuration
 from sluiceway.model.requests import Produced
+from sluiceway.node import coordinator
 from sluiceway.node.service import Membership, Service
 from sluiceway.testing.drive import driven
 
 ONE = Configuration(backends={"one": SqliteBackend()})
 BOTH = Configuration(backends={"one": SqliteBackend(), "two": SqliteBackend()})
+VACATED = Configuration(backends={"one": SqliteBackend(), "two": SqliteBackend(partition_affinity=0)})
 SECOND = Configuration(backends={"one": SqliteBackend(partition_affinity=0), "two": SqliteBackend()})
 
 
@@ -104,3 +108,25 @@ async def test_one_that_was_not_given_a_backend_says_so_and_sends_items_elsewher
         assert await old.reconfigure(ONE, SECOND) == ["backends.one.partition_affinity", "backends.two"]
         await eventually(lambda: all(each.state == "available" for each in old.stats("q").partitions))
         assert old.problems() == []
+
+
+@driven
+async def test_a_backend_goes_once_the_data_of_its_partitions_has_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a rebalance that stays for a while: who asks for the change waits, and is not refused."""
+    gone = asyncio.Event()
+
+    async def later(_seconds: float) -> None:
+        await gone.wait()
+
+    monkeypatch.setattr(coordinator, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": later}))
+    async with two(tmp_path, BOTH) as (a, b):
+        await a.create_queue(spec("q", 2))
+        for instance in (a, b):
+            await instance.reconfigure(BOTH, VACATED)
+        await a.rebalance("q", None, "natural", None, None, SYSTEM)
+        await eventually(lambda: a.queue("q").rebalance is None)
+        going = [asyncio.create_task(instance.reconfigure(VACATED, ONE)) for instance in (a, b)]
+        done, _ = await asyncio.wait(going, timeout=0.5)
+        assert not done
+        gone.set()
+        assert await asyncio.gather(*going) == [["backends.two"]] * 2

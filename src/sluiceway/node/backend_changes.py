@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
+from sluiceway.adapters import system
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Actor
 from sluiceway.model.configuration import Configuration
+from sluiceway.model.queue import PartitionRecord
 from sluiceway.node.audit import AuditTrail
 from sluiceway.node.backend_pool import BackendPool
 from sluiceway.node.catalog import QUEUE, Catalog
@@ -19,6 +23,10 @@ from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 log = logging.getLogger(__name__)
+
+DROP_PATIENCE: Millis = 20_000
+"""How long a change waits for data to go from a backend that goes: a rebalance's go a while after their partitions."""
+LOOK: Millis = 250
 
 
 class BackendChanges:
@@ -40,11 +48,20 @@ class BackendChanges:
         Returns the names of all keys that change, of other sections too, and `also`; they are audited, in one entry. Raises
         `restart_required`, `invalid_request`, `unavailable`, `outcome_unknown`; then nothing has changed.
         """
+        await self._let_drop(old.backends.keys() - new.backends.keys())
         async with self._queues.lock:
             changed = await self._queues.decide(lambda: self._make(old, new, also, by))
         if changed:
             log.info("configuration changed: %s", ", ".join(changed))
         return changed
+
+    async def _let_drop(self, going: Set[str]) -> None:
+        """Returns when no data of removed partitions is left on those backends, or is not gone in time."""
+        until = system.steady() + DROP_PATIENCE
+        while going and system.steady() < until:
+            if not any(each.backend in going for each in await self._dropping()):
+                return
+            await asyncio.sleep(LOOK / 1000)
 
     async def _make(self, old: Configuration, new: Configuration, also: Sequence[str], by: Actor) -> list[str]:
         planned = plan(old, new, await self._holding())
@@ -78,12 +95,15 @@ class BackendChanges:
         except StoreUnavailableError:
             return False
 
-    async def _holding(self) -> Counter[str]:
-        """How many partitions each backend holds, those of deleted queues included whose data is still there."""
+    async def _dropping(self) -> list[PartitionRecord]:
+        """What is gone, and whose data is still there."""
         try:
-            dropping = (await self._meta.read(prefixes=[DROPPING])).prefix(DROPPING).values()
+            entries = (await self._meta.read(prefixes=[DROPPING])).prefix(DROPPING).values()
         except StoreUnavailableError as error:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+        return [each for entry in entries for each in dropped(entry.value)]
+
+    async def _holding(self) -> Counter[str]:
+        """How many partitions each backend holds, those that are gone included whose data is still there."""
         partitions = [each for record in self._catalog for each in record.partitions]
-        partitions += [each for entry in dropping for each in dropped(entry.value)]
-        return Counter(each.backend for each in partitions)
+        return Counter(each.backend for each in (*partitions, *await self._dropping()))
