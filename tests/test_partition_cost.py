@@ -6,6 +6,7 @@ import pytest
 
 from core_model import START, Rig, Row, array_of, batch_of
 from sluiceway.core import closed
+from sluiceway.core.away import MOST_PIECES
 from sluiceway.core.looking import lives_of
 from sluiceway.core.rules import Rules
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
@@ -225,9 +226,20 @@ def test_items_that_move_cost_no_more_than_a_lease_and_a_produce() -> None:
 
 def test_a_mass_of_scheduled_items_that_moves_leaves_nothing_in_the_line() -> None:
     rig = backlog(1)
-    for n in range(200):
+    for n in range(MOST_PIECES):
         rig.produce([Row(PAYLOAD, START + 1_000 + n)])
     rig.commit()
-    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == 200
+    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MOST_PIECES
     assert len(rig.machine.ready) == 1
     rig.commit()
+
+
+def test_items_that_lie_apart_move_a_few_at_a_time() -> None:
+    """Each costs as much as a blob full of neighbours, and clients wait for a turn."""
+    rig = backlog(200, 1)
+    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, False, START)[1] == MOST_PIECES
+    later = Rig()
+    for due_at in range(200):
+        later.produce([Row(PAYLOAD, enqueue_at=START + 1_000 + due_at)])
+    later.commit()
+    assert later.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MOST_PIECES

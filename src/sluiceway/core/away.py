@@ -32,6 +32,9 @@ from sluiceway.kernel.errors import invalid
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.requests import Life, Offsets
 
+MOST_PIECES = 128
+"""Of a move: where every item has a blob of its own, each piece costs as much as thousands of neighbours, and clients would wait for it."""
+
 Piece = tuple[Part, BitMap]
 """Positions of a part, counted as its base says."""
 
@@ -115,6 +118,7 @@ class Away(Line):
         line for it. Returns (transfer number, items): 0 if there are none.
 
         Their blobs hold `room` bytes at most, or are one: some rows of a blob may be nearly all of it.
+        They lie in MOST_PIECES places at most.
         """
         if scheduled:
             pieces, times = self._take_due(limit, room)
@@ -129,7 +133,7 @@ class Away(Line):
         """Move `head` over up to `limit` items. How many of them may be leased together does not matter: nobody handles them here."""
         pieces: list[Piece] = []
         blobs: set[int] = set()
-        while self.ready and limit:
+        while self.ready and limit and len(pieces) < MOST_PIECES:
             extent = self.ready[0]
             at, run = extent.run(self.at(extent))
             if 0 < extent.expires_at <= now:
@@ -151,7 +155,7 @@ class Away(Line):
         pieces: list[Piece] = []
         times: list[Millis] = []
         blobs: set[int] = set()
-        while self.due_times and limit:
+        while self.due_times and limit and len(pieces) < MOST_PIECES:
             due = self.dues.get(self.due_times[0][1])
             if due is None:
                 heapq.heappop(self.due_times)
