@@ -151,6 +151,12 @@ class PostgresServer:
         for pid in self.pids():
             signal_one(pid, signal.SIGSTOP)
 
+    def pause_wal_writer(self) -> None:
+        """Until the server is killed, the log is written by those only who wait for it."""
+        with psycopg.connect(self._administrator()) as connection:
+            ((pid,),) = connection.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").fetchall()
+        signal_one(pid, signal.SIGSTOP)
+
     def resume(self) -> None:
         for pid in self.pids():
             signal_one(pid, signal.SIGCONT)

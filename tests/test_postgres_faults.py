@@ -398,6 +398,8 @@ def test_the_killed_server_loses_what_was_not_asked_to_be_durable(server: Postgr
         connection.execute("CREATE TABLE control (number int)")
         connection.execute("SET synchronous_commit = on")
         connection.execute("INSERT INTO control VALUES (1)")
+        # It would write the log on its own when it likes.
+        server.pause_wal_writer()
         connection.execute("SET synchronous_commit = off")
         connection.execute("INSERT INTO control VALUES (2)")
         server.kill()
