@@ -11,7 +11,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 from sluiceway.core.assignment.tasks import fold, judge, restore, trimmable, watermark
 from sluiceway.core.assignment.tasks_state import (
     Assign,
-    Born,
     CancelMove,
     Decision,
     Entry,
@@ -29,6 +28,7 @@ from sluiceway.core.assignment.tasks_state import (
     decode,
     encode,
 )
+from sluiceway.model.tasks import Born
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 LITTLE = st.integers(0, 3)

@@ -6,7 +6,6 @@ from typing import TypeVar
 
 import pytest
 
-from sluiceway.core.assignment.task_leader import Group
 from sluiceway.core.assignment.task_member import (
     Alarm,
     Append,
@@ -34,7 +33,6 @@ from sluiceway.core.assignment.task_member import (
 )
 from sluiceway.core.assignment.tasks_state import (
     Assign,
-    Born,
     CancelMove,
     Entry,
     Finish,
@@ -47,6 +45,7 @@ from sluiceway.core.assignment.tasks_state import (
     Supersede,
     Term,
 )
+from sluiceway.model.tasks import Born, Group
 
 Kind = TypeVar("Kind")
 PACE = Pace(repeat_after=100, reopen_after=50, patience=1_000)

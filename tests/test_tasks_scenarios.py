@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from sluiceway.core.assignment.task_leader import Group, divide, hints, next_term
+from sluiceway.core.assignment.task_leader import divide, hints, next_term
 from sluiceway.core.assignment.tasks import fold, judge, restore, stuck, trimmable, watermark
 from sluiceway.core.assignment.tasks_state import (
     Assign,
-    Born,
     CancelMove,
     Entry,
     Finish,
@@ -21,6 +20,7 @@ from sluiceway.core.assignment.tasks_state import (
     Supersede,
     Term,
 )
+from sluiceway.model.tasks import Born, Group
 
 
 class Log:

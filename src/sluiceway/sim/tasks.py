@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from sluiceway.core.assignment.task_leader import Group
 from sluiceway.core.assignment.task_member import ChildrenFound, Elected, Going, Pace, Prepared, Preset, SeedsFound, TaskMember
 from sluiceway.core.assignment.tasks_state import CancelMove, Move, Record, Snapshot
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Group
 from sluiceway.sim.checks import check
 from sluiceway.sim.tasks_actor import Actor
 from sluiceway.sim.tasks_checks import TruthLog

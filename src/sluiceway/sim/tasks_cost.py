@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sluiceway.core.assignment.task_leader import Group
 from sluiceway.core.assignment.task_member import (
     Append,
     AskSeeds,
@@ -28,7 +27,8 @@ from sluiceway.core.assignment.task_member import (
     Tick,
 )
 from sluiceway.core.assignment.tasks import fold
-from sluiceway.core.assignment.tasks_state import Born, Record, Snapshot, State, encode
+from sluiceway.core.assignment.tasks_state import Record, Snapshot, State, encode
+from sluiceway.model.tasks import Born, Group
 
 MEMBERS, PARTITIONS = 200, 2_000
 

@@ -7,8 +7,8 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from sluiceway.core.assignment.tasks_state import Born
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Born
 from sluiceway.sim.checks import check
 
 POINTS = ("", "first", "late")

@@ -7,18 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from sluiceway.core.assignment.plan import sticky
-from sluiceway.core.assignment.tasks_state import Born, State, Term
-
-
-class Group(NamedTuple):
-    """What the election says: who leads whom. `generation` rises with each change, unless the election has lost its memory.
-
-    Nobody leads, as far as a member can know, when it has lost its place in the election: then its `leader` is empty.
-    """
-
-    generation: int
-    leader: str
-    members: tuple[str, ...]
+from sluiceway.core.assignment.tasks_state import State, Term
+from sluiceway.model.tasks import Born, Group
 
 
 class Division(NamedTuple):

@@ -13,11 +13,10 @@ from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sluiceway.core.assignment.task_leader import Division, Group, divide, hints, next_term
+from sluiceway.core.assignment.task_leader import Division, divide, hints, next_term
 from sluiceway.core.assignment.tasks import broken_rule, fold
 from sluiceway.core.assignment.tasks_state import (
     Assign,
-    Born,
     CancelMove,
     Entry,
     Finish,
@@ -32,6 +31,7 @@ from sluiceway.core.assignment.tasks_state import (
     Supersede,
 )
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Born, Group
 
 Preset = Literal["log-leader", "finisher-hint"]
 """Who says where a new child goes: the leader, once it is ready; or whoever finishes its last parent, and the leader only otherwise."""

@@ -25,7 +25,6 @@ from msgspec.structs import replace
 
 from sluiceway.core.assignment.tasks_state import (
     Assign,
-    Born,
     CancelMove,
     Entry,
     Finish,
@@ -42,6 +41,7 @@ from sluiceway.core.assignment.tasks_state import (
     Term,
 )
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Born
 
 Partitions = dict[str, Partition]
 Verdict = State | str

@@ -7,22 +7,10 @@ from typing import Literal
 import msgspec
 
 from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Born
 
 Phase = Literal["created", "ready", "owned", "finished"]
 """`created`: some parent is not finished. `ready`: nobody has it. What is removed is not in the state any more."""
-
-
-class Born(msgspec.Struct, frozen=True, array_like=True):
-    """A partition as the stream tells of it.
-
-    `parents` is all of them, always the same and told the same by each of them; `start` is where reading begins, opaque. `since`, for
-    seeds: no record of it is older.
-    """
-
-    token: str
-    parents: tuple[str, ...] = ()
-    start: str = ""
-    since: Millis = 0
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):
