@@ -110,4 +110,5 @@ REBALANCES = {
     *(f"rebalance {name}" for name in ("plan", "start", "watch", "list", "show", "cancel")),
     *("partition pause", "partition resume"),
 }
-"""Commands that have their tests in a file of their own."""
+CAPTURES = {"spark capture"}
+"""Commands that have their tests in files of their own."""

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 
@@ -86,8 +86,9 @@ def wait_until(holds: Callable[[], bool], what: str) -> None:
 class PostgresServer:
     """Started by entering the block, stopped by leaving it. A server that root starts runs as `nobody`, since PostgreSQL refuses root."""
 
-    def __init__(self, bindir: Path | None = None) -> None:
+    def __init__(self, bindir: Path | None = None, settings: Mapping[str, str] | None = None) -> None:
         self._given = bindir
+        self._settings = {**SETTINGS, **(settings or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> PostgresServer:
@@ -124,7 +125,7 @@ class PostgresServer:
 
     def start(self) -> None:
         """Returns when the server takes connections."""
-        options = [argument for name, value in SETTINGS.items() for argument in ("-c", f"{name}={value}")]
+        options = [argument for name, value in self._settings.items() for argument in ("-c", f"{name}={value}")]
         command = [str(self._bindir / "postgres"), "-D", str(self._data), "-p", str(self.port), *options]
         with (self._directory / "log").open("ab") as log:
             self._process = self._spawn(command, log.fileno())
@@ -143,6 +144,10 @@ class PostgresServer:
         assert self._process is not None
         self._process.send_signal(signal.SIGQUIT)
         self._process.wait(PATIENCE)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:
         """Nothing of it does anything until `resume`."""
@@ -233,14 +238,14 @@ class PostgresServer:
 
 
 @contextlib.contextmanager
-def server_or_skip() -> Iterator[PostgresServer]:
-    """For a fixture: a server for the length of a block, or a skip that cannot be overlooked."""
+def server_or_skip(settings: Mapping[str, str] | None = None) -> Iterator[PostgresServer]:
+    """For a fixture: a server for the length of a block, or a skip that cannot be overlooked. `settings` go before those above."""
     try:
         binaries()
     except NoServerError as error:
         warnings.warn(f"NOTHING IS TESTED ON POSTGRESQL: {error}", stacklevel=2)
         pytest.skip(f"NOTHING IS TESTED ON POSTGRESQL: {error}")
-    with PostgresServer() as server:
+    with PostgresServer(settings=settings) as server:
         yield server
 
 

@@ -104,12 +104,14 @@ def balances(sums: dict[str, int]) -> bool:
 
 
 @contextmanager
-def running(data: Path, fit: Callable[[Service], Fittings] = lambda _: Fittings()) -> Iterator[Running]:
+def running(
+    data: Path, fit: Callable[[Service], Fittings] = lambda _: Fittings(), make: Callable[[Path], Service] = Service
+) -> Iterator[Running]:
     """A server over that data directory, with what `fit` adds to it, until the block ends."""
     # As in a server process: the slow first conversion must not fall into a test's timing.
     pa.array([b""])
     ready = threading.Event()
-    service = Service(data)
+    service = make(data)
     sock = bind("127.0.0.1", 0)
     app = create_app(service, fit(service))
     server = Server(app, ready.set)

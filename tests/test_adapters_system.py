@@ -71,3 +71,10 @@ def test_incarnations_differ_and_fit_an_id() -> None:
     assert len(incarnations) == 1_000
     assert all(len(text) == INCARNATION_LENGTH and set(text) <= set(INCARNATION_ALPHABET) for text in incarnations)
     assert parse_item_id(f"{incarnations.pop()}.0.1").offset == 1
+
+
+def test_chances_are_spread() -> None:
+    drawn = [system.chance() for _ in range(2_000)]
+    assert all(0 <= each < 1 for each in drawn)
+    # Each tenth has some; that one has fewer than a hundred, of 200 that it should have, does not happen.
+    assert all(sum(tenth <= each * 10 < tenth + 1 for each in drawn) > 100 for tenth in range(10))

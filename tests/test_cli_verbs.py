@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import os
@@ -17,9 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from cli_shell import REBALANCES, WITHOUT_JSON, Shell, covering, leaves
+from cli_shell import CAPTURES, REBALANCES, WITHOUT_JSON, Shell, covering, leaves
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.client import Client
+from test_cli_tasks import KEPT, RECORDS, write_capture
 
 COVERED: set[str] = set()
 verb = covering(COVERED)
@@ -313,6 +315,16 @@ def test_a_healthy_server_is_found_healthy(shell: Shell) -> None:
     assert {"target", "server", "tls", "clock", "key", "ready", "python", "libraries", "java"} == {each["name"] for each in found["checks"]}
 
 
+@verb("tasks list", "tasks show")
+def test_tasks(shell: Shell, tmp_path: Path) -> None:
+    meta = f"sqlite:{tmp_path / 'meta'}"
+    asyncio.run(write_capture(tmp_path / "meta", "feed", RECORDS, KEPT))
+    assert re.search(r"(?m)^feed +kinesis +1 +one ", shell.says("tasks", "list", "--meta", meta))
+    assert shell.json("tasks", "list", "--meta", meta)[0]["name"] == "feed"
+    assert re.search(r"(?m)^shard-0 +owned +one ", shell.says("tasks", "show", "feed", "--meta", meta))
+    assert shell.json("tasks", "show", "feed", "--meta", meta)[0]["leader"] == "one"
+
+
 # -- on this machine --------------------------------------------------------------------------------------------------
 
 
@@ -401,7 +413,7 @@ def test_demo(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_every_command_has_a_test() -> None:
-    assert set(leaves()) == COVERED | REBALANCES
+    assert set(leaves()) == COVERED | REBALANCES | CAPTURES
 
 
 def test_every_command_speaks_json() -> None:

@@ -202,6 +202,16 @@ def test_a_text_over_the_limit_is_refused_by_row_and_column(column: str) -> None
         check_sizes(batch_from_rows(rows).slice(1))
 
 
+def test_bytes_where_there_is_no_value_do_not_count() -> None:
+    """As a column may have them that was masked."""
+    long = pa.array(["short", "x" * (MAX_TEXT_BYTES + 1)])
+    masked = pa.Array.from_buffers(pa.utf8(), 2, [pa.py_buffer(b"\x01"), *long.buffers()[1:]])
+    assert masked.to_pylist() == ["short", None]
+    batch = pa.RecordBatch.from_arrays([pa.array([b"", b""]), masked], names=["payload", "reference"])
+    check_sizes(batch)
+    check_sizes(batch.slice(1))
+
+
 def test_a_payload_over_the_limit_is_refused() -> None:
     check_sizes(batch_from_rows([{"payload": bytes(MAX_PAYLOAD_BYTES)}]))
     with pytest.raises(SluicewayError, match=r"items\[1\]\.payload: larger than"):

@@ -14,9 +14,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.chunks import recut, row_bytes
 from sluiceway.model.items import HEADERS
 from sluiceway.spark import sink
-from sluiceway.spark.chunks import recut, row_bytes
 from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import sink_options, source_options
 from sluiceway.spark.rows import SCHEMA, to_rows

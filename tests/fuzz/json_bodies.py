@@ -41,6 +41,10 @@ CALLS: Final[list[tuple[Put, dict[str, Any]]]] = [
         },
     ),
     (
+        lambda body: json_items.decode_lease(body).request(RECORD),
+        {"queue_name": "q", "client_id": "c", "partition": 2, "after_lease": LEASE},
+    ),
+    (
         lambda body: json_items.decode_peek(body).request(RECORD),
         {"queue_name": "q", "limit": 5, "lease_id": LEASE, "start": 1, "partition": 2},
     ),

@@ -31,6 +31,7 @@ class _Ahead(threading.local):
 
 _clock = _Clock()
 _ahead = _Ahead()
+_chance = secrets.SystemRandom()
 # On Linux the monotonic clock stands still while the machine sleeps; elsewhere there is no other.
 _STEADY: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
@@ -53,6 +54,11 @@ def new_incarnation() -> str:
 def new_secret() -> str:
     """192 random bits in hexadecimal digits: nobody finds it by trying."""
     return secrets.token_hex(24)
+
+
+def chance() -> float:
+    """A number from 0 up to 1, at random: so that those who wait for the same thing do not all come back at once."""
+    return _chance.random()
 
 
 def steady() -> Millis:

@@ -25,10 +25,12 @@ _ROOMS = {
     "rebalance": "rebalance",
     **dict.fromkeys(("backend", "key", "audit", "events"), "admin"),
     "instance": "instances",
+    "tasks": "tasks",
     "top": "top",
     "context": "contexts",
     "completion": "completion",
-    **dict.fromkeys(("demo", "bench", "spark"), "shows"),
+    **dict.fromkeys(("demo", "bench"), "shows"),
+    "spark": "spark",
 }
 """The commands, in the order in which a first hour needs them, and the module in which each is."""
 

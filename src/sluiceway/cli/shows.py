@@ -1,16 +1,14 @@
-"""Commands that run something whole: the demonstration, the measurement, a Spark program."""
+"""Commands that run something whole: the demonstration, the measurement."""
 
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
 import click
 
 from sluiceway.cli.common import Output, print_json, printing
-from sluiceway.cli.session import Session, connected
 
 
 @click.command()
@@ -51,37 +49,3 @@ def bench(output: Output, rounds: int, seconds: float, file: Path | None) -> int
         if ended.returncode == 0 and output.as_json:
             print_json(json.loads(figures.read_text()))
     return ended.returncode
-
-
-@click.group()
-def spark() -> None:
-    """Run Spark programs that read from queues and write to them."""
-
-
-@spark.command(context_settings={"allow_interspersed_args": False})
-@click.argument("script", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.argument("arguments", nargs=-1, metavar="[ARGUMENT...]")
-@connected
-def run(session: Session, script: Path, arguments: tuple[str, ...]) -> None:
-    """Run the Python program SCRIPT with the names `spark`, a session on this machine, `settle`, and `url`, the server's.
-
-    It finds a Java. What comes after SCRIPT is the program's.
-    """
-    import runpy
-
-    try:
-        from sluiceway.spark import session as spark_session
-        from sluiceway.spark import settle
-
-        running = spark_session(script.stem)
-    except ModuleNotFoundError as error:
-        raise click.ClickException(f"Spark needs {error.name}; install it with: pip install 'sluiceway[spark]'") from error
-    # For the clients that the program makes.
-    os.environ["SLUICEWAY_URL"] = session.target.url
-    if session.target.api_key:
-        os.environ["SLUICEWAY_API_KEY"] = session.target.api_key
-    sys.argv = [str(script), *arguments]
-    try:
-        runpy.run_path(str(script), {"spark": running, "settle": settle, "url": session.target.url}, run_name="__main__")
-    finally:
-        running.stop()

@@ -213,10 +213,13 @@ class AsyncClient(AsyncRebalances):
         lease_timeout: Duration | None = None,
         max_partitions: int | None = None,
         lease_key: str | None = None,
+        partition: int | None = None,
+        after_lease: str | None = None,
     ) -> answers.Leased:
         """As `Client.lease`."""
+        one = (partition, after_lease)
         return await self._run(
-            item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+            item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, *one)
         )
 
     async def lease_arrow(
@@ -228,11 +231,14 @@ class AsyncClient(AsyncRebalances):
         lease_timeout: Duration | None = None,
         max_partitions: int | None = None,
         lease_key: str | None = None,
+        partition: int | None = None,
+        after_lease: str | None = None,
     ) -> LeasedTable:
         """As `Client.lease_arrow`."""
         from sluiceway.client.arrow import read_leased
 
-        call = item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+        one = (partition, after_lease)
+        call = item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, *one)
         return await self._run(call.as_arrow(read_leased))
 
     async def complete(
@@ -303,6 +309,12 @@ class AsyncClient(AsyncRebalances):
     ) -> list[answers.LeasedItem]:
         """As `Client.peek`."""
         return (await self._run(item_calls.peek(queue_name, limit, partition, lease_id, start))).items
+
+    async def peek_arrow(self, queue_name: str, lease_id: str, *, limit: int = 10_000, start: int | None = None) -> LeasedTable:
+        """As `Client.peek_arrow`."""
+        from sluiceway.client.arrow import read_leased
+
+        return await self._run(item_calls.peek(queue_name, limit, None, lease_id, start).as_arrow(read_leased))
 
     async def explain(self, queue_name: str, item_id: str) -> answers.Explanation:
         """As `Client.explain`."""

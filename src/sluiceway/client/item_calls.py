@@ -126,6 +126,8 @@ def lease(
     lease_timeout: Duration | None,
     max_partitions: int | None,
     lease_key: str | None,
+    partition: int | None = None,
+    after_lease: str | None = None,
 ) -> Call[answers.Leased]:
     fields = given(
         queue_name=queue_name,
@@ -134,9 +136,11 @@ def lease(
         lease_timeout=duration_text(lease_timeout),
         max_partitions=max_partitions,
         lease_key=lease_key,
+        partition=partition,
+        after_lease=after_lease,
     )
     # Without a key a repetition would take other items and leave the first ones to wait for their lease to expire.
-    about = About(queue_name, takes=True)
+    about = About(queue_name, takes=True) if partition is None else About(queue_name, partition=partition)
     return call("/v1/queue.lease", answers.Leased, fields, repeatable=lease_key is not None, request_timeout=request_timeout, about=about)
 
 

@@ -92,7 +92,9 @@ class RebalanceProgress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rebalance(msgspec.Struct, frozen=True, kw_only=True):
-    """A rebalance of a queue. `state` is waiting, running, cancelling, done, cancelled or failed; `step` is the one to be done next.
+    """A rebalance of a queue, of that `incarnation`. `step` is the one to be done next.
+
+    `state` is waiting, running, cancelling, done, cancelled or failed.
 
     `items` are those that there were to drain, `moved` those that were moved. `problem` says why it does not get on, or has failed.
     """
@@ -107,6 +109,7 @@ class Rebalance(msgspec.Struct, frozen=True, kw_only=True):
     created_at: datetime
     updated_at: datetime
     actor: str
+    incarnation: str = ""
     request_id: str = ""
     rate: int | None = None
     started_at: datetime | None = None

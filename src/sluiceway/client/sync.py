@@ -260,13 +260,18 @@ class Client(Rebalances):
         lease_timeout: Duration | None = None,
         max_partitions: int | None = None,
         lease_key: str | None = None,
+        partition: int | None = None,
+        after_lease: str | None = None,
     ) -> answers.Leased:
         """Take up to `batch_size` items, waiting up to `request_timeout` for the first; none in that time is an empty answer.
 
         Nobody else is served them until the lease's deadline. A repeated `lease_key` gives the live leases of its first use again.
+        With a `partition` they come from there only; with `after_lease`, one of its leases, `stale_ids` is raised if a later lease of this
+        client was completed there.
         """
+        one = (partition, after_lease)
         return self._run(
-            item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+            item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, *one)
         )
 
     def lease_arrow(
@@ -278,11 +283,14 @@ class Client(Rebalances):
         lease_timeout: Duration | None = None,
         max_partitions: int | None = None,
         lease_key: str | None = None,
+        partition: int | None = None,
+        after_lease: str | None = None,
     ) -> LeasedTable:
         """As `lease`, with the items as one Arrow table."""
         from sluiceway.client.arrow import read_leased
 
-        call = item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key)
+        one = (partition, after_lease)
+        call = item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, *one)
         return self._run(call.as_arrow(read_leased))
 
     def complete(
@@ -357,6 +365,12 @@ class Client(Rebalances):
     ) -> list[answers.LeasedItem]:
         """Look at what will be served next, or at a lease's open items, without taking. Raises `lease_not_found`."""
         return self._run(item_calls.peek(queue_name, limit, partition, lease_id, start)).items
+
+    def peek_arrow(self, queue_name: str, lease_id: str, *, limit: int = 10_000, start: int | None = None) -> LeasedTable:
+        """The items that are still open in a lease, from position `start` on, as one Arrow table. Raises `lease_not_found`."""
+        from sluiceway.client.arrow import read_leased
+
+        return self._run(item_calls.peek(queue_name, limit, None, lease_id, start).as_arrow(read_leased))
 
     def explain(self, queue_name: str, item_id: str) -> answers.Explanation:
         """Where an item is, and why it is not being served."""

@@ -46,6 +46,12 @@ class ClosedLeases:
         place = self._spans.at(offset)
         return None if place is None else place[0].fate_of(offset - place[1].first + place[1].base)
 
+    def was_completed_after(self, number: int, client_id: str) -> bool:
+        """Whether a later lease of that client ended by its own end, as far as is remembered."""
+        return any(
+            each > number and lease.client_id == client_id and self.why_lease(each) == "completed" for each, lease in self._leases.items()
+        )
+
     def why_lease(self, number: int) -> IgnoredReason | None:
         """How a lease ended: by its own end, or by that of its items."""
         lease = self._leases.get(number)

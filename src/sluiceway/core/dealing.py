@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from sluiceway.core.distribution import deal
 from sluiceway.core.lane import Lane, LaneState
@@ -43,10 +43,11 @@ class Dealing:
 
         What a lane holds is noted while all of it is durable. Busy lanes are never so at one moment, so each is noted at its own.
         """
-        if self._hides_leases():
-            return
+        hides = self._hides_leases(self.lanes.values())
         held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
         for ticket in [ticket for ticket in self.waiters.values() if ticket.key_name in held]:
+            if hides and self._hides_leases(self._lanes_for(ticket)):
+                continue
             found = self._keyed(ticket, now)
             ticket.found.update((grant.info[:2], grant) for lane, grant in found if lane.state is LaneState.READY)
             noted = [ticket.found.get(grant.info[:2]) for _, grant in found]
@@ -61,16 +62,20 @@ class Dealing:
         assert request.lease_key is not None
         return [
             (lane, lane.grant(lease.number, lease.open, lease.deadline))
-            for lane in self.lanes.values()
+            for lane in self._lanes_for(ticket)
             if lane.state is not LaneState.STOPPED
             for lease in lane.partition.keyed(request.client_id, request.lease_key)
             if lease.deadline is not None and lease.deadline > now
         ]
 
-    def _hides_leases(self) -> bool:
-        """Whether a partition that will open (again) may hold leases that are not known now. One that is preparing never gave any."""
-        lanes = [lane for lane in self.lanes.values() if not lane.takes_work and lane.state is not LaneState.STOPPED]
-        return any(lane.recorded != "preparing" for lane in lanes)
+    def _lanes_for(self, ticket: Ticket) -> Collection[Lane]:
+        """Those that a lease may be served from."""
+        only = ticket.lease_from
+        return self.lanes.values() if only is None else [self.lanes[only]] if only in self.lanes else []
+
+    def _hides_leases(self, lanes: Iterable[Lane]) -> bool:
+        """Whether one of these that will open (again) may hold leases that are not known now. One that is preparing never gave any."""
+        return any(not lane.takes_work and lane.state is not LaneState.STOPPED and lane.recorded != "preparing" for lane in lanes)
 
     # ---- dealing ----------------------------------------------------------------------------------------------
 
@@ -79,33 +84,61 @@ class Dealing:
         if not sources or not self.waiters or "lease" in self.paused:
             return
         sources.sort(key=lambda lane: (lane.last_leased, -lane.partition.ready_count))
-        waiters = self._servable(sum(lane.servable for lane in sources), now)
+        waiters = self._servable(sources, now)
+        anywhere = [ticket for ticket in waiters if ticket.lease_from is None]
         first: dict[int, LeaseInfo] = {}
         for index, lane in enumerate(sources):
-            group = waiters[index :: len(sources)]
+            group = anywhere[index :: len(sources)]
+            if len(anywhere) < len(waiters):
+                group = sorted(group + [ticket for ticket in waiters if ticket.lease_from == lane.number], key=lambda ticket: ticket.number)
             shares = deal(lane.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
             for ticket, share in zip(group, shares, strict=True):
                 info = self._lease(lane, ticket, share, now)
                 if info is not None:
                     first[ticket.number] = info
-        for ticket in waiters:
+        for ticket in anywhere:
             self._lease_more(sources, ticket, first.get(ticket.number), now)
 
-    def _servable(self, ready: int, now: Millis) -> list[Ticket]:
-        """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up."""
+    def _servable(self, sources: Sequence[Lane], now: Millis) -> list[Ticket]:
+        """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up.
+
+        Those whose lease would come too late are told so.
+        """
         chosen: list[Ticket] = []
-        keys: set[tuple[str, str]] = set()
-        hides_leases = self._hides_leases()
+        late: list[Ticket] = []
+        ready = sum(lane.servable for lane in sources)
+        room = {lane.number: lane.servable for lane in sources}
+        keys: set[tuple[tuple[str, str], int | None]] = set()
+        hides = self._hides_leases(self.lanes.values())
         held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
         for ticket in self.waiters.values():
             if len(chosen) == ready:
                 break
+            only = ticket.lease_from
+            if only is not None and not room.get(only):
+                continue
             if ticket.key_name is not None:
-                if hides_leases or ticket.key_name in keys or (ticket.key_name in held and self._keyed(ticket, now)):
+                hidden = hides and self._hides_leases(self._lanes_for(ticket))
+                if hidden or (ticket.key_name, only) in keys or (ticket.key_name in held and self._keyed(ticket, now)):
                     continue
-                keys.add(ticket.key_name)
+                keys.add((ticket.key_name, only))
+            if only is not None:
+                if self._is_late(ticket):
+                    late.append(ticket)
+                    continue
+                room[only] -= 1
             chosen.append(ticket)
+        for ticket in late:
+            self._reply(ticket, SluicewayError("stale_ids", "a lease that this client took later is completed already", "after_lease"))
         return chosen
+
+    def _is_late(self, ticket: Ticket) -> bool:
+        """Whether a lease that its client took after the one that it names was completed."""
+        request = ticket.request
+        assert isinstance(request, Lease)
+        if request.after is None or request.partition is None:
+            return False
+        return self.lanes[request.partition].partition.closed.was_completed_after(request.after, request.client_id)
 
     def _lease_more(self, sources: list[Lane], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
         """From further lanes: for a waiter whose lane had none left, and for one that asked for several partitions."""
@@ -156,16 +189,17 @@ class Dealing:
     def _answer_empty(self, now: Millis) -> None:
         """End the waits whose time is up. A lane that is committing may have items for them in a moment."""
         lanes = self.lanes.values()
-        coming = any(lane.state is LaneState.COMMITTING and lane.servable and not lane.degraded for lane in lanes)
+        coming = {lane.number for lane in lanes if lane.state is LaneState.COMMITTING and lane.servable and not lane.degraded}
         for ticket in list(self.waiters.values()):
             if ticket.deadline > now:
                 continue
-            waits = coming or (ticket.keyed and self._keyed(ticket, now))
-            if not waits or now - ticket.deadline >= LEASE_PATIENCE or (ticket.keyed and self._hides_leases()):
+            only = ticket.lease_from
+            waits = (coming if only is None else only in coming) or (ticket.keyed and self._keyed(ticket, now))
+            if not waits or now - ticket.deadline >= LEASE_PATIENCE or (ticket.keyed and self._hides_leases(self._lanes_for(ticket))):
                 self._end_wait(ticket, now)
 
     def _end_wait(self, ticket: Ticket, now: Millis) -> None:
-        if ticket.keyed and (self._hides_leases() or self._keyed(ticket, now)):
+        if ticket.keyed and (self._hides_leases(self._lanes_for(ticket)) or self._keyed(ticket, now)):
             self._reply(ticket, SluicewayError("unavailable", "a partition that may hold this key's leases is busy or not open"))
         else:
             self._reply(ticket, [])

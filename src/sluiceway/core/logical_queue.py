@@ -93,7 +93,10 @@ class LogicalQueue(Dealing):
         if isinstance(request, Produce):
             self.produces[ticket.number] = ticket
         elif isinstance(request, Lease):
-            self.waiters[ticket.number] = ticket
+            if request.partition is not None and request.partition not in self.lanes:
+                self._reply(ticket, not_here(request.partition))
+            else:
+                self.waiters[ticket.number] = ticket
         else:
             for number, work in parts_of(ticket, self.lanes, self.lease_timeout):
                 self._put_now(ticket, number, work)

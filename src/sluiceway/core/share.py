@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sluiceway.core.lane import Lane, LaneState
+from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
 from sluiceway.core.spreading import Meter
@@ -46,6 +46,7 @@ class Share(LogicalQueue):
             return True
         lane.leaving = True
         self._turn_away(lane)
+        self._send_away(number)
         if lane.state is not LaneState.COMMITTING:
             self.drop(number)
         return number not in self.lanes
@@ -59,6 +60,7 @@ class Share(LogicalQueue):
         self._graces.pop(number, None)
         lane.leaving = True
         self._turn_away(lane)
+        self._send_away(number)
         answers, lane.answers = lane.answers, []
         for ticket, _ in answers:
             ticket.awaiting -= 1
@@ -67,6 +69,11 @@ class Share(LogicalQueue):
                 ticket.error = SluicewayError("outcome_unknown", f"partition {number} went to another instance while it was being written")
                 if not ticket.awaiting:
                     self._reply(ticket, ticket.error)
+
+    def _send_away(self, number: int) -> None:
+        """Leases that wait for that partition only are to be asked for where it is now."""
+        for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from == number]:
+            self._reply(ticket, not_here(number))
 
     def withdraw(self, ticket: Ticket) -> bool:
         """Take back a lease that has been given nothing. False: it has, or it is over, and its answer is on its way."""
@@ -126,7 +133,8 @@ class Share(LogicalQueue):
     def load(self) -> Load:
         """What others need to know of it."""
         working = [lane for lane in self.lanes.values() if lane.takes_work]
-        ready = 0 if self.waiters or "lease" in self.paused else sum(lane.servable for lane in working)
+        wanted = any(ticket.lease_from is None for ticket in self.waiters.values())
+        ready = 0 if wanted or "lease" in self.paused else sum(lane.servable for lane in working)
         takes = [lane for lane in working if lane.takes_items and not lane.degraded] if "produce" not in self.paused else []
         return Load(ready, min((lane.partition.ready_count + lane.accepted for lane in takes), default=None), self._busy)
 

@@ -115,6 +115,11 @@ class Ticket:
         return None
 
     @property
+    def lease_from(self) -> int | None:
+        """Of a lease: the one partition that it is for; None: any."""
+        return self.request.partition if isinstance(self.request, Lease) else None
+
+    @property
     def keyed(self) -> bool:
         """A lease with a key."""
         return self.key_name is not None

@@ -176,6 +176,9 @@ def _check_lengths(column: pa.Array, name: str, limit: int) -> None:
         return
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     lengths = np.diff(ends)
+    if column.null_count:
+        # There may be bytes where there is no value.
+        lengths = np.where(column.is_null().to_numpy(zero_copy_only=False), 0, lengths)
     over = int(np.argmax(lengths > limit)) if lengths.size and int(lengths.max()) > limit else -1
     if over >= 0:
         raise SluicewayError("invalid_request", f"items[{over}].{name}: larger than {limit} bytes", "items")

@@ -77,7 +77,11 @@ class Produced(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """Ask for up to `batch_size` items from up to `max_partitions` partitions; wait `request_timeout` for the first."""
+    """Ask for up to `batch_size` items from up to `max_partitions` partitions; wait `request_timeout` for the first.
+
+    With a `partition` from that one only, and then the key is looked for there only. With `after`, the number of a lease of that partition,
+    too: refused as `stale_ids` if a later lease of that client was completed there, as far as that is remembered.
+    """
 
     client_id: str
     batch_size: int
@@ -85,6 +89,8 @@ class Lease:
     lease_timeout: Millis | None = None
     max_partitions: int = 1
     lease_key: str | None = None
+    partition: int | None = None
+    after: int | None = None
 
 
 class LeaseInfo(NamedTuple):

@@ -55,6 +55,10 @@ class Leasing:
 
     async def lease(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
         """Up to so many items, from this share if it has some, otherwise from another. Waits as the request says."""
+        if request.partition is not None:
+            # Its owner alone knows all that there is to know, also of the key.
+            only: Leased = await self._router.owner_of(record, request.partition, request, payload, repeats=request.lease_key is not None)
+            return only
         if request.lease_key is None:
             return await self._anywhere(record, share, request, payload)
         # One instance at a time takes a key's leases, so that a repetition finds them wherever they are.

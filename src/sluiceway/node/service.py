@@ -414,6 +414,11 @@ class Service:
         driver = self._driver(queue_name)
         if self._leasing is not None:
             return await self._leasing.lease(driver.record, driver, request, payload)
+        if request.partition is not None:
+            only: Leased = await self._router.owner_of(
+                driver.record, request.partition, request, payload, repeats=request.lease_key is not None
+            )
+            return only
         leased: Leased = await driver.ask(request, payload)
         return leased
 

@@ -38,6 +38,8 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, exi
                 raise not_here(numbers[0]) from error
             raise
     if isinstance(request, Produce | Lease):
+        if isinstance(request, Lease) and request.partition is not None:
+            _check_here(driver, (request.partition,))
         return await driver.ask(request, payload)
     if isinstance(request, Shut | GiveKeys | TakeKeys):
         _check_here(driver, (request.partition,))

@@ -10,7 +10,18 @@ import pyarrow as pa
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.tasks import CHANGES, Born
 
-__all__ = ["CHANGES", "Batch", "Born", "BrokenOffError", "ChangeSink", "ChangeStream", "End", "SeedsUpto", "UnknownPositionError"]
+__all__ = [
+    "CHANGES",
+    "Batch",
+    "Born",
+    "BrokenOffError",
+    "ChangeSink",
+    "ChangeStream",
+    "End",
+    "SeedsUpto",
+    "StaleBatchError",
+    "UnknownPositionError",
+]
 
 
 class BrokenOffError(Exception):
@@ -19,6 +30,10 @@ class BrokenOffError(Exception):
 
 class UnknownPositionError(Exception):
     """The stream does not have that position (any more). Reading cannot go on from there, and must not begin anywhere else."""
+
+
+class StaleBatchError(Exception):
+    """A later batch of the partition is there already, so somebody else has gone on with it. Nothing was added."""
 
 
 class SeedsUpto(NamedTuple):
@@ -92,7 +107,8 @@ class ChangeSink(Protocol):
     async def write(self, partition: str, batch: int, records: pa.RecordBatch) -> None:
         """Durably, once: the same batch of a partition, said again by anybody, adds nothing; nor does one before the last.
 
-        `batch` rises by one. Raises BrokenOffError: it may or may not be there; write the same again.
+        `batch` rises by one. Raises BrokenOffError: it may or may not be there; write the same again. StaleBatchError: a later one
+        is there. SluicewayError: it is refused, and will be until somebody changes something.
         """
         ...
 

@@ -31,7 +31,10 @@ class SyncLog(Protocol):
     """An ordered log of small records, the same for all who read it. Several processes append to it at once."""
 
     async def append(self, records: Sequence[bytes]) -> None:
-        """Durably, in this order; others' records may come between. Raises LogUnavailableError: all, some or none are there, or will be."""
+        """Durably, in this order; others' records may come between. Raises LogUnavailableError: all, some or none are there, or will be.
+
+        Raises ValueError, and appends none of them, if one is too large for the log; each log takes 1,000,000 bytes.
+        """
         ...
 
     async def read(self, after: int, limit: int = 1_000) -> LogPage:

@@ -49,7 +49,7 @@ class ItemCalls:
                 json_items.LeaseCall,
                 shapes.Leased,
                 "Take items, waiting for them if asked to",
-                ("queue_not_found", "partition_damaged"),
+                ("queue_not_found", "stale_ids", "partition_damaged"),
                 gives_arrow=True,
             ),
             Endpoint(

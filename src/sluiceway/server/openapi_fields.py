@@ -33,6 +33,8 @@ _CALLS: Final = {
     "start": "Where to begin in the lease; 0 is its first item.",
     "batch_size": "The most items to lease. There may be fewer: an answer carries at most 32 MiB of payloads.",
     "max_partitions": "The most partitions to lease from.",
+    "LeaseCall.partition": "Lease from this partition only; null: from any.",
+    "after_lease": "Refuse, as `stale_ids`, if a lease of this partition that the client took after this one was completed.",
     "lease_key": "A repeated call with the same key answers with the leases that the first one took.",
     "payload": "Whether to answer with the items, or with the leases alone.",
     "PeekCall.lease_id": "Look at the items that are still open in this lease.",

@@ -193,22 +193,22 @@ def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
 @bug(Dealing, "_hides_leases")
 def looks_away_from_closed_partitions(original: Any) -> Any:
     """A repeated lease key is answered while a partition that may hold its leases is not open."""
-    return lambda _: False
+    return lambda *_: False
 
 
 @bug(Dealing, "_hides_leases")
 def waits_for_stopped_partitions(original: Any) -> Any:
     """While one partition is damaged, no lease with a key is served."""
-    return lambda self: any(not lane.takes_work for lane in self.lanes.values())
+    return lambda _, lanes: any(not lane.takes_work for lane in lanes)
 
 
 @bug(Dealing, "_servable")
 def lets_a_lease_key_block_the_line(original: Any) -> Any:
     """A waiter that is held back by its lease key holds back everyone behind it."""
 
-    def servable(self: Any, ready: int, now: int) -> Any:
+    def servable(self: Any, sources: Any, now: int) -> Any:
         chosen: list[Any] = []
-        may = original(self, ready, now)
+        may = original(self, sources, now)
         for ticket in self.waiters.values():
             if ticket not in may:
                 break

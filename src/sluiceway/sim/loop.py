@@ -380,6 +380,7 @@ def simulated(loop: Loop) -> Iterator[None]:
         "stopwatch": loop.time,
         "new_incarnation": lambda: "".join(random.choices(INCARNATION_ALPHABET, k=INCARNATION_LENGTH)),
         "new_secret": lambda: f"{random.getrandbits(192):048x}",
+        "chance": random.random,
     }
     originals = {name: vars(system)[name] for name in stand_ins}
     for name, stand_in in stand_ins.items():

@@ -63,55 +63,55 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
     _check_names(options, SOURCE, "reading")
     return SourceOptions(
         server=server_options(options),
-        consumer=check_text(_required(options, "consumer", "the name that owns this query's leases"), "consumer"),
-        max_items_per_trigger=_count(options, "maxItemsPerTrigger", 50_000, _LARGEST),
-        min_partitions=_count(options, "minPartitions", 1, 100_000),
-        hold_for=_duration(options, "holdFor", "1d", 1_000, MAX_LEASE_TIMEOUT),
+        consumer=check_text(required(options, "consumer", "the name that owns this query's leases"), "consumer"),
+        max_items_per_trigger=count(options, "maxItemsPerTrigger", 50_000, _LARGEST),
+        min_partitions=count(options, "minPartitions", 1, 100_000),
+        hold_for=duration(options, "holdFor", "1d", 1_000, MAX_LEASE_TIMEOUT),
     )
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Raises `invalid_request` that names the option at fault."""
     _check_names(options, SINK, "writing")
-    mode = _get(options, "mode") or "produce"
+    mode = get(options, "mode") or "produce"
     if mode not in ("produce", "settle"):
         raise invalid("mode", f"{mode[:40]!r} is not a mode; it is produce (the default) or settle")
-    write_id = _get(options, "writeId")
+    write_id = get(options, "writeId")
     # The rest of the key needs some of its 1,024 bytes.
     if write_id is not None and not 1 <= len(check_text(write_id, "writeId").encode()) <= 900:
         raise invalid("writeId", "expected 1 to 900 bytes")
-    return SinkOptions(server_options(options), mode, _count(options, "chunkItems", 1_000, MAX_ITEMS_ARROW), write_id)
+    return SinkOptions(server_options(options), mode, count(options, "chunkItems", 1_000, MAX_ITEMS_ARROW), write_id)
 
 
 def server_options(options: Mapping[str, str]) -> Server:
     """The options that reading and writing share. Raises `invalid_request` that names the option at fault."""
     _check_names(options, (*SOURCE, *SINK), "using")
-    url = _required(options, "url", "the server, such as http://127.0.0.1:2319").rstrip("/")
+    url = required(options, "url", "the server, such as http://127.0.0.1:2319").rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise invalid("url", f"{url[:100]!r} is not the address of a server, such as http://127.0.0.1:2319")
-    queue = check_queue_name(_required(options, "queue", "the name of a queue"), "queue")
-    api_key = _get(options, "apiKey") or ""
+    queue = check_queue_name(required(options, "queue", "the name of a queue"), "queue")
+    api_key = get(options, "apiKey") or ""
     if api_key and not api_key.startswith(("env:", "file:")):
         shown = "a key does not stand here itself, because Spark shows options in plans and logs"
         raise invalid("apiKey", f"{shown}; say where it is on the driver and on every executor: env:NAME or file:PATH")
-    return Server(url, queue, _duration(options, "requestTimeout", "2m", 1_000, 86_400_000), api_key, _get(options, "caFile") or "")
+    return Server(url, queue, duration(options, "requestTimeout", "2m", 1_000, 86_400_000), api_key, get(options, "caFile") or "")
 
 
-def _get(options: Mapping[str, str], name: str) -> str | None:
+def get(options: Mapping[str, str], name: str) -> str | None:
     lower = name.lower()
     return next((value for key, value in options.items() if key.lower() == lower), None)
 
 
-def _required(options: Mapping[str, str], name: str, meaning: str) -> str:
-    value = _get(options, name)
+def required(options: Mapping[str, str], name: str, meaning: str) -> str:
+    value = get(options, name)
     if not value:
         raise invalid(name, f"this option is required: {meaning}")
     return value
 
 
-def _count(options: Mapping[str, str], name: str, default: int, most: int) -> int:
-    text = _get(options, name)
+def count(options: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = get(options, name)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
@@ -119,8 +119,8 @@ def _count(options: Mapping[str, str], name: str, default: int, most: int) -> in
     return int(text)
 
 
-def _duration(options: Mapping[str, str], name: str, default: str, least: Millis, most: Millis) -> Millis:
-    text = _get(options, name) or default
+def duration(options: Mapping[str, str], name: str, default: str, least: Millis, most: Millis) -> Millis:
+    text = get(options, name) or default
     millis = parse_duration(text, name)
     if not least <= millis <= most:
         raise invalid(name, f"{text} is out of range: from {least} ms to {most // 1_000} s")

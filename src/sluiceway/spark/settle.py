@@ -18,7 +18,7 @@ from pyspark.sql.types import IntegralType, StringType, StructType
 
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
-from sluiceway.spark.chunks import recut
+from sluiceway.model.chunks import recut
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import SinkOptions
 from sluiceway.spark.rows import SCHEMA

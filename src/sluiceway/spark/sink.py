@@ -15,8 +15,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.model.chunks import recut
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD, PRODUCED
-from sluiceway.spark.chunks import recut
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import SinkOptions
 

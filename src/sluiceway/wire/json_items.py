@@ -127,10 +127,15 @@ class LeaseCall(Call):
     max_partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
     lease_key: Label | None = None
     payload: bool = True
+    partition: PartitionNumber | None = None
+    after_lease: LeaseIdText | None = None
 
     def request(self, record: QueueRecord) -> Lease:
+        """Whether there is such a partition is for the queue to say: the record may be an old one."""
         if not self.client_id:
             raise invalid("client_id", "must not be empty")
+        if self.partition is not None and self.max_partitions > 1:
+            raise invalid("max_partitions", "is only meant without partition")
         return Lease(
             check_text(self.client_id, "client_id"),
             self.batch_size,
@@ -138,7 +143,17 @@ class LeaseCall(Call):
             lease_timeout(self.lease_timeout, record),
             self.max_partitions,
             given_text(self.lease_key, "lease_key"),
+            self.partition,
+            self._after(record),
         )
+
+    def _after(self, record: QueueRecord) -> int | None:
+        if self.after_lease is None:
+            return None
+        lease = parse_lease_id(self.after_lease, "after_lease")
+        if lease.partition != self.partition or not belongs(lease, record):
+            raise invalid("after_lease", "expected a lease of the partition that the call names")
+        return lease.number
 
 
 class PeekCall(Call):

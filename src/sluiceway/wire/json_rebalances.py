@@ -176,6 +176,7 @@ class RebalanceInfo(Shape):
 
     id: str
     queue_name: QueueName
+    incarnation: str
     state: RebalanceState
     step: StepKind
     requested_partitions: int
@@ -253,6 +254,7 @@ def _rebalance(found: model.Rebalance, progress: RebalanceProgress | None = None
     return RebalanceInfo(
         id=found.id,
         queue_name=found.queue_name,
+        incarnation=found.incarnation,
         state=found.state,
         step=found.step,
         requested_partitions=found.requested_partitions,

@@ -66,10 +66,11 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Where an instance is asked, below the URL that its member record has."""
-VERSION: Final = 2
+VERSION: Final = 3
 """To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all.
 
 2: partitions come and go, hand over their keys, and move their items; an instance that knows nothing of that must not own any.
+3: a lease may be for one partition.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)

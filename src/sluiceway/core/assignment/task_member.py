@@ -9,7 +9,7 @@ seen its own `Join`. From then on it may be given partitions at any moment.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -222,7 +222,11 @@ class TaskMember:
 
     def step(self, event: Event, now: Millis) -> list[Effect]:
         """What follows from that event."""
-        told = self._learn(event, now)
+        return self.step_all((event,), now)
+
+    def step_all(self, events: Iterable[Event], now: Millis) -> list[Effect]:
+        """What follows from all of these, which came in that order: the same as from one after the other, at the cost of one."""
+        told = [effect for event in events for effect in self._learn(event, now)]
         self._wanted = set()
         effects = [*told, *self._read(now), *self._take_part(now), *self._lead(now), *self._report(now)]
         self._said = {key: at for key, at in self._said.items() if key in self._wanted}

@@ -1,6 +1,6 @@
-"""Rows re-cut into chunks that depend on nothing but the rows, so that a repeated task sends the same chunks again.
+"""Rows re-cut into chunks that depend on nothing but the rows, so that whoever repeats a write sends the same chunks again.
 
-Spark may hand the same rows over in batches of another size each time; a chunk's idempotency key is its number.
+The same rows may come in batches of another size each time; a chunk's idempotency key is its number.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Change streams of other systems, as ChangeStreams."""

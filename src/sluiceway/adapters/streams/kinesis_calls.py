@@ -1,0 +1,246 @@
+"""Calls to Amazon Kinesis Data Streams from an event loop, and what their errors mean for who reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, NamedTuple, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+
+from sluiceway.adapters import system
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import invalid
+from sluiceway.ports.change_stream import BrokenOffError
+
+THREADS = 32
+"""So many calls at once; each waits for the service most of its time."""
+
+_THROTTLED = {
+    "KMSThrottlingException",
+    "LimitExceededException",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+}
+_REFUSED = {"InvalidArgumentException", "TrimmedDataAccessException"}
+
+T = TypeVar("T")
+
+HASHES = 2**128
+"""The open shards of a stream divide so many hashes of keys."""
+
+
+class ThrottledError(Exception):
+    """Too many calls, or bytes, for now."""
+
+
+class ExpiredError(Exception):
+    """The iterator was not used for five minutes."""
+
+
+class RefusedError(Exception):
+    """The service does not take the place that the call names."""
+
+
+class NotFoundError(Exception):
+    """There is no such shard, or no such stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """As ListShards tells of it. `closed`: its last number, if it has been split or merged."""
+
+    token: str
+    parents: tuple[str, ...]
+    low: int
+    high: int
+    closed: int | None
+
+
+class Listing(NamedTuple):
+    """All shards that the stream has records of, by name; `asked_at` by the steady clock, `now` by that of the service."""
+
+    shards: dict[str, Shard]
+    asked_at: Millis
+    now: Millis
+
+    def children(self, token: str) -> list[Shard]:
+        return [shard for shard in self.shards.values() if token in shard.parents]
+
+
+class Summary(NamedTuple):
+    """`status` of the stream; how long it keeps records; when it was made."""
+
+    status: str
+    retention: Millis
+    created_at: Millis
+
+
+class Record(NamedTuple):
+    number: str
+    at: Millis | None
+    key: str
+    data: bytes
+
+
+class Page(NamedTuple):
+    """What GetRecords answers. `following` is where to go on; empty: the shard is closed, and this was all. `now`: by the service."""
+
+    records: Sequence[Record]
+    following: str
+    behind: Millis
+    now: Millis
+
+
+def covered(low: int, high: int, shards: Sequence[Shard]) -> bool:
+    """Whether these have all hashes from `low` to `high` among them."""
+    for shard in sorted(shards, key=lambda each: each.low):
+        if shard.low > low:
+            return False
+        low = max(low, shard.high + 1)
+    return low > high
+
+
+class Calls:
+    """The calls that are needed of one stream, each in a thread of its own pool.
+
+    A call that nobody waits for any more goes on in its thread; none of them changes anything at the service. Each may raise
+    BrokenOffError, ThrottledError and NotFoundError, besides what it says itself.
+    """
+
+    def __init__(self, stream: str, region: str | None, endpoint: str | None, session: boto3.session.Session | None) -> None:
+        """Raises `invalid_request` if no region is given, neither here nor to boto3."""
+        self.stream = stream
+        # Who reads repeats a call, at its own pace: one that the library repeats would count against the limits unseen.
+        config = Config(
+            connect_timeout=5,
+            read_timeout=15,
+            retries={"mode": "standard", "total_max_attempts": 1},
+            max_pool_connections=THREADS,
+            tcp_keepalive=True,
+        )
+        try:
+            session = session or boto3.session.Session()
+            self._client: Any = session.client("kinesis", region_name=region, endpoint_url=endpoint, config=config)
+        except NoRegionError:
+            raise invalid("region", "name the region of the stream, such as eu-central-1, or set AWS_DEFAULT_REGION") from None
+        except (BotoCoreError, ValueError) as error:
+            raise invalid("endpoint" if endpoint else "stream", f"no client can be made of it: {error}") from None
+        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="kinesis")
+        self._closed = False
+
+    async def close(self) -> None:
+        self._closed = True
+        self._threads.shutdown(wait=False)
+        self._client.close()
+
+    async def listing(self) -> Listing:
+        """All pages of ListShards, or an error."""
+        shards: dict[str, Shard] = {}
+        asked_at, wanted = system.steady(), {"StreamName": self.stream}
+        while True:
+            page, token, now = await self._call("list_shards", wanted, _shards)
+            shards |= page
+            if not token:
+                return Listing(shards, asked_at, now)
+            wanted = {"NextToken": token}
+
+    async def summary(self) -> Summary:
+        return await self._call("describe_stream_summary", {"StreamName": self.stream}, _summary)
+
+    async def iterator(self, shard: str, kind: str, number: str = "", at: Millis = 0) -> str:
+        """Raises RefusedError."""
+        wanted: dict[str, object] = {"StreamName": self.stream, "ShardId": shard, "ShardIteratorType": kind}
+        if number:
+            wanted["StartingSequenceNumber"] = number
+        if at:
+            wanted["Timestamp"] = at / 1_000
+        return await self._call("get_shard_iterator", wanted, lambda answer: str(answer["ShardIterator"]))
+
+    async def records(self, iterator: str, limit: int) -> Page:
+        """At most so many, of 10,000 and 10 MB that the service gives. Raises RefusedError, ExpiredError."""
+        return await self._call("get_records", {"ShardIterator": iterator, "Limit": limit}, _page)
+
+    async def _call(self, name: str, wanted: dict[str, Any], understood: Callable[[dict[str, Any]], T]) -> T:
+        call = getattr(self._client, name)
+
+        def ask() -> T:
+            if self._closed:
+                raise BrokenOffError(f"Kinesis stream {self.stream} was closed")
+            return understood(call(**wanted))
+
+        if self._closed:
+            raise BrokenOffError(f"Kinesis stream {self.stream} was closed")
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, ask)
+        except BrokenOffError:
+            raise
+        except ClientError as error:
+            raise _meaning(error, self.stream) from error
+        except BotoCoreError as error:
+            # No connection, no answer in time, half an answer, no credentials.
+            raise BrokenOffError(f"Kinesis stream {self.stream}: {error}") from error
+        except Exception as error:
+            # An answer that makes no sense, such as one of something in between.
+            raise BrokenOffError(f"Kinesis stream {self.stream}: {type(error).__name__}: {error}") from error
+
+
+def _meaning(error: ClientError, stream: str) -> Exception:
+    told = error.response.get("Error", {})
+    code, text = str(told.get("Code", "")), f"Kinesis stream {stream}: {error}"
+    if code in _THROTTLED:
+        return ThrottledError(text)
+    if code == "ExpiredIteratorException":
+        return ExpiredError(text)
+    if code in _REFUSED:
+        return RefusedError(text)
+    if code == "ResourceNotFoundException":
+        return NotFoundError(text)
+    return BrokenOffError(text)
+
+
+def _shards(answer: dict[str, Any]) -> tuple[dict[str, Shard], str, Millis]:
+    shards = [_shard(told) for told in answer["Shards"]]
+    return {shard.token: shard for shard in shards}, answer.get("NextToken") or "", _now(answer)
+
+
+def _shard(told: dict[str, Any]) -> Shard:
+    # Sorted, so that both parents name a child alike.
+    parents = sorted(told[field] for field in ("ParentShardId", "AdjacentParentShardId") if told.get(field))
+    hashes, closed = told["HashKeyRange"], told["SequenceNumberRange"].get("EndingSequenceNumber")
+    low, high = int(hashes["StartingHashKey"]), int(hashes["EndingHashKey"])
+    return Shard(told["ShardId"], tuple(parents), low, high, None if closed is None else int(closed))
+
+
+def _summary(answer: dict[str, Any]) -> Summary:
+    told = answer["StreamDescriptionSummary"]
+    return Summary(told["StreamStatus"], told["RetentionPeriodHours"] * 3_600_000, _millis(told["StreamCreationTimestamp"]) or 0)
+
+
+def _page(answer: dict[str, Any]) -> Page:
+    records = [
+        Record(told["SequenceNumber"], _millis(told.get("ApproximateArrivalTimestamp")), told["PartitionKey"], told["Data"])
+        for told in answer["Records"]
+    ]
+    return Page(records, answer.get("NextShardIterator") or "", answer.get("MillisBehindLatest") or 0, _now(answer))
+
+
+def _millis(at: Any) -> Millis | None:
+    return None if at is None else round(at.timestamp() * 1_000)
+
+
+def _now(answer: dict[str, Any]) -> Millis:
+    """The service's clock: ours may be another, and times of arrival are by that one."""
+    stated = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
+    try:
+        return round(parsedate_to_datetime(stated).timestamp() * 1_000)
+    except (TypeError, ValueError):
+        return system.now()

@@ -1,0 +1,64 @@
+"""Positions in a shard, as text, and what they say besides the place."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.ports.change_stream import UnknownPositionError
+
+TRIM_HORIZON, AT_TIMESTAMP, GONE = "TRIM_HORIZON", "AT_TIMESTAMP", "GONE"
+
+SLACK: Millis = 10_000
+"""Times of arrival are approximate, and records of one shard may be a little out of their order."""
+
+_TEXT = re.compile(r"([0-9]{1,128}|TRIM_HORIZON|AT_TIMESTAMP|GONE)(?:@([0-9]{1,16}))?(?:~([0-9]{1,16}))?(?:<([0-9]{1,128}))?")
+
+
+class Position(NamedTuple):
+    """A place in a shard. As text: `ORIGIN@AT~SEEN<FIRST`, where all but the origin may be missing.
+
+    `origin` is the number of the last record that was read, or where reading begins: `TRIM_HORIZON` (with the oldest record there is),
+    `AT_TIMESTAMP` (with the first that arrived at `at` or later), `GONE` (all records of the shard had been dropped before it was known).
+
+    `at`: when the record of that number arrived. Of a child, at its beginning: none of its records arrived earlier. `seen`: none of the
+    records after this position had arrived by then. So if that is less long ago than the stream keeps records, none of them was dropped
+    unread. `first`: the number of the first record of the batch that this position ends.
+    """
+
+    origin: str
+    at: Millis | None = None
+    seen: Millis | None = None
+    first: str = ""
+
+    @property
+    def number(self) -> int:
+        """That of the last record that was read; below all of them if there is none."""
+        return int(self.origin) if self.origin.isdigit() else 0
+
+    @property
+    def is_record(self) -> bool:
+        return self.origin.isdigit()
+
+    @property
+    def since(self) -> Millis | None:
+        """No record after this position arrived earlier."""
+        bounds = [bound for bound in (self.seen, None if self.at is None else max(self.at - SLACK, 0)) if bound is not None]
+        return max(bounds, default=None)
+
+    def __str__(self) -> str:
+        at = "" if self.at is None else f"@{self.at}"
+        seen = "" if self.seen is None else f"~{self.seen}"
+        return f"{self.origin}{at}{seen}" + (f"<{self.first}" if self.first else "")
+
+
+def parse_position(text: str) -> Position:
+    """Raises UnknownPositionError for what is none."""
+    found = _TEXT.fullmatch(text)
+    if found is None:
+        raise UnknownPositionError(f"{text[:200]!r} is no position in a shard")
+    origin, at, seen, first = found.groups()
+    if origin == AT_TIMESTAMP and at is None:
+        raise UnknownPositionError(f"{text[:200]!r} names no time")
+    return Position(origin, None if at is None else int(at), None if seen is None else int(seen), first or "")

@@ -1,0 +1,40 @@
+"""Reading a sync log: records of it, and all that it has."""
+
+from __future__ import annotations
+
+import msgspec
+
+from sluiceway.core.assignment.tasks import restore
+from sluiceway.core.assignment.tasks_state import Entry, State, decode
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.ports.sync_log import LogPage, SyncLog
+
+PAGE = 1_000
+"""Records that are read at a time."""
+
+
+def decoded(page: LogPage) -> tuple[Entry, ...]:
+    """Raises SluicewayError: what one member skipped and another one folded would leave them with two truths."""
+    try:
+        return tuple((number, decode(data)) for number, data in page.entries)
+    except msgspec.DecodeError as error:
+        raise SluicewayError("internal", f"the log has what is no record of this version: {error}; is a newer one running?") from error
+
+
+async def whole(log: SyncLog, page: LogPage | None = None) -> tuple[State, int]:
+    """What follows from all that is left of a log, and the last number that was read. `page`: its beginning, if that is read already.
+
+    Raises LogUnavailableError, SluicewayError.
+    """
+    page = page or await log.read(0, PAGE)
+    entries: list[Entry] = []
+    last = page.first - 1
+    while True:
+        if page.first - 1 > last:
+            # Trimmed meanwhile, perhaps with the snapshot that was needed: what is left has a newer one.
+            entries = []
+        entries += decoded(page)
+        last = max(last, page.first - 1, entries[-1][0] if entries else 0)
+        if not page.entries or last >= page.end:
+            return restore(entries), last
+        page = await log.read(last, PAGE)

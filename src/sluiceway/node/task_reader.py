@@ -1,0 +1,238 @@
+"""What goes on in a partition that this member reads: batches are planned, handed on, and committed.
+
+The end of a batch is committed before anything of it is handed on, and whoever opens the partition hands on exactly that batch first, under
+its number. So whatever dies when, a sink to which a batch may be said again has every record once. The commit that plans a batch also says
+that the one before is done: one commit a batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from sluiceway.adapters import system
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Born, Kept
+from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeSink, ChangeStream, End, UnknownPositionError
+from sluiceway.ports.position_store import Opening, PositionStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Claim:
+    """A partition that this member may read, under an opening of its own, until `stopping` is set or a commit is refused.
+
+    `kept` is what was committed when it was opened. If it has a plan, that batch is to be handed on first, under its number. `position`:
+    where reading goes on. `tell_children`: to be called with children that are known before the partition ends.
+    """
+
+    opening: Opening
+    kept: Kept
+    position: str
+    tell_children: Callable[[tuple[Born, ...]], None]
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)
+    moved: bool = False
+    """Something was committed: what failed before does not fail any more."""
+
+    @property
+    def token(self) -> str:
+        return self.opening.token
+
+    @property
+    def grant(self) -> int:
+        return self.opening.grant
+
+
+Handler = Callable[[Claim], Awaitable[End | None]]
+"""Reads a partition: returns its end, once all of it is committed, or None once it was asked to stop and nothing goes on any more.
+
+It may raise what the stream, the sink and the position store raise; nothing goes on then, either. It is cancelled only when the member
+goes without waiting.
+"""
+
+
+class Habits(NamedTuple):
+    """`limit`: records a batch. The others in milliseconds. `pause`: between two reads that show nothing. `settle`: so long the position of
+    what was handed on waits for a next batch to be committed with. `heartbeat`: how often what is no record is committed. `hint`: how
+    often at most the stream is told what is safe. `patience`: so long a read that nobody needs any more may take to return.
+    """
+
+    limit: int = 10_000
+    pause: Millis = 200
+    settle: Millis = 200
+    heartbeat: Millis = 5_000
+    hint: Millis = 1_000
+    patience: Millis = 10_000
+
+
+class PartitionReader:
+    """The usual handler: reads a stream, and hands on to a sink."""
+
+    def __init__(self, stream: ChangeStream, positions: PositionStore, sink: ChangeSink, habits: Habits | None = None) -> None:
+        self.stream, self.positions, self.sink = stream, positions, sink
+        self.habits = habits or Habits()
+
+    async def read(self, claim: Claim) -> End | None:
+        """Until the partition ends, or `claim.stopping` is set. A `Handler`."""
+        return await _Reading(self, claim).run()
+
+
+class _Reading:
+    def __init__(self, parts: PartitionReader, claim: Claim) -> None:
+        self._stream, self._positions, self._sink, self._habits = parts.stream, parts.positions, parts.sink, parts.habits
+        self._claim = claim
+        self._position = claim.position
+        self._kept = claim.kept
+        """As committed."""
+        self._done = claim.kept
+        """As it may be committed: with what was handed on since."""
+        self._end: End | None = None
+        self._ahead: asyncio.Task[Batch] | None = None
+        """The one call that reads on. Never two at once, nor one and a hint."""
+        self._committed_at = self._hinted_at = system.steady()
+        self._hinted: str | None = None
+
+    async def run(self) -> End | None:
+        stopping = self._claim.stopping
+        try:
+            if self._kept.plan is not None:
+                await self._hand_on(await self._planned(self._kept.plan))
+            while self._end is None and not stopping.is_set():
+                batch = await self._next()
+                if batch is None:
+                    break
+                await self._hint(self._habits.hint)
+                if batch.records.num_rows:
+                    await self._plan(batch)
+                    await self._hand_on(batch)
+                else:
+                    self._note(batch)
+                    await self._keep_up()
+            if self._done != self._kept:
+                await self._commit(self._done)
+        except asyncio.CancelledError:
+            if self._ahead is not None:
+                self._ahead.cancel()
+            raise
+        finally:
+            await self._drop_ahead()
+        await self._hint(0)
+        return self._end
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    async def _planned(self, plan: str) -> Batch:
+        """The batch that was being handed on when its last owner went. It may be there already, all or in part."""
+        batch = await self._stream.read(self._claim.token, self._position, plan, self._habits.limit)
+        if batch.upto != plan or not batch.records.num_rows:
+            raise UnknownPositionError(f"the batch from {self._position!r} to {plan!r} is not there any more, as it was planned")
+        return batch
+
+    async def _next(self) -> Batch | None:
+        """What comes next; None: stop instead. What was handed on is committed, if that takes a while."""
+        if self._ahead is None:
+            self._read_ahead()
+        assert self._ahead is not None
+        asked = asyncio.ensure_future(self._claim.stopping.wait())
+        try:
+            if self._kept.plan is not None:
+                await asyncio.wait((self._ahead, asked), timeout=self._habits.settle / 1000, return_when=asyncio.FIRST_COMPLETED)
+                if not self._ahead.done():
+                    await self._commit(self._done)
+            await asyncio.wait((self._ahead, asked), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+        if self._claim.stopping.is_set():
+            return None
+        ahead, self._ahead = self._ahead, None
+        return ahead.result()
+
+    def _read_ahead(self) -> None:
+        self._ahead = asyncio.create_task(self._read_on(self._position))
+
+    async def _read_on(self, position: str) -> Batch:
+        began = system.steady()
+        batch = await self._stream.read(self._claim.token, position, None, self._habits.limit)
+        if not batch.records.num_rows and batch.upto is None and batch.end is None:
+            # The stream should have waited. If it has not, it is not asked all the time.
+            await asyncio.sleep(max(0, began + self._habits.pause - system.steady()) / 1000)
+        return batch
+
+    async def _drop_ahead(self) -> None:
+        """Nothing goes on when this returns, but a thread that cannot be cancelled and that writes nothing."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        try:
+            await asyncio.wait((ahead,), timeout=self._habits.patience / 1000)
+        finally:
+            ahead.cancel()
+        await asyncio.wait((ahead,))
+        if not ahead.cancelled():
+            # It was not needed, so what it failed with does not matter. Asked, lest it is called unheard.
+            ahead.exception()
+
+    # ---- handing on -------------------------------------------------------------------------------------------------
+
+    async def _plan(self, batch: Batch) -> None:
+        if batch.upto is None:
+            raise UnknownPositionError("the stream gave records, and no position after them")
+        await self._commit(replace(self._done, plan=batch.upto, batch=self._done.batch + 1))
+
+    async def _hand_on(self, batch: Batch) -> None:
+        """A batch that is planned. The next one is read meanwhile."""
+        if batch.upto is not None and batch.end is None and not self._claim.stopping.is_set():
+            self._position = batch.upto
+            self._read_ahead()
+        await self._sink.write(self._claim.token, self._kept.batch, batch.records)
+        self._note(batch)
+
+    def _note(self, batch: Batch) -> None:
+        """That it is handed on, or has nothing to be handed on."""
+        at, before = batch.at, self._done.at
+        self._done = replace(
+            self._kept,
+            position=self._done.position if batch.upto is None else batch.upto,
+            plan=None,
+            at=before if at is None else at if before is None else max(before, at),
+            behind=self._done.behind if batch.behind is None else batch.behind,
+            records=self._done.records + batch.records.num_rows,
+        )
+        if batch.upto is not None:
+            self._position = batch.upto
+        if batch.end is not None:
+            self._end = batch.end
+        elif batch.children:
+            self._claim.tell_children(batch.children)
+
+    # ---- committing -------------------------------------------------------------------------------------------------
+
+    async def _keep_up(self) -> None:
+        """Commit what was handed on at once, and what is no record from time to time."""
+        due = self._done != self._kept and system.steady() - self._committed_at >= self._habits.heartbeat
+        if due or self._kept.plan is not None:
+            await self._commit(self._done)
+
+    async def _commit(self, kept: Kept) -> None:
+        await self._positions.commit(self._claim.opening, kept)
+        self._kept = self._done = kept
+        self._claim.moved = True
+        self._committed_at = system.steady()
+
+    async def _hint(self, after: Millis) -> None:
+        """Tell the stream what is safe, unless that was told less than `after` ago. Only while nothing is read."""
+        position = self._kept.position
+        if position is None or position == self._hinted or system.steady() - self._hinted_at < after:
+            return
+        self._hinted_at = system.steady()
+        # One that is lost is said again with the next.
+        with contextlib.suppress(BrokenOffError):
+            await self._stream.kept(self._claim.token, position)
+            self._hinted = position

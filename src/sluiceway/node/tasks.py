@@ -1,0 +1,483 @@
+"""A member of a group of tasks in this process: follows the log, does what the machine wants, tells it what became of that.
+
+docs/tasks.md says what the machine rests on. What this file owes it: nothing blocks a step; a reader's last word (`Stopped`, `Ended`,
+`BrokenOff`) comes when nothing goes on under its grant any more; `fenced` is said for a higher grant only; the member begins with the
+whole log and a position store that answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from sluiceway.adapters import system
+from sluiceway.core.assignment.task_member import (
+    Alarm,
+    Append,
+    AskSeeds,
+    BrokenOff,
+    ChildrenFound,
+    Effect,
+    Elected,
+    Ended,
+    Event,
+    Folded,
+    Going,
+    JoinGroup,
+    LeaveGroup,
+    Open,
+    Opened,
+    Pace,
+    Prepared,
+    Preset,
+    Read,
+    Restored,
+    SeedsFound,
+    Stop,
+    Stopped,
+    TaskMember,
+    Tick,
+)
+from sluiceway.core.assignment.tasks import trimmable
+from sluiceway.core.assignment.tasks_state import Snapshot, State, encode
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.tasks import Born, Group
+from sluiceway.node.task_log import PAGE, decoded, whole
+from sluiceway.node.task_reader import Claim, Handler
+from sluiceway.ports.change_stream import BrokenOffError, ChangeStream, StaleBatchError, UnknownPositionError
+from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
+from sluiceway.ports.sync_log import Election, LogUnavailableError, SyncLog
+
+log = logging.getLogger(__name__)
+
+APPEND = 500
+"""Records that are appended at a time, at most."""
+GOODBYE = 10.0
+"""Seconds that leaving the election may take."""
+MAIL = 100
+"""Events that make one step of the member, at most. A step costs by the partitions that there are, and little by its events."""
+
+
+class Timing(NamedTuple):
+    """All in milliseconds, but for `snapshot`.
+
+    `tick`: how often the member looks whether it must say something again. `wait`: how often the log is read though nobody says that there
+    is news. `again`: when that is tried anew which could not be reached. `seeds`: how often the stream is asked for new seeds. `leave`: how
+    long a member takes to leave in order, before it goes anyway. `longest_pause`: how long a partition that fails again and again is left
+    alone. The leader's: `snapshot`, how many records come before the next one (or as many as there are partitions, if that is more);
+    `chores`, how soon what was lost of these is done again; `forget`, how often it looks for positions that nobody needs, and `keep`,
+    how long these are kept: a reader that stood still so long could open a partition that is forgotten as if it were new.
+    """
+
+    tick: Millis = 250
+    wait: Millis = 1_000
+    again: Millis = 500
+    seeds: Millis = 5_000
+    leave: Millis = 30_000
+    longest_pause: Millis = 30_000
+    snapshot: int = 500
+    chores: Millis = 10_000
+    forget: Millis = 600_000
+    keep: Millis = 7 * 86_400_000
+
+
+class _Run:
+    """What goes on in a partition under a grant."""
+
+    def __init__(self, token: str, grant: int) -> None:
+        self.token, self.grant = token, grant
+        self.begin: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """From where to read."""
+        self.stopping = asyncio.Event()
+        self.claim: Claim | None = None
+
+
+class TaskRunner:
+    """One member of a capture, from its start to its end. `name` is never used again; neither is the runner. Use on one event loop.
+
+    `handler` reads a partition that the member may read. The log, the position store and the stream may be shared with others, the
+    election may not; whoever opened them closes them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: SyncLog,
+        election: Election,
+        positions: PositionStore,
+        stream: ChangeStream,
+        handler: Handler,
+        preset: Preset = "log-leader",
+        pace: Pace | None = None,
+        timing: Timing | None = None,
+    ) -> None:
+        self.name = name
+        self._log, self._election, self._positions, self._stream, self._handler = log, election, positions, stream, handler
+        self._timing = timing or Timing()
+        self._member = TaskMember(name, preset, pace)
+        self._mail: list[Event] = []
+        self._woken = asyncio.Event()
+        self._runs: dict[tuple[str, int], _Run] = {}
+        self._failures: dict[str, int] = {}
+        """How often each partition has failed since it last went on."""
+        self.alarms: dict[str, str] = {}
+        """Of partitions that do not go on, why; "" is the stream itself, or the log."""
+        self._pending: dict[bytes, None] = {}
+        """What is to be appended; what is said again meanwhile is there once."""
+        self._unsaid = asyncio.Event()
+        self._said = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fatal: BaseException | None = None
+        self._go_by: Millis | None = None
+        self._left = self._in_group = False
+        self._asked = ""
+        self._ask_again: Millis = 0
+        self._seeking = False
+        self._trimmed = 0
+        self._chores_at = system.steady()
+        self._forget_at = system.steady() + self._timing.forget
+
+    @property
+    def state(self) -> State:
+        """The state by what it has folded."""
+        return self._member.state
+
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """What it reads now."""
+        return {run.token: run.claim for run in self._runs.values() if run.claim is not None}
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, as far as it knows."""
+        return self.state.leader == self.name
+
+    # ---- its life -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take part until `stop` was called and the member has left, or the time for that is over.
+
+        Cancelled it goes at once, as if it had died, but leaves the election. Raises what nobody here can repair: a log that it does not
+        understand.
+        """
+        try:
+            self._begin(self._prepare())
+            self._begin(self._follow())
+            self._begin(self._speak())
+            await self._turns()
+        finally:
+            try:
+                await self._end_all()
+            finally:
+                if self._in_group:
+                    # Otherwise it would be given what it does not read, by others who take it for alive.
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(GOODBYE):
+                            await self._election.leave()
+
+    def stop(self) -> None:
+        """Stop reading, say so, and leave; `run` returns then. If that takes longer than `Timing.leave`, it goes without."""
+        if self._go_by is None:
+            self._go_by = system.steady() + self._timing.leave
+            self._tell(Going())
+
+    async def _turns(self) -> None:
+        while not self._left:
+            self._woken.clear()
+            mail, self._mail = self._mail, []
+            for start in range(0, len(mail), MAIL):
+                self._step(mail[start : start + MAIL])
+                # Others have their turn: what the election needs must not wait for all of a long mail.
+                await asyncio.sleep(0)
+            self._step([Tick()])
+            self._lead()
+            self._calm_down()
+            if self._fatal is not None:
+                raise self._fatal
+            if self._go_by is not None and system.steady() >= self._go_by:
+                log.warning("%s goes without having left: its partitions are read by others once it is taken for dead", self.name)
+                return
+            # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.tick / 1000):
+                    await self._woken.wait()
+
+    async def _end_all(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fatal = error
+            self._woken.set()
+
+    # ---- the member ---------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._mail.append(event)
+        self._woken.set()
+
+    def _step(self, events: Sequence[Event]) -> None:
+        for effect in self._member.step_all(events, system.steady()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Append():
+                self._say(encode(effect.record))
+            case Open():
+                run = self._runs[effect.token, effect.grant] = _Run(effect.token, effect.grant)
+                self._begin(self._live(run))
+            case Read():
+                self._runs[effect.token, effect.grant].begin.set_result(effect.position)
+            case Stop():
+                # If there is none, its last word is in the mail.
+                if (stopped := self._runs.get((effect.token, effect.grant))) is not None:
+                    stopped.stopping.set()
+            case JoinGroup():
+                self._in_group = True
+                self._begin(self._election.join(self.name, self._elected))
+            case LeaveGroup():
+                self._left = True
+            case AskSeeds():
+                self._seek(effect.after)
+            case Alarm():
+                # Whoever found out has said more.
+                if effect.token not in self.alarms:
+                    self._alarm(effect.token, effect.why)
+
+    def _elected(self, group: Group) -> None:
+        self._tell(Elected(group))
+
+    def _alarm(self, token: str, why: str) -> None:
+        if self.alarms.get(token) != why:
+            log.error("%s: %s does not go on: %s", self.name, f"partition {token}" if token else "the capture", why)
+        self.alarms[token] = why
+
+    # ---- the log ------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        """It may join once it has folded what there is now, and the position store answers."""
+        while True:
+            try:
+                end = (await self._log.read(0, 1)).end
+                await self._positions.read()
+                break
+            except (LogUnavailableError, PositionUnknownError) as error:
+                log.warning("%s cannot begin yet: %s", self.name, error)
+                await self._pause(self._timing.again)
+        self._tell(Prepared(end))
+
+    async def _follow(self) -> None:
+        after = 0
+        while True:
+            try:
+                page = await self._log.read(after, PAGE)
+                if page.end < after:
+                    raise SluicewayError("internal", f"the log has lost records: it ends with number {page.end}, and went up to {after}")
+                if after < page.first - 1:
+                    # What it has not read was trimmed: all that is left has it.
+                    state, after = await whole(self._log, page)
+                    self._tell(Restored(state))
+                elif page.entries:
+                    after = page.entries[-1][0]
+                    self._tell(Folded(decoded(page)))
+                else:
+                    await self._wait(after)
+            except LogUnavailableError as error:
+                log.warning("%s does not reach the log: %s", self.name, error)
+                await self._pause(self._timing.again)
+
+    async def _wait(self, after: int) -> None:
+        """Until there is news, or something was appended here."""
+        said = asyncio.ensure_future(self._said.wait())
+        news = asyncio.ensure_future(self._log.wait(after, self._timing.wait))
+        try:
+            await asyncio.wait((said, news), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            said.cancel()
+            news.cancel()
+        await asyncio.wait((news,))
+        self._said.clear()
+        if not news.cancelled():
+            news.result()
+
+    def _say(self, record: bytes) -> None:
+        self._pending[record] = None
+        self._unsaid.set()
+
+    async def _speak(self) -> None:
+        """Append what the member says. What is lost it says again."""
+        while True:
+            await self._unsaid.wait()
+            self._unsaid.clear()
+            while self._pending:
+                records = list(self._pending)[:APPEND]
+                try:
+                    await self._log.append(records)
+                    self._said.set()
+                except LogUnavailableError as error:
+                    log.warning("%s could not append %d records: %s", self.name, len(records), error)
+                except (SluicewayError, ValueError) as error:
+                    self._alarm("", f"a record cannot be appended: {error}")
+                for record in records:
+                    del self._pending[record]
+
+    async def _pause(self, millis: Millis) -> None:
+        await asyncio.sleep(millis / 1000)
+
+    # ---- what a leader does beside ------------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        now, state, timing = system.steady(), self.state, self._timing
+        if not self.leads or self._go_by is not None:
+            return
+        if now >= self._chores_at:
+            if state.seq - state.kept_from >= max(timing.snapshot, len(state.partitions)):
+                self._chores_at = now + timing.chores
+                self._say(encode(Snapshot(state)))
+            elif trimmable(state) > self._trimmed:
+                self._chores_at = now + timing.chores
+                self._begin(self._trim(trimmable(state)))
+        if now >= self._forget_at:
+            self._forget_at = now + timing.forget
+            self._begin(self._forget())
+
+    async def _trim(self, upto: int) -> None:
+        try:
+            await self._log.trim(upto)
+            self._trimmed = max(self._trimmed, upto)
+        except LogUnavailableError as error:
+            log.warning("%s could not trim the log: %s", self.name, error)
+
+    async def _forget(self) -> None:
+        """Drop positions of partitions that are removed, long after."""
+        try:
+            stored = await self._positions.read()
+            until = system.now() - self._timing.keep
+            old = [token for token, each in stored.items() if token not in self.state.partitions and each.written_at < until]
+            if old:
+                await self._positions.forget(old)
+        except PositionUnknownError as error:
+            log.warning("%s could not drop old positions: %s", self.name, error)
+
+    def _seek(self, after: str) -> None:
+        """Ask for seeds, unless that goes on, or was just answered with none: then the member asks again and again."""
+        if not self._seeking and (after != self._asked or system.steady() >= self._ask_again):
+            self._seeking = True
+            self._begin(self._ask(after))
+
+    async def _ask(self, after: str) -> None:
+        try:
+            upto, partitions = await self._stream.seeds(after)
+        except BrokenOffError as error:
+            log.warning("%s: the stream does not say which partitions there are: %s", self.name, error)
+        except SluicewayError as error:
+            self._alarm("", str(error))
+        except Exception:
+            log.exception("%s: the stream failed when it was asked for its partitions", self.name)
+        else:
+            self.alarms.pop("", None)
+            if upto != after:
+                self._tell(SeedsFound(after, upto, partitions))
+        finally:
+            self._asked, self._ask_again = after, system.steady() + self._timing.seeds
+            self._seeking = False
+
+    # ---- readers ------------------------------------------------------------------------------------------------------
+
+    async def _live(self, run: _Run) -> None:
+        last = await self._fare(run)
+        if isinstance(last, BrokenOff) and not last.why:
+            await self._leave_alone(run)
+        elif not isinstance(last, BrokenOff) or last.why == "fenced":
+            self._went_well(run.token)
+        del self._runs[run.token, run.grant]
+        self._tell(last)
+
+    async def _fare(self, run: _Run) -> Stopped | Ended | BrokenOff:
+        """All that goes on in a partition under this grant. When it returns, nothing does."""
+        token, grant = run.token, run.grant
+        try:
+            opening, kept = await self._positions.open(token, grant)
+            if not run.stopping.is_set():
+                self._tell(Opened(token, grant, kept.position))
+                await self._begun(run)
+            if run.stopping.is_set():
+                return Stopped(token, grant)
+            run.claim = Claim(opening, kept, run.begin.result(), lambda children: self._found(token, children), run.stopping)
+            try:
+                end = await self._handler(run.claim)
+            finally:
+                self._went_on(run.claim)
+            return Stopped(token, grant) if end is None else Ended(token, grant, end.children, end.ended_at)
+        except FencedError as error:
+            return BrokenOff(token, grant, "fenced" if error.grant > grant else "")
+        except UnknownPositionError as error:
+            self._alarm(token, str(error))
+            return BrokenOff(token, grant, "unknown")
+        except (BrokenOffError, PositionUnknownError) as error:
+            log.warning("%s: partition %s broke off: %s", self.name, token, error)
+        except StaleBatchError as error:
+            # Somebody else has it by now, as the position store will say. If it does not, the position is older than the batch.
+            if token in self._failures:
+                self._alarm(token, f"{error}; were positions restored from a backup, or is the capture's name used anew?")
+            else:
+                log.warning("%s: partition %s is read by another: %s", self.name, token, error)
+        except SluicewayError as error:
+            self._alarm(token, str(error))
+        except Exception:
+            log.exception("%s: partition %s failed", self.name, token)
+        finally:
+            run.claim = None
+        return BrokenOff(token, grant)
+
+    async def _begun(self, run: _Run) -> None:
+        """Until the member says where to begin, or that it shall not."""
+        asked = asyncio.ensure_future(run.stopping.wait())
+        try:
+            await asyncio.wait((run.begin, asked), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            asked.cancel()
+
+    def _went_on(self, claim: Claim) -> None:
+        if claim.moved:
+            self._went_well(claim.token)
+
+    def _went_well(self, token: str) -> None:
+        self._failures.pop(token, None)
+        self.alarms.pop(token, None)
+
+    def _calm_down(self) -> None:
+        """What ails partitions of others is for others to say."""
+        partitions = self.state.partitions
+        for token in [token for token in {**self._failures, **self.alarms} if token]:
+            if token not in partitions or partitions[token].owner != self.name:
+                self._went_well(token)
+
+    async def _leave_alone(self, run: _Run) -> None:
+        """Before it is opened again, for longer each time; unless it is to stop."""
+        failures = self._failures[run.token] = self._failures.get(run.token, 0) + 1
+        pause = min(self._timing.longest_pause, self._timing.again * 2 ** min(failures - 2, 16)) if failures > 1 else 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause / 1000):
+                await run.stopping.wait()
+
+    def _found(self, token: str, children: tuple[Born, ...]) -> None:
+        """Only the leader says what is known before a partition ends; its owner says it once more at the end."""
+        if self.leads:
+            self._tell(ChildrenFound(token, children))

@@ -1,0 +1,383 @@
+"""The partitions that the driver of a micro-batch capture has: their next batches are looked at, offered, planned and settled.
+
+It is what a member does with a partition instead of handing it on itself. A partition is at any time in one of these: it is read on, until
+something comes; that is offered; the offer becomes a batch, by recording its end as the plan; Spark hands it on; it is recorded as done.
+The records themselves are dropped here: a task reads them again, by the same ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from sluiceway.adapters import system
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Kept
+from sluiceway.node.task_reader import Claim
+from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeStream, End, UnknownPositionError
+from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
+from sluiceway.spark.capture_plan import Done, Slice, choose, judge
+
+log = logging.getLogger(__name__)
+
+_PAUSE: Millis = 200
+"""Between two reads that show nothing."""
+_HEARTBEAT: Millis = 3_000
+"""How often a position that has moved over nothing is recorded."""
+_LINGER: Millis = 50
+"""How long a batch waits for the offers of other partitions, once it has one."""
+_EMPTY = 3
+"""Answers with nothing, of a stream that does not say how far behind they are, that are taken for there being nothing."""
+_PATIENCE: Millis = 10_000
+"""So long a read that nobody needs any more may take to return."""
+
+
+class _Offer(NamedTuple):
+    """A batch without its records."""
+
+    upto: str
+    rows: int
+    at: Millis | None
+    behind: Millis | None
+    end: End | None
+
+
+@dataclass(eq=False)
+class _Held:
+    """A partition that is this member's now."""
+
+    claim: Claim
+    kept: Kept
+    position: str
+    since: int
+    """Its place in the line of those that offer."""
+    offer: _Offer | None = None
+    """What comes next; once planned: what the plan is."""
+    busy: bool = False
+    """A commit is on its way, or a read for a plan: it goes on until it is known what became of it."""
+    in_flight: bool = False
+    """Its plan is in an offset that Spark was given."""
+    failed: Exception | None = None
+    reached: bool = False
+    past: bool = False
+    empty: int = 0
+    """How many answers in a row had nothing, and did not say how far behind that is."""
+    committed_at: Millis = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def waits(self) -> bool:
+        """Has something for a batch."""
+        return not (self.is_idle() or self.busy or self.in_flight or self.failed is not None or self.claim.stopping.is_set())
+
+    def is_idle(self) -> bool:
+        """Nothing is offered or planned: it is read on."""
+        return self.offer is None and self.kept.plan is None
+
+
+class Offering:
+    """All partitions that are this member's, and what they offer. Everything on one event loop."""
+
+    def __init__(self, stream: ChangeStream, positions: PositionStore, limit: int) -> None:
+        self._stream, self._positions, self._limit = stream, positions, limit
+        self._held: dict[str, _Held] = {}
+        self._news = asyncio.Event()
+        self._count = 0
+        self._until: Millis | None = None
+        self._closing = False
+
+    # ---- what the member calls ----------------------------------------------------------------------------------------
+
+    async def handle(self, claim: Claim) -> End | None:
+        """Until the partition has ended and all of it is recorded, or it is to stop and nothing of it is in flight. A `Handler`."""
+        self._count += 1
+        held = _Held(claim, claim.kept, claim.position, self._count, committed_at=system.steady())
+        self._held[claim.token] = held
+        relay = asyncio.create_task(_relay(claim.stopping, held.changed))
+        self._news.set()
+        try:
+            return await self._go_on(held)
+        finally:
+            relay.cancel()
+            del self._held[claim.token]
+            self._news.set()
+
+    async def _go_on(self, held: _Held) -> End | None:
+        stopping = held.claim.stopping
+        while True:
+            if held.is_idle():
+                if not stopping.is_set() and self._until is not None and held.reached:
+                    await stopping.wait()
+                end = await self._read_on(held)
+                if end is not None or held.is_idle():
+                    return end
+                self._count += 1
+                held.since = self._count
+                self._news.set()
+            plan = held.kept.plan
+            await self._changed(held, plan)
+            if held.kept.plan == plan:
+                return None
+            if held.kept.plan is None:
+                # Handed on.
+                offer, held.offer = held.offer, None
+                self._reach(held, offer)
+                await self._hint(held)
+                if offer is not None and offer.end is not None:
+                    return offer.end
+                self._news.set()
+
+    async def _changed(self, held: _Held, plan: str | None) -> None:
+        """Until something else is planned than that, or it is to stop and may. Raises what the planner's commit or read failed with."""
+        while held.kept.plan == plan and not self._may_leave(held):
+            held.changed.clear()
+            await held.changed.wait()
+            if held.failed is not None:
+                raise held.failed
+
+    def _may_leave(self, held: _Held) -> bool:
+        return held.claim.stopping.is_set() and not held.busy and (self._closing or not held.in_flight)
+
+    async def _read_on(self, held: _Held) -> End | None:
+        """Read until there is something to offer, or the partition ends; or nothing of both: it is to stop."""
+        stopping = held.claim.stopping
+        done = held.kept
+        while not stopping.is_set():
+            batch = await self._next(held)
+            if batch is None:
+                break
+            if batch.records.num_rows:
+                if batch.upto is None:
+                    raise UnknownPositionError("the stream gave records, and no position after them")
+                if batch.end is None and batch.children:
+                    held.claim.tell_children(batch.children)
+                held.kept = await self._record(held, done) if done != held.kept else held.kept
+                held.offer = _offer(batch.upto, batch)
+                return None
+            done = _over_nothing(done, batch)
+            if batch.upto is not None:
+                held.position = batch.upto
+            if batch.end is not None:
+                held.kept = await self._record(held, done) if done != held.kept else held.kept
+                await self._hint(held)
+                return batch.end
+            if batch.children:
+                held.claim.tell_children(batch.children)
+            if done != held.kept and system.steady() - held.committed_at >= _HEARTBEAT:
+                held.kept = await self._record(held, done)
+                await self._hint(held)
+            self._reach(held, _offer(held.position, batch))
+            if self._until is not None and held.reached:
+                self._news.set()
+                await stopping.wait()
+        if done != held.kept:
+            held.kept = await self._record(held, done)
+        return None
+
+    async def _next(self, held: _Held) -> Batch | None:
+        """What comes next; None: stop instead."""
+        stop = asyncio.ensure_future(held.claim.stopping.wait())
+        read = asyncio.ensure_future(self._read(held))
+        try:
+            await asyncio.wait((read, stop), return_when=asyncio.FIRST_COMPLETED)
+            if not read.done():
+                # A thread that cannot be cancelled writes nothing; but nothing shall go on when this returns.
+                await asyncio.wait((read,), timeout=_PATIENCE / 1000)
+        finally:
+            stop.cancel()
+            read.cancel()
+        if held.claim.stopping.is_set():
+            await asyncio.wait((read,))
+            if not read.cancelled():
+                read.exception()
+            return None
+        return read.result()
+
+    async def _read(self, held: _Held) -> Batch:
+        began = system.steady()
+        batch = await self._stream.read(held.claim.token, held.position, None, self._limit)
+        if not batch.records.num_rows and batch.upto is None and batch.end is None:
+            # The stream should have waited. If it has not, it is not asked all the time.
+            await asyncio.sleep(max(0, began + _PAUSE - system.steady()) / 1000)
+        return batch
+
+    async def _record(self, held: _Held, kept: Kept) -> Kept:
+        await self._positions.commit(held.claim.opening, kept)
+        held.claim.moved = True
+        held.committed_at = system.steady()
+        return kept
+
+    async def _hint(self, held: _Held) -> None:
+        if held.kept.position is not None:
+            with contextlib.suppress(BrokenOffError):
+                await self._stream.kept(held.claim.token, held.kept.position)
+
+    # ---- what the planner calls ---------------------------------------------------------------------------------------
+
+    async def settle(self, done: Iterable[Done]) -> dict[str, Done]:
+        """Record that these are done, which Spark has committed; returns those that could not be recorded now, by token.
+
+        Raises `invalid_request` if the position store knows less than that.
+        """
+        entries = list(done)
+        fared = await asyncio.gather(*(self._settle(each) for each in entries))
+        return {each.token: each for each, recorded in zip(entries, fared, strict=True) if not recorded}
+
+    async def _settle(self, done: Done) -> bool:
+        held = self._held.get(done.token)
+        if held is None or held.failed is not None or held.busy:
+            return False
+        if judge(held.kept, done) == "settled":
+            return True
+        offer = held.offer
+        at, behind = (offer.at, offer.behind) if offer is not None else (None, None)
+        kept = replace(
+            held.kept,
+            position=done.upto,
+            plan=None,
+            at=_later(held.kept.at, at),
+            behind=held.kept.behind if behind is None else behind,
+            records=held.kept.records + done.rows,
+        )
+        if not await self._commit(held, kept):
+            return False
+        held.position, held.in_flight = done.upto, False
+        held.changed.set()
+        return True
+
+    async def plan(self, most: int, done: Mapping[str, Done], wait: Millis) -> list[Slice]:
+        """Plan the next batch, of about `most` rows, and wait so long for something to be offered. `done`: what `settle` left.
+
+        Plans that were found go first, all of them, but for those that are done. Whatever fails is not in the batch: it is opened again.
+        """
+        await self._wait(done, wait)
+        waiting = sorted((each for each in self._held.values() if self._ready(each, done)), key=lambda each: each.since)
+        found = [each.claim.token for each in waiting if each.kept.plan is not None]
+        rows = {each.claim.token: each.offer.rows if each.offer is not None else 0 for each in waiting}
+        chosen = choose(rows, most, found)
+        slices = await asyncio.gather(*(self._plan(self._held[token]) for token in chosen))
+        return [each for each in slices if each is not None]
+
+    async def _plan(self, held: _Held) -> Slice | None:
+        token, kept = held.claim.token, held.kept
+        if kept.plan is None:
+            assert held.offer is not None
+            if not await self._commit(held, replace(kept, plan=held.offer.upto, batch=kept.batch + 1)):
+                return None
+        elif held.offer is None and not await self._look(held, kept.plan):
+            return None
+        kept, offer = held.kept, held.offer
+        assert kept.plan is not None
+        assert offer is not None
+        held.in_flight = True
+        held.changed.set()
+        return Slice(token, held.position, kept.plan, kept.batch, held.claim.grant, offer.rows)
+
+    async def _look(self, held: _Held, plan: str) -> bool:
+        """A plan that was found: what is it?"""
+        held.busy = True
+        try:
+            batch = await self._stream.read(held.claim.token, held.position, plan, self._limit)
+            if batch.upto != plan or not batch.records.num_rows:
+                raise UnknownPositionError(f"the batch from {held.position!r} to {plan!r} is not there any more, as it was planned")
+            held.offer = _offer(plan, batch)
+            return True
+        except (BrokenOffError, UnknownPositionError) as error:
+            held.failed = error
+            return False
+        finally:
+            held.busy = False
+            held.changed.set()
+
+    async def _commit(self, held: _Held, kept: Kept) -> bool:
+        held.busy = True
+        try:
+            held.kept = await self._record(held, kept)
+            return True
+        except (FencedError, PositionUnknownError) as error:
+            held.failed = error
+            return False
+        finally:
+            held.busy = False
+            held.changed.set()
+
+    def _ready(self, held: _Held, done: Mapping[str, Done]) -> bool:
+        entry = done.get(held.claim.token)
+        # It was opened, or opened again, since that was to be settled: it is not to be handed on once more.
+        return held.waits and not (entry is not None and judge(held.kept, entry) == "settle")
+
+    async def _wait(self, done: Mapping[str, Done], wait: Millis) -> None:
+        deadline = system.steady() + wait
+        while not any(self._ready(each, done) for each in self._held.values()):
+            left = deadline - system.steady()
+            if left <= 0:
+                return
+            self._news.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._news.wait(), left / 1000)
+        if not all(self._ready(each, done) for each in self._held.values()):
+            await asyncio.sleep(_LINGER / 1000)
+
+    # ---- the end ------------------------------------------------------------------------------------------------------
+
+    def read_up_to_now(self) -> None:
+        """From now on partitions are read until nothing is left that is older than this moment."""
+        self._until = system.steady()
+
+    def reached(self) -> frozenset[str]:
+        """Those in which nothing is left that was there at the moment of `read_up_to_now`, and nothing is planned."""
+        return frozenset(
+            token
+            for token, each in self._held.items()
+            if each.reached and each.offer is None and each.kept.plan is None and not each.failed
+        )
+
+    def held(self) -> frozenset[str]:
+        return frozenset(self._held)
+
+    def close(self) -> None:
+        """No batch is planned or settled any more: whatever is in flight may be given back as it is."""
+        self._closing = True
+        for held in self._held.values():
+            held.changed.set()
+
+    def _reach(self, held: _Held, offer: _Offer | None) -> None:
+        """Whether, by that batch, which is done with, nothing older than the moment is left.
+
+        A position that is past the moment need not be past an end that lay before it, and an end may stand alone: so one more read, which
+        tells of the end if there is one, must follow.
+        """
+        if self._until is None or offer is None:
+            return
+        past = offer.behind is not None and offer.behind <= system.steady() - self._until
+        held.empty = held.empty + 1 if not offer.rows and offer.behind is None else 0
+        held.reached = held.reached or held.past or (not offer.rows and offer.behind == 0) or held.empty >= _EMPTY
+        held.past = held.past or past
+
+
+def _offer(upto: str, batch: Batch) -> _Offer:
+    return _Offer(upto, batch.records.num_rows, batch.at, batch.behind, batch.end)
+
+
+def _over_nothing(kept: Kept, batch: Batch) -> Kept:
+    return replace(
+        kept,
+        position=kept.position if batch.upto is None else batch.upto,
+        at=_later(kept.at, batch.at),
+        behind=kept.behind if batch.behind is None else batch.behind,
+    )
+
+
+def _later(one: Millis | None, other: Millis | None) -> Millis | None:
+    return other if one is None else one if other is None else max(one, other)
+
+
+async def _relay(stopping: asyncio.Event, changed: asyncio.Event) -> None:
+    await stopping.wait()
+    changed.set()

@@ -1,0 +1,71 @@
+"""What a user says in `.option(...)` of `format("sluiceway-capture")`: parsed once, checked once, and wrong ones named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Literal, cast
+from urllib.parse import parse_qs, urlsplit
+
+from sluiceway.capture import CaptureConfig
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.kernel.names import check_queue_name
+from sluiceway.spark.options import count, duration, get, required
+
+KNOWN = ("name", "meta", "log", "stream", "preset", "maxRowsPerTrigger", "maxRowsPerPartition", "requestTimeout")
+OF_STREAM = "stream."
+"""Options of the stream are named with this before them. Spark hands them over in lower case."""
+
+_LARGEST = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """`config.limit`: most rows of one partition in a batch; `max_rows`: of all of them; `request_timeout` (ms): how long a task tries."""
+
+    config: CaptureConfig
+    max_rows: int
+    request_timeout: Millis
+
+
+def capture_options(options: Mapping[str, str]) -> CaptureOptions:
+    """Raises `invalid_request` that names the option at fault."""
+    _check_names(options)
+    meta = required(options, "meta", "the meta store, such as sqlite:captures.sqlite")
+    if has_password(meta):
+        shown = "a password does not stand here itself, because Spark shows options in plans and logs"
+        raise invalid("meta", f"{shown}; say where the URL is on the driver: env:NAME or file:PATH")
+    preset = get(options, "preset") or "log-leader"
+    if preset not in ("log-leader", "finisher-hint"):
+        raise invalid("preset", f"{preset[:40]!r} is none; it is log-leader (the default) or finisher-hint")
+    config = CaptureConfig(
+        name=check_queue_name(required(options, "name", "the name of the capture"), "name"),
+        meta=meta,
+        stream=required(options, "stream", "the kind of the stream, such as kinesis"),
+        options={key[len(OF_STREAM) :]: value for key, value in options.items() if key.lower().startswith(OF_STREAM)},
+        log=get(options, "log") or "meta",
+        preset=cast(Literal["log-leader", "finisher-hint"], preset),
+        limit=count(options, "maxRowsPerPartition", MAX_ITEMS_ARROW, MAX_ITEMS_ARROW),
+    )
+    request_timeout = duration(options, "requestTimeout", "2m", 1_000, 86_400_000)
+    return CaptureOptions(config, count(options, "maxRowsPerTrigger", 100_000, _LARGEST), request_timeout)
+
+
+def has_password(url: str) -> bool:
+    """Whether there is one in it, in any of the places that a store's URL may have it."""
+    parts = urlsplit(url)
+    return bool(parts.password) or "password" in parse_qs(parts.query)
+
+
+def _check_names(options: Mapping[str, str]) -> None:
+    """Spark's own options pass; a name that is nearly ours is a mistake."""
+    every = {name.lower(): name for name in KNOWN}
+    for key in options:
+        lower = key.lower()
+        if lower in every or lower.startswith(OF_STREAM):
+            continue
+        if near := get_close_matches(lower, list(every), n=1, cutoff=0.75):
+            raise invalid(key, f"there is no such option; did you mean {every[near[0]]}?")

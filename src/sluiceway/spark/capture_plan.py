@@ -1,0 +1,162 @@
+"""What a micro-batch of a capture reads, and what of it is known to be done. Pure: the source tells it what there is.
+
+Two places remember a batch: the position store has, for each partition, the plan of the batch that is being handed on, and Spark's
+offset log has the *slices* of each micro-batch. The plan is recorded first, then Spark logs the offset, runs the batch and commits it, then
+asks for the next one; only then is the plan recorded as done. Wherever the driver dies between two of these steps, what is found says what
+follows:
+
+* plan recorded, offset not logged: the plan is no slice of `start`, so it is a slice of the next batch. Nothing of it was handed on.
+* offset logged, batch not committed: Spark reads the slices again, exactly, and asks nobody.
+* batch committed, plan not recorded as done: the plan is a slice of `start`, so it is done.
+* the partition is not this member's yet, or not any more: its slice goes from offset to offset as *done*, until it is seen that somebody
+  recorded it. Without that, a plan that is found long after its batch would be handed on twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from sluiceway.core.assignment.tasks_state import State
+from sluiceway.kernel.errors import invalid
+from sluiceway.model.tasks import Kept
+
+
+class Slice(NamedTuple):
+    """Records of a partition after the position `after`, up to `upto`, as its batch number `batch`, planned under `grant`."""
+
+    token: str
+    after: str
+    upto: str
+    batch: int
+    grant: int
+    rows: int
+
+    @property
+    def done(self) -> Done:
+        return Done(self.token, self.upto, self.batch, self.rows)
+
+
+class Done(NamedTuple):
+    """A batch of a partition that Spark has committed, and of which that is perhaps not recorded yet."""
+
+    token: str
+    upto: str
+    batch: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """One micro-batch. `nonce` tells two checkpoints of one capture apart; `sequence` counts a checkpoint's batches from 1.
+
+    Equal offsets are equal text, which is how Spark compares them.
+    """
+
+    nonce: str
+    sequence: int = 0
+    slices: tuple[Slice, ...] = ()
+    done: tuple[Done, ...] = ()
+    """Of earlier batches. Those of this one are done as well once Spark begins at this offset."""
+
+    @classmethod
+    def parse(cls, offset: Mapping[str, object]) -> Offset:
+        slices = tuple(Slice(*each) for each in json.loads(str(offset["slices"])))
+        done = tuple(Done(*each) for each in json.loads(str(offset["done"])))
+        return cls(str(offset["nonce"]), int(str(offset["sequence"])), slices, done)
+
+    def to_dict(self) -> dict[str, object]:
+        """Keys in alphabetical order; lists as one string each, since Spark takes none."""
+        return {"done": _text(self.done), "nonce": self.nonce, "sequence": self.sequence, "slices": _text(self.slices)}
+
+    def committed(self) -> tuple[Done, ...]:
+        """All that is done when Spark begins at this offset. One entry a partition: the last one."""
+        last = {each.token: each for each in self.done}
+        last |= {each.token: each.done for each in self.slices}
+        return tuple(last.values())
+
+    def following(self, slices: Iterable[Slice], done: Iterable[Done]) -> Offset:
+        return Offset(self.nonce, self.sequence + 1, tuple(sorted(slices)), tuple(sorted(done)))
+
+
+def _text(entries: Sequence[tuple[object, ...]]) -> str:
+    return json.dumps([list(each) for each in entries], separators=(",", ":"))
+
+
+Verdict = Literal["settle", "settled"]
+
+
+def judge(kept: Kept, done: Done) -> Verdict:
+    """What is to be recorded of a batch that Spark has committed. `settle`: that it is done; `settled`: nothing, for it is.
+
+    Raises `invalid_request` if the position store knows less than the checkpoint does: going on would hand on twice, or under
+    numbers that were used.
+    """
+    if kept.batch == done.batch and kept.plan == done.upto:
+        return "settle"
+    if _beyond(kept, done):
+        return "settled"
+    raise invalid(
+        "meta",
+        f"the position store is at batch {kept.batch} of partition {done.token}, and the checkpoint has done batch {done.batch} up to "
+        f"{done.upto}: this is another capture's checkpoint, or the position store was set back",
+    )
+
+
+def choose(offered: Mapping[str, int], most: int, first: Iterable[str] = ()) -> list[str]:
+    """Which partitions' offers (rows by token) make up a batch: `first` all of them, then others until there are `most` rows.
+
+    At least one, if any is offered. Those that do not fit come first the next time: the caller asks with the oldest offers first.
+    """
+    chosen = [token for token in first if token in offered]
+    rows = sum(offered[token] for token in chosen)
+    for token, count in offered.items():
+        if token in chosen:
+            continue
+        if rows >= most:
+            break
+        chosen.append(token)
+        rows += count
+    return chosen
+
+
+def recorded(done: Done, state: State, kept: Kept | None) -> bool:
+    """Whether somebody else has recorded that batch, so that it need not be carried on; `kept` is what the position store had a while ago.
+
+    `state` must be one that this member had after its own `Join`. A partition is only finished once its last batch is recorded.
+    """
+    return done.token not in state.partitions or (kept is not None and _beyond(kept, done))
+
+
+def _beyond(kept: Kept, done: Done) -> bool:
+    """Where nothing is planned under the same number, that plan was recorded, and perhaps the position has moved on over nothing."""
+    return kept.batch > done.batch or (kept.batch == done.batch and kept.plan is None)
+
+
+class Seen(NamedTuple):
+    """What the end of an `availableNow` run depends on. `reached`: this member's partitions that have nothing older than the run,
+    and nothing planned. `steady`: the members have been the same for so long that none of them can be dead.
+    """
+
+    state: State
+    name: str
+    reached: frozenset[str]
+    steady: bool
+
+
+def is_over(seen: Seen) -> bool:
+    """Whether all there was when an `availableNow` run began has been read by this query, or belongs to another one that lives."""
+    state = seen.state
+    if seen.name not in state.members:
+        return False
+    if not state.sown and not state.partitions:
+        # The leader has not asked the stream yet; or it has, and there is nothing.
+        return seen.steady
+    for token, each in state.unfinished().items():
+        if each.phase == "ready":
+            return False
+        if each.phase == "owned" and (token not in seen.reached if each.owner == seen.name else not seen.steady):
+            return False
+    return True

@@ -1,0 +1,120 @@
+"""The driver's part of a micro-batch capture, on one event loop: what the pure planner needs to know, and what becomes of what it says."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from sluiceway.adapters import system
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.tasks import Kept
+from sluiceway.node.task_reader import Handler
+from sluiceway.node.tasks import TaskRunner
+from sluiceway.ports.change_stream import ChangeStream
+from sluiceway.ports.position_store import PositionStore, PositionUnknownError
+from sluiceway.spark.capture_member import Offering
+from sluiceway.spark.capture_plan import Done, Offset, Seen, is_over, recorded
+
+log = logging.getLogger(__name__)
+
+_WAIT: Millis = 500
+"""How long a trigger waits for something to be offered. Spark asks again 10 ms after an empty answer."""
+_LOOK: Millis = 1_000
+"""How often the position store is asked what others have recorded, while something is carried on."""
+_ALARM: Millis = 10_000
+"""How long a partition may need somebody's help before the query fails, so that somebody hears of it."""
+_STEADY: Millis = 10_000
+"""Members that have been the same for so long are alive: a dead one has been given up by then."""
+
+
+class Planning:
+    """Says what the next batch is. `begin` and `watch` are for `run_member`."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._runner: TaskRunner | None = None
+        self._offering: Offering | None = None
+        self._positions: PositionStore
+        self._stored: dict[str, Kept] = {}
+        self._looked_at: Millis | None = None
+        self._alarms: dict[tuple[str, str], Millis] = {}
+        self._members: tuple[str, ...] = ()
+        self._members_since: Millis = 0
+        self._up_to_now = False
+
+    def begin(self, stream: ChangeStream, positions: PositionStore) -> Handler:
+        self._positions = positions
+        offering = self._offering = Offering(stream, positions, self._limit)
+        if self._up_to_now:
+            offering.read_up_to_now()
+        return offering.handle
+
+    def watch(self, runner: TaskRunner) -> None:
+        self._runner = runner
+
+    def read_up_to_now(self) -> None:
+        """From now on `following` waits for a batch, or until nothing is left that was there at this moment. Also before `begin`."""
+        self._up_to_now = True
+        if self._offering is not None:
+            self._offering.read_up_to_now()
+
+    def close(self) -> None:
+        """What is in flight may be given back as it is."""
+        if self._offering is not None:
+            self._offering.close()
+
+    async def following(self, start: Offset, most: int) -> Offset:
+        """The offset of the next batch, of about `most` rows; `start` itself if there is none now.
+
+        Whatever `start` has is recorded as done. Raises SluicewayError for what does not go on without somebody's help.
+        """
+        while True:
+            runner, offering = self._runner, self._offering
+            if runner is None or offering is None or runner.name not in runner.state.joined:
+                # There is nothing yet, or what it knows of partitions may be old.
+                await asyncio.sleep(_WAIT / 1000)
+            else:
+                following = await self._plan(runner, offering, start, most)
+                if following is not None:
+                    return following
+            if runner is not None:
+                self._check_alarms(runner)
+            if not self._up_to_now or (runner is not None and offering is not None and self._is_over(runner, offering)):
+                return start
+
+    async def _plan(self, runner: TaskRunner, offering: Offering, start: Offset, most: int) -> Offset | None:
+        left = await offering.settle(start.committed())
+        await self._drop_recorded(runner, offering.held(), left)
+        slices = await offering.plan(most, left, _WAIT)
+        return start.following(slices, left.values()) if slices else None
+
+    async def _drop_recorded(self, runner: TaskRunner, held: frozenset[str], left: dict[str, Done]) -> None:
+        """Those that are somebody else's to record, and that are recorded."""
+        others = [each for token, each in left.items() if token not in held]
+        if not others:
+            return
+        now = system.steady()
+        if self._looked_at is None or now - self._looked_at >= _LOOK:
+            self._looked_at = now
+            try:
+                self._stored = {token: stored.kept for token, stored in (await self._positions.read()).items()}
+            except PositionUnknownError as error:
+                log.warning("the position store does not say what is recorded: %s", error)
+        for each in others:
+            if recorded(each, runner.state, self._stored.get(each.token)):
+                del left[each.token]
+
+    def _check_alarms(self, runner: TaskRunner) -> None:
+        """Raises what has needed somebody's help for a while."""
+        now = system.steady()
+        self._alarms = {alarm: self._alarms.get(alarm, now) for alarm in runner.alarms.items()}
+        for (token, why), since in self._alarms.items():
+            if now - since >= _ALARM:
+                raise SluicewayError("unavailable", f"{f'partition {token}' if token else 'the capture'} does not go on: {why}")
+
+    def _is_over(self, runner: TaskRunner, offering: Offering) -> bool:
+        state, now = runner.state, system.steady()
+        if state.members != self._members:
+            self._members, self._members_since = state.members, now
+        return is_over(Seen(state, runner.name, offering.reached(), now - self._members_since >= _STEADY))

@@ -1,0 +1,331 @@
+"""Resident: one Spark job whose tasks never end, each a member of a capture that hands records on to a queue.
+
+Spark starts a task again whose process has died, which is all that a member needs: it finds everything else in the log. The driver holds
+all tasks by a *leash*, a connection of each to it, so that they can leave in order when it wants them to, or dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from pyspark import InheritableThread, TaskContext
+
+from sluiceway.capture import CaptureConfig, run_member
+from sluiceway.kernel.errors import SluicewayError, invalid
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("sluiceway.spark")
+
+LEAST_FAILURES = 1_000
+"""A task is killed now and then, for as long as the job lives, and Spark counts that over all of its life."""
+_FAILURES = 1_000_000
+_NONCE = 32
+_GREETING = 10.0
+"""Seconds that a task has to say which it is."""
+_LINE = 200
+"""Bytes in which it says that."""
+_DETAIL = 2_000
+_MOST = 16_384
+"""Characters of what a task has failed with, and bytes in which it says so."""
+_AGAIN = 1.0
+"""Seconds before a task that could not begin is tried again."""
+_LEAVE = 40.0
+"""Seconds that the tasks have to leave in order: more than a member takes."""
+_CANCEL = 20.0
+"""Seconds that Spark has to end them otherwise."""
+
+
+class Present(NamedTuple):
+    """A task that runs: its number in the job, its attempt, the host and the process id of its Python worker."""
+
+    task: int
+    attempt: int
+    host: str
+    pid: int
+
+
+# ---- the session -------------------------------------------------------------------------------------------------------
+
+
+def settings(tasks: int) -> dict[str, object]:
+    """What a session of one machine needs for that many resident tasks, for `session(…, **settings(tasks))`.
+
+    One slot more than tasks, for whatever else the driver runs.
+    """
+    return {
+        "spark.master": f"local[{tasks + 1},{_FAILURES}]",
+        "spark.task.maxFailures": _FAILURES,
+        "spark.speculation": False,
+        "spark.python.worker.reuse": False,
+        "spark.excludeOnFailure.enabled": False,
+    }
+
+
+def check_session(conf: Callable[[str], str | None], tasks: int) -> None:
+    """Raises `invalid_request` that names the setting in which the job would end, hang, or have members that are none.
+
+    `conf` gives a setting's value by its full name, or None.
+    """
+    master = conf("spark.master") or ""
+    local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*(\d+))?\])?", master)
+    if local is not None:
+        if int(local[2] or 1) < LEAST_FAILURES:
+            raise invalid("spark.master", f"{master} ends the job when a task dies; say local[{tasks + 1},{_FAILURES}]")
+        slots = os.cpu_count() or 1 if local[1] == "*" else int(local[1] or 1)
+        _check_slots(slots, tasks, "spark.master")
+    else:
+        failures = conf("spark.task.maxFailures") or "4"
+        if not failures.isdigit() or int(failures) < LEAST_FAILURES:
+            raise invalid("spark.task.maxFailures", f"{failures} lets the job end when a task has died so often; at least {LEAST_FAILURES}")
+        _check_slots(_slots(conf), tasks, "spark.executor.instances")
+    for name, default in (
+        ("spark.speculation", "false"),
+        ("spark.excludeOnFailure.enabled", "false"),
+        ("spark.python.worker.reuse", "true"),
+    ):
+        if (conf(name) or default).lower() != "false":
+            raise invalid(name, "must be false for tasks that never end")
+
+
+def _slots(conf: Callable[[str], str | None]) -> int | None:
+    """How many tasks can run at once in a cluster; None: that depends."""
+    instances, cores = conf("spark.executor.instances"), conf("spark.executor.cores")
+    if instances is None or cores is None or (conf("spark.dynamicAllocation.enabled") or "false").lower() == "true":
+        return None
+    return int(instances) * (int(cores) // int(conf("spark.task.cpus") or 1))
+
+
+def _check_slots(slots: int | None, tasks: int, name: str) -> None:
+    if slots is not None and slots < tasks:
+        raise invalid(name, f"{tasks} tasks need {tasks} slots, and there are {slots}; the others would wait for ever")
+
+
+# ---- the leash ---------------------------------------------------------------------------------------------------------
+
+
+class Leash:
+    """The driver's end: who is there, and that they shall leave. Nothing that a task sends is trusted, but for how many there are."""
+
+    def __init__(self, host: str, news: threading.Event) -> None:
+        """`news` is set when a task has failed."""
+        self._socket = socket.create_server((host, 0))
+        self.address: tuple[str, int] = (host, self._socket.getsockname()[1])
+        self.nonce = secrets.token_hex(_NONCE // 2)
+        self._lock = threading.Lock()
+        self._present: dict[socket.socket, Present] = {}
+        self._dropped = False
+        self.failed: SluicewayError | None = None
+        """What is wrong with the first task that cannot go on, and will not when it is tried again."""
+        self.news = news
+        threading.Thread(target=self._accept, name="sluiceway-leash", daemon=True).start()
+
+    @property
+    def present(self) -> list[Present]:
+        with self._lock:
+            return sorted(self._present.values())
+
+    def drop(self) -> None:
+        """All tasks leave, those that come later too."""
+        with self._lock:
+            self._dropped = True
+            connections = list(self._present)
+        for connection in connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.drop()
+        with contextlib.suppress(OSError):
+            # Closing alone does not wake who waits in `accept`.
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._hold, args=(connection,), name="sluiceway-leash-task", daemon=True).start()
+
+    def _hold(self, connection: socket.socket) -> None:
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(_GREETING)
+            lines = connection.makefile("rb")
+            present = _greeted(lines.readline(_LINE), self.nonce)
+            if present is None:
+                return
+            with self._lock:
+                if self._dropped:
+                    return
+                self._present[connection] = present
+            try:
+                connection.settimeout(None)
+                self._hear(lines.readline(_MOST))
+            finally:
+                with self._lock:
+                    del self._present[connection]
+
+    def _hear(self, line: bytes) -> None:
+        """A task's last words, if it had any."""
+        if line:
+            told = json.loads(line)
+            self.failed = self.failed or SluicewayError(told["code"], told["detail"], told["field"])
+            self.news.set()
+
+
+def _greeted(line: bytes, nonce: str) -> Present | None:
+    """Who says so; None: somebody else."""
+    words = line.decode("ascii", "replace").split()
+    if len(words) != 5 or not secrets.compare_digest(words[0].encode(), nonce.encode()) or not all(words[n].isdigit() for n in (1, 2, 4)):
+        return None
+    return Present(int(words[1]), int(words[2]), words[3], int(words[4]))
+
+
+class _Member:
+    """What a task runs. It is sent to the executors as it is."""
+
+    def __init__(self, config: CaptureConfig, address: tuple[str, int], nonce: str) -> None:
+        self._config, self._address, self._nonce = config, address, nonce
+
+    def __call__(self, number: int, _: Iterable[object]) -> Iterator[int]:
+        context = TaskContext.get()
+        asyncio.run(self._run(number, context.attemptNumber() if context is not None else 0))
+        return iter((number,))
+
+    async def _run(self, number: int, attempt: int) -> None:
+        """Until the driver lets go of the leash, or is gone. It is told what will not mend; Spark tries anything else again."""
+        try:
+            reader, writer = await asyncio.open_connection(*self._address)
+        except OSError as error:
+            # Nobody could ever end this task.
+            await asyncio.sleep(_AGAIN)
+            where = f"{self._address[0]}:{self._address[1]}"
+            raise SluicewayError("unavailable", f"task {number} does not reach the driver at {where}: {error}") from None
+        leash = asyncio.ensure_future(_let_go(reader))
+        try:
+            writer.write(f"{self._nonce} {number} {attempt} {socket.gethostname()[:80]} {os.getpid()}\n".encode("ascii", "replace"))
+            await self._take_part(leash, f"task-{number}-{attempt}")
+        except SluicewayError as error:
+            if not error.retryable:
+                told = {"code": error.code, "detail": error.detail[:_DETAIL], "field": error.field}
+                writer.write(json.dumps(told).encode() + b"\n")
+                await leash
+            else:
+                await asyncio.sleep(_AGAIN)
+                raise
+        finally:
+            leash.cancel()
+            writer.close()
+
+    async def _take_part(self, leash: asyncio.Future[None], name: str) -> None:
+        stop = asyncio.Event()
+        member = asyncio.ensure_future(run_member(self._config, stop=stop, name_hint=name))
+        try:
+            await asyncio.wait((leash, member), return_when=asyncio.FIRST_COMPLETED)
+            stop.set()
+            await member
+        finally:
+            member.cancel()
+            await asyncio.wait((member,))
+
+
+async def _let_go(reader: asyncio.StreamReader) -> None:
+    """The driver says nothing: it only ends the connection."""
+    with contextlib.suppress(ConnectionError):
+        await reader.read(1)
+
+
+# ---- the job -----------------------------------------------------------------------------------------------------------
+
+
+class Resident:
+    """The job, from its start to its end; also a context manager, which stops it.
+
+    `session` must have what `settings` has. Raises `invalid_request` that names what is wrong with it.
+    """
+
+    def __init__(self, session: SparkSession, config: CaptureConfig, tasks: int) -> None:
+        if tasks < 1:
+            raise invalid("tasks", "at least one")
+        if not config.queue:
+            raise invalid("queue", "required: the queue to which the records go, and its server's url")
+        self._context = session.sparkContext
+        conf = self._context.getConf()
+        check_session(lambda name: conf.get(name), tasks)
+        self.config, self.tasks = config, tasks
+        self._news = threading.Event()
+        """The job is over, or will not go on."""
+        self._leash = Leash(conf.get("spark.driver.host") or socket.gethostname(), self._news)
+        self._group = f"sluiceway-capture-{config.name}-{self._leash.nonce[:8]}"
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._stopping = False
+        InheritableThread(target=self._run, name="sluiceway-capture-job", daemon=True).start()
+
+    @property
+    def present(self) -> list[Present]:
+        """The tasks that run now."""
+        return self._leash.present
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Whether the job is over, after so many seconds at most.
+
+        Raises SluicewayError if a task cannot go on whatever is done, or if Spark has ended the job.
+        """
+        if not self._news.wait(timeout):
+            return False
+        if self._leash.failed is not None:
+            raise self._leash.failed
+        if self._error is not None and not self._stopping:
+            raise SluicewayError("internal", f"Spark has ended the job: {_first_line(self._error)}") from self._error
+        return True
+
+    def stop(self) -> None:
+        """The tasks leave in order. Those that take too long are ended by Spark; their partitions wait until they are taken for dead."""
+        self._stopping = True
+        self._leash.drop()
+        if not self._over.wait(_LEAVE):
+            log.warning("%d tasks have not left and are cancelled", len(self.present))
+            self._context.cancelJobGroup(self._group)
+            self._over.wait(_CANCEL)
+        self._leash.close()
+
+    def __enter__(self) -> Resident:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        try:
+            self._context.setJobGroup(self._group, f"capture {self.config.name}", interruptOnCancel=True)
+            member = _Member(self.config, self._leash.address, self._leash.nonce)
+            self._context.parallelize(range(self.tasks), self.tasks).mapPartitionsWithIndex(member).count()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._over.set()
+            self._news.set()
+
+
+def _first_line(error: BaseException) -> str:
+    """The words of a task's own error, where there is one: Spark shows its whole trace."""
+    text = str(error)
+    own = re.findall(r"(?m)^(?:\S*\.)?SluicewayError: (.*)$", text)
+    lines = own or text.strip().splitlines() or [type(error).__name__]
+    return lines[-1 if own else 0][:500]

@@ -1,0 +1,244 @@
+"""`format("sluiceway-capture")`: a change stream as rows, by micro-batches that are planned by one member of the capture beside the driver.
+
+Why a replay is exact, and what follows from a crash at each point, is in `capture_plan.py`. Here is what does it: a thread with the member,
+in the process that Spark keeps for the reader, which settles, plans and waits; and the tasks, which read what was planned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+import uuid
+from collections.abc import Coroutine, Iterator, MutableMapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, NoReturn, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType, TimestampType
+
+from sluiceway.adapters import system
+from sluiceway.capture import open_stream, run_member
+from sluiceway.kernel.clock import format_duration
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.ports.change_stream import Batch, BrokenOffError, UnknownPositionError
+from sluiceway.spark.capture_options import CaptureOptions, capture_options
+from sluiceway.spark.capture_plan import Offset, Slice
+from sluiceway.spark.capture_planning import Planning
+
+T = TypeVar("T")
+
+SCHEMA = StructType(
+    [
+        StructField("position", StringType(), False),
+        StructField("at", TimestampType()),
+        StructField("kind", StringType()),
+        StructField("key", StringType()),
+        StructField("payload", BinaryType(), False),
+        StructField("partition", StringType(), False),
+        StructField("batch", LongType(), False),
+    ]
+)
+
+_LEAVE = 10.0
+"""Seconds that a query's end waits for its member to leave."""
+_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class CaptureSource(DataSource):
+    """A change stream as a stream source. The options are described in `docs/capture.md`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "sluiceway-capture"
+
+    def schema(self) -> StructType:
+        # As soon as it is loaded: the first place where a wrong option can be told.
+        capture_options(self.options)
+        return SCHEMA
+
+    def reader(self, schema: StructType) -> NoReturn:
+        raise invalid(
+            "format", "a change stream is read as a stream: spark.readStream, with trigger(availableNow=True) to stop when it is read"
+        )
+
+    def streamReader(self, schema: StructType) -> CaptureStreamReader:
+        if schema.simpleString() != SCHEMA.simpleString():
+            raise invalid("schema", "the columns of a change are fixed; leave out .schema(...)")
+        return CaptureStreamReader(capture_options(self.options))
+
+
+class Task(InputPartition):
+    """What one Spark task reads."""
+
+    def __init__(self, part: Slice) -> None:
+        super().__init__(part)
+        self.part = part
+
+
+class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's side of the capture. Spark keeps one in a process of its own beside the driver, and copies for tasks."""
+
+    def __init__(self, options: CaptureOptions) -> None:
+        self._options = options
+        self._nonce = uuid.uuid4().hex[:12]
+        self._planner: Planner | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return Offset(self._nonce).to_dict()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._options.max_rows)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._member().read_up_to_now()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Record that the batch that ends at `start` is done, and plan the next one. Nothing to plan: `start` itself."""
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize
+        before = Offset.parse(start)
+        following = self._member().following(before, most)
+        return start if following is before else following.to_dict()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of the batch that ends at `end`, by what stands in it."""
+        if start == end:
+            return []
+        before, batch = Offset.parse(start), Offset.parse(end)
+        if batch.sequence != before.sequence + 1:
+            raise SluicewayError(
+                "invalid_request",
+                f"Spark asks for batches {before.sequence + 1} to {batch.sequence} at once, and the checkpoint has what the last one reads "
+                "only; asynchronous progress tracking cannot be used with this source",
+            )
+        # After a restart this comes first: the member can take part before it is needed.
+        self._member()
+        return [Task(part) for part in batch.slices]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Task)
+        yield to_rows(asyncio.run(read_slice(self._options, partition.part)), partition.part)
+
+    def stop(self) -> None:
+        """The member leaves. What is planned stays planned: a restart from the checkpoint knows whether it is done."""
+        if self._planner is not None:
+            self._planner.stop()
+
+    def _member(self) -> Planner:
+        if self._planner is None:
+            self._planner = Planner(self._options)
+        return self._planner
+
+
+async def read_slice(options: CaptureOptions, part: Slice) -> pa.RecordBatch:
+    """Exactly what was planned. Raises `unavailable` if the stream breaks off again and again, `not_found` if it has it no more."""
+    config = options.config
+    stream = open_stream(config.stream, config.name, config.options)
+    deadline = system.steady() + options.request_timeout
+    tries = 0
+    try:
+        while True:
+            try:
+                batch = await stream.read(part.token, part.after, part.upto, config.limit)
+                return _checked(batch, part)
+            except UnknownPositionError as error:
+                raise SluicewayError("not_found", f"{_named(part)} cannot be read again: {error}") from None
+            except BrokenOffError as error:
+                pause = _PAUSES[min(tries, len(_PAUSES) - 1)]
+                if system.steady() + pause * 1000 >= deadline:
+                    tried = format_duration(options.request_timeout)
+                    raise SluicewayError("unavailable", f"{_named(part)}: {error} (tried for {tried}; option requestTimeout)") from None
+                tries += 1
+                await asyncio.sleep(pause)
+    finally:
+        await stream.close()
+
+
+def _checked(batch: Batch, part: Slice) -> pa.RecordBatch:
+    rows = batch.records.num_rows
+    if batch.upto != part.upto or rows != part.rows:
+        raise UnknownPositionError(f"there are {rows} records up to {batch.upto!r}, and {part.rows} up to {part.upto!r} were planned")
+    return batch.records
+
+
+def _named(part: Slice) -> str:
+    return f"batch {part.batch} of partition {part.token}"
+
+
+def to_rows(records: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
+    """Records of a stream → rows of SCHEMA. No Python runs per row."""
+    schema = to_arrow_schema(SCHEMA, timezone="UTC")
+    own = {"partition": pa.repeat(part.token, records.num_rows), "batch": pa.repeat(part.batch, records.num_rows)}
+    columns = [own[field.name] if field.name in own else records.column(field.name) for field in schema]
+    return pa.RecordBatch.from_arrays([column.cast(field.type) for column, field in zip(columns, schema, strict=True)], schema=schema)
+
+
+class Planner:
+    """A member of the capture in a thread of its own. Its methods are called by Spark's thread, and wait for an answer.
+
+    They raise what the member ended with, if it ended.
+    """
+
+    def __init__(self, options: CaptureOptions) -> None:
+        self._config = options.config
+        self._planning = Planning(options.config.limit)
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._ended: Future[None] = Future()
+        threading.Thread(target=self._live, name="sluiceway-capture", daemon=True).start()
+
+    def following(self, start: Offset, most: int) -> Offset:
+        """The offset of the next batch, or `start` itself."""
+        return self._ask(self._planning.following(start, most))
+
+    def read_up_to_now(self) -> None:
+        """Let `following` end once all is read that there is now."""
+        self._ask(self._read_up_to_now())
+
+    async def _read_up_to_now(self) -> None:
+        self._planning.read_up_to_now()
+
+    def stop(self) -> None:
+        """The member leaves, for some seconds; then it is left to itself."""
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._leave)
+        wait((self._ended,), _LEAVE)
+
+    def _ask(self, question: Coroutine[Any, Any, T]) -> T:
+        try:
+            answer = asyncio.run_coroutine_threadsafe(question, self._loop)
+        except RuntimeError:
+            # The loop is closed.
+            question.close()
+            self._ended.result()
+            raise
+        both: list[Future[Any]] = [answer, self._ended]
+        wait(both, return_when=FIRST_COMPLETED)
+        if answer.done() and not answer.cancelled():
+            return answer.result()
+        # The member has ended, and with it whatever went on there.
+        answer.cancel()
+        self._ended.result()
+        raise SluicewayError("unavailable", "the query's member of the capture has left")
+
+    def _live(self) -> None:
+        planning = self._planning
+        member = run_member(self._config, stop=self._stop, name_hint="query", handler=planning.begin, watch=planning.watch)
+        try:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+                runner.run(member)
+        except BaseException as error:
+            self._ended.set_exception(error)
+        else:
+            self._ended.set_result(None)
+
+    def _leave(self) -> None:
+        self._planning.close()
+        self._stop.set()

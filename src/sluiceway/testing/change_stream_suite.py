@@ -1,0 +1,488 @@
+"""What every ChangeStream must do."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+import pyarrow as pa
+import pytest
+
+from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, ChangeStream, End, UnknownPositionError
+from sluiceway.testing.drive import driven
+
+PAUSE = 0.02
+"""Seconds between two readings of a partition that had nothing new."""
+
+
+class World(Protocol):
+    """A source with a change stream in it, made for one test. It begins with at least one partition and no records."""
+
+    async def open(self) -> ChangeStream:
+        """Another opening of the same stream, as another process would make it."""
+        ...
+
+    async def write(self, count: int) -> list[str]:
+        """So many new records, each by itself, spread over the partitions; returns when they are durable. The name of each, never used
+        before."""
+        ...
+
+    def names(self, records: pa.RecordBatch) -> list[str]:
+        """The names of records, in their order."""
+        ...
+
+    async def branch(self) -> bool:
+        """Give some partitions children, of which one has two parents if the stream knows that; False: its partitions have none."""
+        ...
+
+    async def nowhere(self, position: str) -> str:
+        """A position that is written as the stream writes them, and that the partition which that one is of never had, or has lost."""
+        ...
+
+    async def interrupt(self) -> None:
+        """The stream cannot be reached."""
+        ...
+
+    async def restore(self) -> None:
+        """It can again."""
+        ...
+
+
+class Follower:
+    """Reads a stream to wherever it is wanted, by the port alone and as tasks do: children after all of their parents.
+
+    `positions` has where each partition is read to, `parents` those of each, `ended` the end of each that has ended, `read` the names of
+    the records in the order in which they came, by partition. What a stream may never say fails the test.
+    """
+
+    def __init__(self, names: Callable[[pa.RecordBatch], list[str]], limit: int = 10_000) -> None:
+        self.names, self.limit = names, limit
+        self.positions: dict[str, str] = {}
+        self.parents: dict[str, tuple[str, ...]] = {}
+        self.read: dict[str, list[str]] = {}
+        self.ended: dict[str, End] = {}
+        self.order: list[str] = []
+        """Partitions, as they were begun and, with a `-` before the name, ended."""
+        self._waiting: dict[str, Born] = {}
+        self._point = ""
+
+    async def seek(self, stream: ChangeStream) -> None:
+        """Ask for seeds beyond those that are known."""
+        seeds = await stream.seeds(self._point)
+        assert seeds.upto or not seeds.partitions
+        self._point = seeds.upto
+        known = self.parents.keys() | {born.token for born in seeds.partitions}
+        for born in seeds.partitions:
+            self._bear(born, [parent for parent in born.parents if parent in known])
+
+    def _bear(self, born: Born, waits: Sequence[str]) -> None:
+        assert len(born.token.encode()) <= 1_000
+        assert len(born.start.encode()) <= 1_000
+        if born.token in self.parents:
+            assert set(self.parents[born.token]) == set(born.parents), f"{born.token} is told with other parents"
+            return
+        self.parents[born.token] = born.parents
+        if all(parent in self.ended for parent in waits):
+            self._begin(born)
+        else:
+            self._waiting[born.token] = born
+
+    def _begin(self, born: Born) -> None:
+        self.order.append(born.token)
+        self.positions[born.token], self.read[born.token] = born.start, []
+
+    @property
+    def open(self) -> list[str]:
+        """The partitions that are being read."""
+        return [token for token in self.positions if token not in self.ended]
+
+    @property
+    def everything(self) -> list[str]:
+        return [name for names in self.read.values() for name in names]
+
+    async def step(self, stream: ChangeStream, token: str, keep: bool = True) -> Batch:
+        """The next batch of one partition. `keep`: say that it is safe."""
+        batch = await stream.read(token, self.positions[token], limit=self.limit)
+        check_batch(batch, self.limit)
+        self.read[token] += self.names(batch.records)
+        if batch.upto is not None:
+            self.positions[token] = batch.upto
+            if keep:
+                await stream.kept(token, batch.upto)
+        if batch.end is not None:
+            self._end(token, batch.end)
+        return batch
+
+    def _end(self, token: str, end: End) -> None:
+        self.ended[token] = end
+        self.order.append(f"-{token}")
+        for born in end.children:
+            assert token in born.parents, f"{born.token} is named by {token}, which is not among its parents"
+            self._bear(born, born.parents)
+        for born in list(self._waiting.values()):
+            if token in born.parents and all(parent in self.ended for parent in born.parents):
+                self._begin(self._waiting.pop(born.token))
+
+    async def follow(self, stream: ChangeStream, done: Callable[[], bool], keep: bool = True) -> None:
+        """Read all partitions at once, until that holds."""
+        reading: dict[str, asyncio.Task[None]] = {}
+
+        async def read(token: str) -> None:
+            while not done() and token not in self.ended:
+                batch = await self.step(stream, token, keep)
+                if not batch.records.num_rows and batch.end is None:
+                    await asyncio.sleep(PAUSE)
+
+        try:
+            while not done():
+                for token in self.open:
+                    if token not in reading:
+                        reading[token] = asyncio.create_task(read(token))
+                going = [task for task in reading.values() if not task.done()]
+                for task in reading.values():
+                    if task.done():
+                        task.result()
+                if not going:
+                    assert done(), f"nothing is left to be read; waiting: {sorted(self._waiting)}"
+                    break
+                await asyncio.wait(going, return_when=asyncio.FIRST_COMPLETED, timeout=1)
+        finally:
+            for task in reading.values():
+                if done():
+                    # It stops by itself; what it had been told would be lost otherwise.
+                    await task
+                task.cancel()
+
+    async def until(self, stream: ChangeStream, written: Sequence[str]) -> None:
+        """Read until all of these have come, and check that nothing else did."""
+        await self.follow(stream, lambda: len(self.everything) >= len(written))
+        assert sorted(self.everything) == sorted(written)
+
+    def check_order(self) -> None:
+        """No partition was begun before all of its parents, as far as they were read, had ended."""
+        at = {event: number for number, event in enumerate(self.order)}
+        for token, parents in self.parents.items():
+            for parent in parents:
+                if token in at and parent in at:
+                    assert at[f"-{parent}"] < at[token], f"{token} was begun before {parent} had ended"
+
+
+def check_batch(batch: Batch, limit: int | None = None) -> None:
+    assert batch.records.schema.equals(CHANGES)
+    assert limit is None or batch.records.num_rows <= limit
+    assert batch.upto is not None or not batch.records.num_rows, "records, and no position to go on from"
+    assert batch.upto is None or len(batch.upto.encode()) <= 1_000
+
+
+def family(partitions: Sequence[Born]) -> set[tuple[str, tuple[str, ...]]]:
+    """What of partitions must be the same whenever they are told. Where they begin may be said in other words."""
+    return {(born.token, tuple(sorted(born.parents))) for born in partitions}
+
+
+async def settled(read: Callable[[], Awaitable[Batch]], wanted: Callable[[Batch], bool]) -> Batch:
+    """Read until a batch is what is waited for; those before it must be empty."""
+    while True:
+        batch = await read()
+        check_batch(batch)
+        if wanted(batch):
+            return batch
+        assert not batch.records.num_rows
+        await asyncio.sleep(PAUSE)
+
+
+async def next_batch(stream: ChangeStream, token: str, position: str, limit: int = 10_000) -> Batch:
+    """The next one with records in it, or the end."""
+    here = position
+
+    async def read() -> Batch:
+        nonlocal here
+        batch = await stream.read(token, here, limit=limit)
+        here = batch.upto or here
+        return batch
+
+    return await settled(read, lambda batch: bool(batch.records.num_rows) or batch.end is not None)
+
+
+class ChangeStreamSuite:
+    """Override `world` with a fixture that makes a World for one test.
+
+    It is made outside of an event loop and used in one; whatever was opened in a test is closed by it.
+    """
+
+    @pytest.fixture
+    def world(self) -> World:
+        raise NotImplementedError("override this fixture")
+
+    # Seeds
+
+    @driven
+    async def test_seeds_are_the_same_whoever_asks(self, world: World) -> None:
+        one, two = await world.open(), await world.open()
+        first, second = await asyncio.gather(one.seeds(""), two.seeds(""))
+        assert first.partitions
+        assert len({born.token for born in first.partitions}) == len(first.partitions)
+        assert family(first.partitions) == family(second.partitions)
+        assert first.upto == second.upto != ""
+        assert len(first.upto.encode()) <= 1_000
+        await two.close()
+        assert family((await one.seeds("")).partitions) == family(first.partitions)
+        await one.close()
+
+    @driven
+    async def test_there_are_no_seeds_beyond_the_last(self, world: World) -> None:
+        stream = await world.open()
+        upto = (await stream.seeds("")).upto
+        await world.write(10)
+        for _ in range(2):
+            assert await stream.seeds(upto) == (upto, ())
+        await stream.close()
+
+    # Reading
+
+    @driven
+    async def test_each_record_is_read_once(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        written = await world.write(20)
+        await follower.until(stream, written)
+        written += await world.write(5)
+        await follower.until(stream, written)
+        assert not follower.ended
+        await stream.close()
+
+    @driven
+    async def test_the_limit_is_kept(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names, limit=3)
+        await follower.seek(stream)
+        await follower.until(stream, await world.write(25))
+        await stream.close()
+
+    @driven
+    async def test_at_its_end_a_stream_says_that_there_is_nothing_and_no_end(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        await follower.until(stream, await world.write(10))
+        for token in follower.open:
+            for _ in range(3):
+                batch = await follower.step(stream, token)
+                assert not batch.records.num_rows
+                assert batch.end is None
+        await stream.close()
+
+    @driven
+    async def test_another_one_goes_on_where_one_stopped(self, world: World) -> None:
+        follower = Follower(world.names, limit=4)
+        written = await world.write(40)
+        for wanted in (10, 20, 40):
+            stream = await world.open()
+            await follower.seek(stream)
+            await follower.follow(stream, lambda wanted=wanted: len(follower.everything) >= wanted)  # type: ignore[misc]
+            await stream.close()
+        assert sorted(follower.everything) == sorted(written)
+
+    @driven
+    async def test_partitions_are_read_at_once_and_with_others(self, world: World) -> None:
+        """What one opening reads of one partition has nothing to do with what others read of others."""
+        one, two = await world.open(), await world.open()
+        first, second = Follower(world.names), Follower(world.names)
+        await first.seek(one)
+        await second.seek(two)
+        for number, token in enumerate(sorted(first.open)):
+            del (first if number % 2 else second).positions[token]
+        written = await world.write(30)
+        done = lambda: len(first.everything) + len(second.everything) >= len(written)  # noqa: E731
+        await asyncio.gather(*(each.follow(stream, done) for each, stream in ((first, one), (second, two)) if each.open))
+        assert sorted(first.everything + second.everything) == sorted(written)
+        await one.close()
+        await two.close()
+
+    # Again
+
+    @driven
+    async def test_a_batch_is_read_again_exactly(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names, limit=7)
+        await follower.seek(stream)
+        written = await world.write(30)
+        batches: list[tuple[str, str, Batch]] = []
+        while len(follower.everything) < len(written):
+            for token in follower.open:
+                position = follower.positions[token]
+                batch = await follower.step(stream, token, keep=False)
+                if batch.upto is not None:
+                    batches.append((token, position, batch))
+        more = await world.write(10)
+        assert len(batches) >= 2
+        # In the same opening, in one that knows nothing, and after the first has gone. Another limit is none of a batch that is told.
+        other = await world.open()
+        for opened in (stream, other):
+            for token, position, batch in batches:
+                for limit in (10_000, 1):
+                    again = await opened.read(token, position, batch.upto, limit)
+                    check_batch(again)
+                    assert again.records.equals(batch.records)
+                    assert again.upto == batch.upto
+            await opened.close()
+        # And then it goes on.
+        last = await world.open()
+        for token, position, batch in batches:
+            assert (await last.read(token, position, batch.upto)).records.equals(batch.records)
+        await follower.until(last, written + more)
+        await last.close()
+
+    @driven
+    async def test_what_was_not_kept_is_read_again_from_the_same_position(self, world: World) -> None:
+        written = await world.write(10)
+        for _ in range(2):
+            # Nobody said that anything was safe: the next one reads all of it.
+            stream, follower = await world.open(), Follower(world.names)
+            await follower.seek(stream)
+            await follower.follow(stream, lambda: len(follower.everything) >= len(written), keep=False)  # noqa: B023
+            assert sorted(follower.everything) == sorted(written)
+            await stream.close()
+
+    @driven
+    async def test_kept_is_a_hint_that_may_come_late_twice_or_never(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names, limit=5)
+        await follower.seek(stream)
+        written = await world.write(30)
+        history: dict[str, list[tuple[str, str, Batch]]] = {token: [] for token in follower.open}
+        while len(follower.everything) < len(written):
+            for token in follower.open:
+                position = follower.positions[token]
+                batch = await follower.step(stream, token, keep=False)
+                if batch.records.num_rows:
+                    assert batch.upto is not None
+                    history[token].append((position, batch.upto, batch))
+        for token, batches in history.items():
+            for number, (position, upto, batch) in enumerate(batches):
+                await stream.kept(token, position)
+                await stream.kept(token, position)
+                if number:
+                    # One that had been said long ago.
+                    await stream.kept(token, batches[number - 1][0])
+                assert (await stream.read(token, position, upto)).records.equals(batch.records)
+        await follower.until(stream, written + await world.write(5))
+        await stream.close()
+
+    @driven
+    async def test_a_reading_that_was_given_up_does_no_harm(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names, limit=4)
+        await follower.seek(stream)
+        written = await world.write(30)
+        for turn in range(20):
+            for token in follower.open:
+                task = asyncio.create_task(stream.read(token, follower.positions[token], limit=4))
+                # At another moment each time: before it has begun, in its middle, and when it has its answer.
+                await asyncio.wait([task], timeout=0.001 * turn)
+                task.cancel()
+                await asyncio.wait([task])
+        await follower.until(stream, written)
+        await stream.close()
+
+    # Children
+
+    @driven
+    async def test_children_come_after_their_parents_and_nothing_is_lost(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        seeds = set(follower.open)
+        written = await world.write(30)
+        if not await world.branch():
+            pytest.skip("its partitions have no children")
+        written += await world.write(30)
+        await follower.follow(stream, lambda: len(follower.everything) >= len(written) and bool(follower.ended.keys() & seeds))
+        assert sorted(follower.everything) == sorted(written)
+        follower.check_order()
+        # They are no seeds beyond what was known before.
+        known = set(follower.parents)
+        await follower.seek(stream)
+        assert set(follower.parents) == known
+        await stream.close()
+
+    @driven
+    async def test_an_end_is_told_again_with_the_same_children(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        before = dict(follower.positions)
+        written = await world.write(20)
+        await follower.until(stream, written)
+        if not await world.branch():
+            pytest.skip("its partitions have no children")
+        # Its end was committed and then nobody heard of it: whoever reads on from there is told again.
+        await follower.follow(stream, lambda: bool(follower.ended.keys() & before.keys()))
+        ended = dict(follower.ended)
+        other = await world.open()
+        for token, end in ended.items():
+            for opened in (stream, other):
+                batch = await next_batch(opened, token, follower.positions[token])
+                assert batch.end is not None
+                assert family(batch.end.children) == family(end.children)
+        await stream.close()
+        await other.close()
+
+    @driven
+    async def test_parents_name_a_child_alike(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        if not await world.branch():
+            pytest.skip("its partitions have no children")
+        seeds = set(follower.open)
+        await follower.follow(stream, lambda: bool(follower.ended.keys() & seeds) and not follower._waiting)
+        told: dict[str, tuple[str, ...]] = {}
+        for token, end in follower.ended.items():
+            assert end.children, f"{token} ended without children"
+            for born in end.children:
+                assert told.setdefault(born.token, born.parents) == born.parents
+        await stream.close()
+
+    # What goes wrong
+
+    @driven
+    async def test_an_unknown_position_is_never_the_beginning(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        await follower.until(stream, await world.write(20))
+        token = next(token for token, names in follower.read.items() if names)
+        nowhere = await world.nowhere(follower.positions[token])
+        other = await world.open()
+        for opened in (stream, other):
+            for _ in range(2):
+                with pytest.raises(UnknownPositionError):
+                    await opened.read(token, nowhere)
+            with pytest.raises(UnknownPositionError):
+                await opened.read(token, nowhere, follower.positions[token])
+        # And whoever has one that is known goes on.
+        assert (await other.read(token, follower.positions[token])).end is None
+        await stream.close()
+        await other.close()
+
+    @driven
+    async def test_what_breaks_off_is_no_end(self, world: World) -> None:
+        stream, follower = await world.open(), Follower(world.names, limit=5)
+        await follower.seek(stream)
+        written = await world.write(20)
+        await follower.follow(stream, lambda: len(follower.everything) >= 5)
+        await world.interrupt()
+        for token in follower.open:
+            with pytest.raises(BrokenOffError):
+                await self._read_on(stream, follower, token)
+        with pytest.raises(BrokenOffError):
+            await stream.seeds("")
+        await world.restore()
+        assert not follower.ended
+        await self._until_it_goes_on(stream, follower, written)
+        await stream.close()
+
+    async def _read_on(self, stream: ChangeStream, follower: Follower, token: str) -> None:
+        """What the stream has at hand may still be told."""
+        for _ in range(20):
+            await follower.step(stream, token, keep=False)
+
+    async def _until_it_goes_on(self, stream: ChangeStream, follower: Follower, written: Sequence[str]) -> None:
+        while True:
+            try:
+                await follower.until(stream, written)
+                return
+            except BrokenOffError:
+                await asyncio.sleep(PAUSE)

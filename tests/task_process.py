@@ -1,0 +1,108 @@
+"""A process with members of captures of a scripted stream: `task_process.py POINT CONFIG…`, each CONFIG a JSON object.
+
+At the POINT of batch 5 of partition p0 it stands still (SIGSTOP), once; `never`: not. It says what became of that batch afterwards, a JSON
+text a line. At SIGTERM it leaves in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pyarrow as pa
+
+from sluiceway import capture
+from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.client.aio import AsyncClient
+from sluiceway.client.capture_sink import QueueSink
+from sluiceway.model.tasks import Kept
+from sluiceway.ports.position_store import Opening
+
+TOKEN, BATCH = "p0", 5
+KIND = "scripted"
+
+
+def know_the_stream() -> None:
+    """The scripted stream is one kind, and chunks are small."""
+    capture.STREAMS[KIND] = "tasks_rig"
+    defaults = QueueSink.__init__.__kwdefaults__
+    assert defaults is not None
+    defaults["chunk_items"] = 2
+
+
+class Point:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.passed = False
+        self.store: SqliteMetaStore | None = None
+
+    async def __call__(self, name: str) -> None:
+        if name == self.name and not self.passed:
+            self.passed = True
+            assert self.store is not None
+            # In the store's own thread, since who stands still in the middle of a transaction keeps all others out of the file.
+            await self.store._run(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+
+    async def telling(self, what: str, work: Callable[[], Awaitable[Any]]) -> Any:
+        """What becomes of that, if it is after the process stood still."""
+        try:
+            done = await work()
+        except Exception as error:
+            self.tell(what, type(error).__name__)
+            raise
+        self.tell(what, "done")
+        return done
+
+    def tell(self, *words: str) -> None:
+        if self.passed:
+            print(json.dumps(words), flush=True)
+
+
+def stand_still_at(point: Point) -> None:
+    init, commit, write, produce = MetaPositions.__init__, MetaPositions.commit, QueueSink.write, AsyncClient.produce_arrow
+
+    def beginning(self: MetaPositions, store: SqliteMetaStore, name: str) -> None:
+        point.store = store
+        init(self, store, name)
+
+    async def committing(self: MetaPositions, opening: Opening, kept: Kept) -> None:
+        if (opening.token, kept.batch, kept.plan is None) == (TOKEN, BATCH, False):
+            await point("plan")
+        await point.telling(f"commit {opening.token}", lambda: commit(self, opening, kept))
+
+    async def writing(self: QueueSink, partition: str, batch: int, records: pa.RecordBatch) -> None:
+        if (partition, batch) == (TOKEN, BATCH):
+            await point("write")
+        await point.telling(f"write {partition}", lambda: write(self, partition, batch, records))
+
+    async def producing(self: AsyncClient, *given: Any, **fields: Any) -> Any:
+        produced = await produce(self, *given, **fields)
+        if (fields["idempotency_group"].rpartition("/")[2], fields["idempotency_key"]) == (TOKEN, f"{BATCH}/0"):
+            await point("chunk")
+        return produced
+
+    for owner, name, stand_in in (
+        (MetaPositions, "__init__", beginning),
+        (MetaPositions, "commit", committing),
+        (QueueSink, "write", writing),
+        (AsyncClient, "produce_arrow", producing),
+    ):
+        setattr(owner, name, stand_in)
+
+
+async def main(configs: list[dict[str, Any]]) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    await asyncio.gather(*(capture.run_member(capture.CaptureConfig(**config), stop=stop) for config in configs))
+
+
+if __name__ == "__main__":
+    know_the_stream()
+    stand_still_at(Point(sys.argv[1]))
+    asyncio.run(main([json.loads(text) for text in sys.argv[2:]]))
