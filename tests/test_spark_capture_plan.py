@@ -27,7 +27,7 @@ from sluiceway.sim.meta import SimMetaStore
 from sluiceway.spark.capture_plan import Done, Offset, Seen, Slice, choose, is_over, judge, recorded
 from sluiceway.spark.capture_planning import Planning
 from tasks_rig import Part, Script, ScriptedStream
-from tasks_world import NAME, TIMING, Member, World
+from tasks_world import LOG, NAME, TIMING, Member, World
 
 BAD = Roads(slow=20, refused=0.03, lost=0.03, late=0.03, unheard=0.05, latest=8_000)
 
@@ -179,6 +179,7 @@ class Queries(World):
             timing=TIMING,
         )
         planning.watch(runner)
+        self._began[name] = runner, max((int(key.removeprefix(LOG)) for key in self.shared.view.prefix(LOG)), default=0)
         member = Member(process, runner, self.loop.begin(process, runner.run()), links)
         self.members.append(member)
         driver = self.loop.begin(process, self._drive(member, planning, checkpoint, dies, most, now))
