@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import sys
@@ -185,6 +184,8 @@ def _follow(output: Output, config: CaptureConfig, job: Resident, asked: _Asked,
 
 def _look(config: CaptureConfig) -> Look | None:
     """None: it has not begun, or cannot be seen now, which need not trouble the tasks."""
+    import asyncio
+
     from sluiceway.capture import look
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -40,6 +39,8 @@ def of_meta_store(command: Callable[..., T]) -> Callable[..., T]:
 @printing
 def list_(output: Output, meta: str | None, config: Path | None) -> None:
     """List the captures of a meta store."""
+    import asyncio
+
     from sluiceway.capture import captures
     from sluiceway.cli import tasks_view as view
 
@@ -69,6 +70,8 @@ def show(output: Output, name: str, meta: str | None, config: Path | None, log: 
     What is shown is what the sync log and the position store say: no process needs to live for that, and a member that has just died
     is shown until the others have noticed.
     """
+    import asyncio
+
     from sluiceway.adapters.system import now
     from sluiceway.capture import captures
     from sluiceway.cli import tasks_view as view
@@ -103,6 +106,7 @@ def _meta_url(meta: str | None, config: Path | None) -> str:
 
 
 def _group(name: str, url: str, log: str | None) -> TaskGroup:
+    import asyncio
     import logging
 
     from sluiceway.capture import look
