@@ -111,4 +111,7 @@ REBALANCES = {
     *("partition pause", "partition resume"),
 }
 CAPTURES = {"spark capture"}
+JOBS = {"spark ingest", "spark process"}
+ARCHIVES = {"spark archive"}
+REDRIVES = {"spark redrive"}
 """Commands that have their tests in files of their own."""

@@ -57,6 +57,8 @@ class Script:
         self.points = 1
         self.alone = True
         """It has given all batches itself: no other process has a script of its own of the same stream."""
+        self.left: list[str] = []
+        """Partitions that somebody said to have left, in order."""
         for part in parts:
             self.add(part)
 
@@ -177,6 +179,10 @@ class ScriptedStream:
         finally:
             self._reading.discard(partition)
 
+    def left(self, partition: str) -> None:
+        check(partition not in self._reading, f"{partition} is left while it is read")
+        self._script.left.append(partition)
+
     def _begins(self, partition: str) -> None:
         check(partition not in self._reading, f"two calls for {partition} at once in one process")
         self._reading.add(partition)
@@ -246,9 +252,6 @@ class LedgerSink:
         for number, start in enumerate(range(0, len(payloads), size)):
             chunk = tuple(payloads[start : start + size])
             await _over(self._link, lambda number=number, chunk=chunk: self._ledger.land(partition, batch, number, chunk))  # type: ignore[misc]
-
-    async def close(self) -> None:
-        """There is nothing to release."""
 
 
 def from_options(name: str, options: Mapping[str, str]) -> ScriptedStream:

@@ -17,6 +17,7 @@ from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.core.assignment.task_member import Preset
 from sluiceway.core.assignment.tasks_state import Finish, Join, Leave, Record, Release, State, decode
 from sluiceway.model.meta import View
+from sluiceway.node.task_alarms import AlarmBoard
 from sluiceway.node.task_election import MetaElection
 from sluiceway.node.task_reader import Claim, Habits, PartitionReader
 from sluiceway.node.tasks import TaskRunner, Timing
@@ -162,6 +163,7 @@ class World:
             handler=lambda claim: self._read(name, reader, claim),
             preset=self.preset,
             timing=TIMING,
+            board=AlarmBoard(store, NAME),
         )
         ends = [int(key.removeprefix(LOG)) for key in self.shared.view.prefix(LOG)]
         self._began[name] = runner, max(ends, default=0)

@@ -9,15 +9,32 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from node_rig import eventually
+from server_process import closed_port
 from server_running import running
 from sluiceway import capture
-from sluiceway.capture import CaptureConfig, TaskRunner, captures, look, open_meta, open_stream, run_member
+from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.capture import (
+    Begun,
+    CaptureConfig,
+    TaskRunner,
+    _agreed,
+    captures,
+    forget,
+    look,
+    open_meta,
+    open_positions,
+    open_stream,
+    run_member,
+)
+from sluiceway.core.assignment.group import Keys, MemberRecord, Parameters, Resource
 from sluiceway.core.assignment.tasks_state import State
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import ChangeStream
+from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.ports.position_store import PositionStore
 from sluiceway.testing.drive import driven
 from tasks_rig import Part, Script, ScriptedStream
@@ -76,7 +93,8 @@ async def test_members_read_a_stream_into_a_queue_and_anybody_can_look(tmp_path:
             assert set(seen.state.members) == {runner.name for runner in runners}
             assert seen.positions["c"].kept.position == "c:50"
             assert seen.watermark is not None
-            assert seen.end == seen.state.seq > 0
+            assert seen.state.seq > 0
+            assert not seen.alarms
         # All have left in order, and it can be seen of whom nobody lives.
         left = await look("orders", told.meta)
         assert not left.state.joined
@@ -126,13 +144,164 @@ async def test_another_stream_or_log_under_the_same_name_is_refused(tmp_path: Pa
             await run_member(config(tmp_path, log="kafka:127.0.0.1:1", **target), stop=asyncio.Event())
 
 
+def agreed(begun: Begun | None, **fields: Any) -> Begun:
+    given = {"name": "o", "meta": "sqlite:x", "stream": "kinesis", "options": {"stream": "a"}, "url": "http://h:1", "queue": "q"}
+    return _agreed(begun, CaptureConfig(**(given | fields)))
+
+
+@pytest.mark.parametrize(
+    ("before", "fields", "field"),
+    [
+        ({}, {"queue": "other"}, "queue"),
+        # A micro-batch query beside a resident one.
+        ({}, {"queue": "", "url": ""}, "queue"),
+        ({"queue": "", "url": ""}, {}, "queue"),
+        ({}, {"options": {"Stream": "b"}}, "stream"),
+        ({"options": {"stream": "a", "region": "eu-west-1"}}, {"options": {"stream": "a", "region": "eu-west-2"}}, "region"),
+        (
+            {"stream": "queue", "options": {"url": "http://one:1", "queue": "s"}},
+            {"stream": "queue", "options": {"url": "http://two:1", "queue": "s"}},
+            "url",
+        ),
+        ({"log": "kafka:one:9092"}, {"log": "kafka:two:9092"}, "log"),
+        ({"log": "kafka:one:9092"}, {}, "log"),
+    ],
+)
+def test_one_name_has_one_stream_one_target_and_one_log(before: dict[str, Any], fields: dict[str, Any], field: str) -> None:
+    begun = agreed(None, **before)
+    assert agreed(begun, **before) == begun
+    with pytest.raises(SluicewayError, match=r"capture o was begun with .*; take another name") as refused:
+        agreed(begun, **fields)
+    assert refused.value.field == field
+
+
+def test_what_may_change_of_a_capture() -> None:
+    begun = agreed(None, log="kafka:one:9092,two:9092")
+    # Servers come and go, one at a time; what was not said is not another one; and so is what an older version did not note.
+    moved = agreed(begun, log="kafka:two:9092,three:9092", options={"stream": "a", "region": "eu-west-1"}, limit=7)
+    assert moved == Begun(stream="kinesis", log="kafka:two:9092,three:9092", queue="q", identity={"stream": "a", "region": "eu-west-1"})
+    assert agreed(moved, log="kafka:three:9092").identity == moved.identity
+    assert agreed(Begun(stream="kinesis", log="meta", queue="q")).identity == {"stream": "a"}
+    one = {"stream": "postgres", "options": {"publications": "one"}}
+    both = {"stream": "postgres", "options": {"publications": "one,two"}}
+    assert agreed(agreed(None, **one), **both) == agreed(None, **one)
+
+
+@driven
+async def test_a_meta_store_that_is_away_at_the_beginning_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    SCRIPTS["s"] = Script([Part("a", (), 3, 1)])
+    monkeypatch.setattr(capture, "_AGAIN", 0.01)
+    read, away = SqliteMetaStore.read, [True, True, True]
+
+    async def refuse(store: SqliteMetaStore, *given: Any, **more: Any) -> Any:
+        # What the server reads is there.
+        if away and given == (["captures/orders"],):
+            away.pop()
+            raise StoreUnavailableError("it is away")
+        return await read(store, *given, **more)
+
+    monkeypatch.setattr(SqliteMetaStore, "read", refuse)
+    with running(tmp_path / "data") as server:
+        told = config(tmp_path, url=server.url, queue=server.queue())
+        async with member(told):
+            await eventually(lambda: server.totals(told.queue)["produced"] == 3)
+    # It ends when it is asked to, and not without a word if the store stays away.
+    away[:] = [True] * 10_000
+    stop = asyncio.Event()
+    stop.set()
+    await run_member(told, stop=stop)
+    monkeypatch.setattr(capture, "BEGIN_FOR", 50)
+    with pytest.raises(SluicewayError, match="it is away"):
+        await run_member(told, stop=asyncio.Event())
+
+
+@driven
+async def test_a_capture_is_forgotten_when_nobody_is_at_work_and_can_be_begun_again(tmp_path: Path) -> None:
+    SCRIPTS["s"], SCRIPTS["other"] = (Script([Part("a", (), 3, 1)]) for _ in range(2))
+    with running(tmp_path / "data") as server:
+        told = config(tmp_path, url=server.url, queue=server.queue())
+        async with member(told) as runner:
+            await eventually(lambda: bool(runner.state.sown) and not runner.state.partitions)
+            with pytest.raises(SluicewayError, match=f"members of orders are at work, or have not left: {runner.name}; end them first"):
+                await forget("orders", told.meta)
+        other = config(tmp_path, name="orders2", options={"script": "other"}, url=server.url, queue=server.queue())
+        async with member(other) as runner:
+            await eventually(lambda: bool(runner.state.sown) and not runner.state.partitions)
+        keys = await _keys(told.meta)
+        forgotten = await forget("orders", told.meta)
+        left = await _keys(told.meta)
+        assert forgotten.keys == len(keys) - len(left) > 4
+        assert left
+        assert all("orders2" in key for key in left)
+        assert forgotten.left == (
+            f"the queue {told.queue} remembers the batches of orders for 30 days: until then take another name for that queue",
+        )
+        with pytest.raises(SluicewayError, match="there is no capture orders"):
+            await forget("orders", told.meta)
+        # It begins with the first record again, if the stream still has it.
+        SCRIPTS["s"] = Script([Part("a", (), 3, 1)])
+        again = config(tmp_path, url=server.url, queue=server.queue())
+        async with member(again):
+            await eventually(lambda: server.totals(again.queue)["produced"] == 3)
+
+
+async def _keys(meta: str) -> set[str]:
+    store = open_meta(meta)
+    keys = set((await store.read(prefixes=["captures/", "tasks/", "group/", "rounds/"])).entries)
+    await store.close()
+    return keys
+
+
+@driven
+async def test_who_died_keeps_nobody_from_forgetting(tmp_path: Path) -> None:
+    SCRIPTS["s"] = Script([Part("a", (), 3, 1)])
+    store = open_meta(told := f"sqlite:{tmp_path / 'meta.db'}")
+    record = MemberRecord(beat=7, lease_timeout=2_000, address="task-0")
+    resource = Resource(items=("leader",), parameters=Parameters(beat_interval=50, lease_timeout=100, member_timeout=150))
+    keys = Keys("tasks.gone")
+    puts = {"captures/gone": Begun(stream="postgres", log="meta"), keys.resource: resource, keys.member("m"): record}
+    await store.commit(puts={key: msgspec.json.encode(each) for key, each in puts.items()})
+    await open_positions("gone", store).open("shop", 3)
+    await store.close()
+    forgotten = await forget("gone", told)
+    assert forgotten.keys == 4
+    assert "SELECT pg_drop_replication_slot('sluiceway_gone_shop');" in forgotten.left[0]
+    assert await _keys(told) == set()
+
+
+@driven
+async def test_by_a_log_in_kafka_nobody_is_forgotten_who_may_live(tmp_path: Path) -> None:
+    store = open_meta(told := f"sqlite:{tmp_path / 'meta.db'}")
+    with closed_port() as port:
+        await store.commit(puts={"captures/far": msgspec.json.encode(Begun(stream="kinesis", log=f"kafka:127.0.0.1:{port}"))})
+        await store.close()
+        with pytest.raises(SluicewayError) as refused:
+            await forget("far", told)
+        assert refused.value.code == "unavailable"
+        assert "topics of Kafka: far_connector_sync" in (await forget("far", told, gone=True)).left[0]
+
+
+@driven
+async def test_alarms_of_members_can_be_seen(tmp_path: Path) -> None:
+    SCRIPTS["s"] = Script([Part("a", (), 3, 1)])
+    with running(tmp_path / "data") as server:
+        told = config(tmp_path, url=server.url, queue="not-there")
+        async with member(told) as runner:
+            seen = await look("orders", told.meta)
+            while not seen.alarms:
+                seen = await look("orders", told.meta)
+            assert list(seen.alarms) == [runner.name]
+            assert "not-there" in seen.alarms[runner.name]["a"]
+        assert not (await look("orders", told.meta)).alarms
+
+
 @driven
 async def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) -> None:
     SCRIPTS["s"] = Script()
     with pytest.raises(SluicewayError, match="queue: required"):
         await run_member(config(tmp_path), stop=asyncio.Event())
     assert await captures(config(tmp_path).meta) == {}
-    assert await look("orders", config(tmp_path).meta) == ("orders", None, State(), {}, None, {}, 0)
+    assert await look("orders", config(tmp_path).meta) == ("orders", None, State(), {}, None, {}, {})
 
 
 @pytest.mark.parametrize(
@@ -140,6 +309,7 @@ async def test_what_is_wrong_is_said_before_anything_is_written(tmp_path: Path) 
     [
         ("name", "no spaces"),
         ("meta", ""),
+        ("meta", "memory:"),
         ("stream", "rabbit"),
         ("log", "kafka:"),
         ("log", "paper"),
@@ -159,8 +329,9 @@ def test_a_field_that_is_wrong_is_named(tmp_path: Path, field: str, value: objec
     assert refused.value.field == {"queue": "url", "url": "queue"}.get(field, field)
 
 
-def test_a_config_can_be_sent_anywhere(tmp_path: Path) -> None:
-    told = config(tmp_path)
+def test_a_config_can_be_sent_anywhere_and_shown(tmp_path: Path) -> None:
+    told = config(tmp_path, meta="postgresql://user:secret@host/db")
+    assert "secret" not in repr(told)
     assert pickle.loads(pickle.dumps(told)) == told
 
 
@@ -179,13 +350,16 @@ async def test_the_meta_store_may_be_named_by_where_its_url_is(tmp_path: Path, m
     await store.commit(puts={"a": b"1"})
     await store.close()
     assert (tmp_path / "meta.db").exists()
+    monkeypatch.setenv("TASKS_META", "memory:")
+    with pytest.raises(SluicewayError, match="memory: is of one process alone"):
+        open_meta("env:TASKS_META")
     with pytest.raises(SluicewayError, match="'NOT_THERE' is not set"):
         open_meta("env:NOT_THERE")
 
 
 def test_a_stream_whose_extra_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(capture.STREAMS, "kinesis", "a_module_that_is_not_there")
-    with pytest.raises(SluicewayError, match=r"pip install 'sluiceway\[kinesis\]'"):
+    with pytest.raises(SluicewayError, match=r"kinesis needs a_module_that_is_not_there; .*pip install 'sluiceway\[kinesis\]'"):
         open_stream("kinesis", "orders", {})
     with pytest.raises(SluicewayError, match="expected one of kinesis, postgres, queue"):
         open_stream("rabbit", "orders", {})

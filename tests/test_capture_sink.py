@@ -181,3 +181,5 @@ async def test_a_refusal_that_does_not_pass_is_told_as_it_is(server: Running) ->
         with pytest.raises(SluicewayError) as refused:
             await sink.write("p", 1, records("a"))
     assert refused.value.code == "queue_not_found"
+    assert "sluiceway queue create" in refused.value.detail
+    assert "goes on by itself" in refused.value.detail

@@ -14,12 +14,14 @@ from server_process import closed_port
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
-from sluiceway.capture import Begun
+from sluiceway.capture import Begun, Look
 from sluiceway.cli.common import EXIT_REFUSED, EXIT_UNAVAILABLE
-from sluiceway.cli.tasks_view import TaskGroup, TaskPartition, partitions
+from sluiceway.cli.tasks_view import TaskGroup, TaskPartition, group_of, partitions
 from sluiceway.core.assignment.tasks import fold
 from sluiceway.core.assignment.tasks_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
 from sluiceway.model.tasks import Born, Kept
+from sluiceway.node.task_alarms import AlarmBoard
+from sluiceway.ports.position_store import Stored
 
 LONG = "49590338271490256608559692538361571095921575989136588898"
 MERGED = Born("shard-5", ("shard-1", "shard-2"))
@@ -95,6 +97,52 @@ def test_programs_get_all_of_it(shell: Shell, meta: str) -> None:
     assert found["partitions"][5]["waits_for"] == ["shard-2"]
 
 
+async def write_alarms(path: Path) -> None:
+    store = SqliteMetaStore(path)
+    board = AlarmBoard(store, "feed")
+    await board.write("one", {"shard-0": "the key has no scope\nfor this", "": "wal_level is not logical"})
+    # It has died, and is no member any more.
+    await board.write("zero", {"shard-1": "old"})
+    await store.close()
+
+
+def test_alarms_of_members_are_shown(shell: Shell, meta: str) -> None:
+    asyncio.run(write_alarms(Path(meta.removeprefix("sqlite:"))))
+    lines = shell.says("tasks", "show", "feed", "--meta", meta).splitlines()
+    assert "alarm: one: partition shard-0 does not go on: the key has no scope\\nfor this" in lines
+    assert "alarm: one: the capture does not go on: wal_level is not logical" in lines
+    (found,) = shell.json("tasks", "show", "feed", "--meta", meta)
+    assert found["alarms"] == [
+        {"member": "one", "partition": None, "why": "wal_level is not logical"},
+        {"member": "one", "partition": "shard-0", "why": "the key has no scope\nfor this"},
+    ]
+    assert shell.says("tasks", "list", "--meta", meta).splitlines()[1].endswith("2 alarms")
+
+
+def test_what_stands_still_is_ever_further_behind() -> None:
+    """By as much as it was, and as long as nothing was committed; but not for what a partition at rest may leave out."""
+    state = State()
+    for number, record in enumerate(RECORDS, 1):
+        state = fold(state, number, record)
+    positions = {"shard-0": Stored(5, Kept(behind=400), 1_000_000), "shard-1": Stored(5, Kept(behind=10**9), 1_000_000)}
+    seen = Look("feed", None, state, positions, None, {}, {})
+    fresh, dead = group_of(seen, 1_030_000), group_of(seen, 1_600_000)
+    # What has ended is behind nothing.
+    assert [(each.behind, [part.behind for part in each.partitions[:2]]) for each in (fresh, dead)] == [
+        ("400ms", ["400ms", None]),
+        ("10m400ms", ["10m400ms", None]),
+    ]
+
+
+def test_a_capture_is_forgotten_only_if_that_is_meant(shell: Shell, meta: str) -> None:
+    code, _, err = shell.ends("tasks", "forget", "feed", "--meta", meta)
+    assert (code, "--yes" in err) == (2, True)
+    assert "feed" in shell.says("tasks", "list", "--meta", meta)
+    assert shell.says("tasks", "forget", "feed", "--meta", meta, "--yes").startswith("forgot feed: ")
+    code, _, err = shell.ends("tasks", "forget", "feed", "--meta", meta, "--yes")
+    assert (code, "there is no capture feed" in err) == (EXIT_REFUSED, True)
+
+
 def test_a_tree_has_children_below_the_first_of_their_parents(shell: Shell, meta: str) -> None:
     text = shell.says("tasks", "show", "feed", "--tree", "--meta", meta)
     lines = [line for line in text.splitlines() if "shard-" in line]
@@ -139,6 +187,8 @@ def test_a_tree_has_each_partition_once_however_long_it_is() -> None:
         watermark=None,
         written_at=None,
         stuck={},
+        alarms=[],
+        sown=True,
         partitions=[*line, *ring],
     )
     shown = [str(row[0]).lstrip("└─ ") for row in partitions(group, as_tree=True).rows]

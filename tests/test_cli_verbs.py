@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_shell import CAPTURES, REBALANCES, WITHOUT_JSON, Shell, covering, leaves
+from cli_shell import ARCHIVES, CAPTURES, JOBS, REBALANCES, REDRIVES, WITHOUT_JSON, Shell, covering, leaves
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.client import Client
 from test_cli_tasks import KEPT, RECORDS, write_capture
@@ -315,7 +315,7 @@ def test_a_healthy_server_is_found_healthy(shell: Shell) -> None:
     assert {"target", "server", "tls", "clock", "key", "ready", "python", "libraries", "java"} == {each["name"] for each in found["checks"]}
 
 
-@verb("tasks list", "tasks show")
+@verb("tasks list", "tasks show", "tasks forget")
 def test_tasks(shell: Shell, tmp_path: Path) -> None:
     meta = f"sqlite:{tmp_path / 'meta'}"
     asyncio.run(write_capture(tmp_path / "meta", "feed", RECORDS, KEPT))
@@ -323,6 +323,9 @@ def test_tasks(shell: Shell, tmp_path: Path) -> None:
     assert shell.json("tasks", "list", "--meta", meta)[0]["name"] == "feed"
     assert re.search(r"(?m)^shard-0 +owned +one ", shell.says("tasks", "show", "feed", "--meta", meta))
     assert shell.json("tasks", "show", "feed", "--meta", meta)[0]["leader"] == "one"
+    assert shell.says("tasks", "forget", "feed", "--meta", meta, "--yes").startswith("forgot feed: ")
+    asyncio.run(write_capture(tmp_path / "meta", "feed", RECORDS, KEPT))
+    assert shell.json("tasks", "forget", "feed", "--meta", meta, "--yes")[0]["keys"] > 3
 
 
 # -- on this machine --------------------------------------------------------------------------------------------------
@@ -413,7 +416,7 @@ def test_demo(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_every_command_has_a_test() -> None:
-    assert set(leaves()) == COVERED | REBALANCES | CAPTURES
+    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | JOBS
 
 
 def test_every_command_speaks_json() -> None:

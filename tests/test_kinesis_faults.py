@@ -7,14 +7,16 @@ import itertools
 import random
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from kinesis_rig import Cut, Dropped, KinesisProxy, KinesisWorld, Message, Refused
-from moto_server import ENVIRONMENT, MotoServer, open_shards, split
+from moto_server import ENVIRONMENT, REGION, MotoServer, open_shards, split
 from sluiceway.adapters import system
 from sluiceway.adapters.streams.kinesis import KinesisStream, Pace
 from sluiceway.adapters.streams.kinesis_positions import parse_position
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import Batch, BrokenOffError, UnknownPositionError
 from sluiceway.testing.change_stream_suite import Follower, family, next_batch
 from sluiceway.testing.drive import driven
@@ -165,15 +167,53 @@ async def test_half_an_answer_breaks_off(world: KinesisWorld, proxy: KinesisProx
 
 
 @driven
-async def test_a_stream_that_was_deleted_has_broken_off(world: KinesisWorld) -> None:
+async def test_a_stream_that_was_deleted_is_said_to_be_missing(world: KinesisWorld) -> None:
     stream = await world.open()
     batch = await stream.read(FIRST, "TRIM_HORIZON")
     world.client.delete_stream(StreamName=world.stream)
-    for _ in range(2):
-        with pytest.raises(BrokenOffError, match="not found"):
-            await stream.read(FIRST, batch.upto or "")
-    with pytest.raises(BrokenOffError, match="not found"):
-        await stream.seeds("")
+    for asked in (stream.read(FIRST, batch.upto or ""), stream.read(FIRST, batch.upto or ""), stream.seeds(""), stream.seeds(FIRST)):
+        with pytest.raises(SluicewayError, match="check its name and its region") as caught:
+            await asked
+        assert (caught.value.code, caught.value.field) == ("invalid_request", "stream")
+    await stream.close()
+
+
+@driven
+async def test_a_stream_that_was_made_anew_is_said_to_be_another(world: KinesisWorld) -> None:
+    stream = await world.open()
+    with pytest.raises(SluicewayError, match="made anew"):
+        await stream.seeds(THIRD)
+    await stream.close()
+
+
+@driven
+async def test_who_has_no_credentials_is_told(world: KinesisWorld, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    stream = KinesisStream(world.stream, region=REGION, endpoint=world.proxy.endpoint)
+    for asked in (stream.seeds(""), stream.read(FIRST, "TRIM_HORIZON")):
+        with pytest.raises(SluicewayError, match="boto3 finds") as caught:
+            await asked
+        assert caught.value.code == "unauthenticated"
+    await stream.close()
+
+
+@driven
+async def test_what_is_kept_of_a_shard_goes_when_it_is_left(world: KinesisWorld, proxy: KinesisProxy) -> None:
+    stream, follower = await world.open(), Follower(world.names)
+    await follower.seek(stream)
+    await follower.until(stream, world.put(3))
+    asked = proxy.calls.count("GetShardIterator")
+    await follower.step(stream, FIRST)
+    assert proxy.calls.count("GetShardIterator") == asked
+    stream.left(FIRST)
+    stream.left(FIRST)
+    assert not stream._readers
+    await follower.until(stream, [*follower.everything, *world.put(3)])
+    assert proxy.calls.count("GetShardIterator") > asked
     await stream.close()
 
 
@@ -181,10 +221,10 @@ async def test_a_stream_that_was_deleted_has_broken_off(world: KinesisWorld) -> 
 async def test_keys_that_are_not_let_in(world: KinesisWorld, proxy: KinesisProxy) -> None:
     stream = await world.open()
     proxy.before = some_of({"GetRecords", "ListShards"}, lambda number: True, Refused("AccessDeniedException"))
-    with pytest.raises(BrokenOffError, match="AccessDenied"):
-        await stream.seeds("")
-    with pytest.raises(BrokenOffError, match="AccessDenied"):
-        await stream.read(FIRST, "TRIM_HORIZON")
+    for asked in (stream.seeds(""), stream.read(FIRST, "TRIM_HORIZON")):
+        with pytest.raises(SluicewayError, match=r"AccessDenied.*must be allowed kinesis:ListShards") as caught:
+            await asked
+        assert caught.value.code == "forbidden"
     await stream.close()
 
 
@@ -284,16 +324,19 @@ async def test_an_end_waits_until_all_children_are_listed(world: KinesisWorld, p
     await stream.close()
 
 
+@pytest.mark.parametrize(("error", "said"), [(Cut(), BrokenOffError), (Refused("AccessDeniedException"), SluicewayError)])
 @driven
-async def test_a_failing_list_keeps_nobody_from_the_records(world: KinesisWorld, proxy: KinesisProxy) -> None:
+async def test_a_failing_list_keeps_nobody_from_the_records(
+    world: KinesisWorld, proxy: KinesisProxy, error: Exception, said: type[Exception]
+) -> None:
     written = world.put(5)
     split(world.client, world.stream, open_shards(world.client, world.stream)[0])
-    proxy.before = some_of({"ListShards"}, lambda number: True, Cut())
+    proxy.before = some_of({"ListShards"}, lambda number: True, error)
     stream = await world.open()
     batch = await stream.read(FIRST, "TRIM_HORIZON")
     assert world.names(batch.records) == written
     assert batch.end is None
-    with pytest.raises(BrokenOffError):
+    with pytest.raises(said):
         await stream.read(FIRST, batch.upto or "")
     await world.restore()
     assert (await stream.read(FIRST, batch.upto or "")).end is not None

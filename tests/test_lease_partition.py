@@ -110,6 +110,22 @@ def test_who_comes_late_is_refused() -> None:
     assert given(rig, of(0, 1, key="2", after=0)) == [two]
 
 
+def test_who_asks_a_partition_that_is_damaged_is_told_so() -> None:
+    """It would be taken for empty otherwise."""
+    rig = Rig(2)
+    rig.fill(0, 5)
+    waiting = rig.ask(of(1, timeout=5_000, key="k"))
+    anywhere = rig.ask(lease(1, 5_000, client="d", key="k"))
+    rig.end_all()
+    for number in (0, 1):
+        rig.queue.stop_lane(number, "no checksum", rig.now)
+    rig.turn()
+    assert rig.code(waiting) == "partition_damaged"
+    for fields in ({}, {"key": "k"}, {"timeout": 5_000}):
+        assert rig.code(rig.ask(of(0, **fields))) == "partition_damaged"
+    assert rig.grants(anywhere)
+
+
 # ---- over HTTP -----------------------------------------------------------------------------------------------------------
 
 

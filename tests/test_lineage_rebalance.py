@@ -64,6 +64,10 @@ class Several:
         else:
             self._owed[partition] = position
 
+    def left(self, partition: str) -> None:
+        for each in self._streams:
+            each.left(partition)
+
     async def close(self) -> None:
         for each in (*self._streams, *self._old):
             await each.close()

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from lineage_rig import Place, aside, names, two_sided
-from server_running import Running, eventually
+from server_running import Running, eventually, running
 from sluiceway.client.lineage import MOST_OPEN, QueueLineage, from_options
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import CHANGES, BrokenOffError, ChangeStream, UnknownPositionError
@@ -238,6 +238,76 @@ def deadlines(place: Place) -> set[str]:
 
 
 @driven
+async def test_leases_of_a_partition_that_was_left_run_out(one: Place) -> None:
+    """Else one that nobody else knows of, as of a reader that was fenced, would hold its items back for as long as the process lives."""
+    made = await aside(one.produce, 2)
+    stream = one.open(hold_for=1_000)
+    token, _, _ = await first_batch(stream)
+    stream.left(token)
+    stream.left(token)
+    await aside(eventually, lambda: one.count("ready") == 2)
+    # Whoever has left may come back.
+    assert names((await next_batch(stream, token, "0")).records) == made[:1]
+    await stream.close()
+
+
+@driven
+async def test_a_partition_that_was_left_is_gone_on_with_by_others_or_the_same(one: Place) -> None:
+    await aside(one.produce, 3)
+    stream = one.open(hold_for=9_000)
+    token, upto, records = await first_batch(stream)
+    stream.left(token)
+    at_first = await aside(deadlines, one)
+    assert (await stream.read(token, "0", upto)).records.equals(records)
+    # It is extended again.
+    await aside(eventually, lambda: min(deadlines(one)) > max(at_first))
+    stream.left(token)
+    await stream.kept(token, upto)
+    assert (one.count("leases"), one.count("completed")) == (0, 3)
+    await stream.close()
+
+
+@driven
+async def test_a_queue_that_is_paused_is_not_at_its_end(one: Place, caplog: pytest.LogCaptureFixture) -> None:
+    stream = one.open()
+    (born,) = (await stream.seeds("")).partitions
+    assert (await stream.read(born.token, born.start)).behind == 0
+    await aside(one.served.ask, "queue.pause", queue_name=one.queue, verbs=["lease"])
+    made = await aside(one.produce, 2)
+    while "is paused" not in caplog.text:
+        # What is known of the queue may be a second old. It is not taken for news.
+        batch = await stream.read(born.token, born.start)
+        assert (batch.records.num_rows, batch.behind) == (0, None)
+    await aside(one.served.ask, "queue.resume", queue_name=one.queue, verbs=["lease"])
+    batch = await next_batch(stream, born.token, born.start)
+    assert names(batch.records) == made
+    await stream.kept(born.token, batch.upto or "")
+    while (await stream.read(born.token, batch.upto or "")).behind is None:
+        pass
+    await stream.close()
+
+
+@driven
+async def test_a_partition_that_is_damaged_is_not_at_its_end(tmp_path: Path) -> None:
+    with running(tmp_path) as served:
+        place = Place(served, 1)
+        served.produce(place.queue, "to be damaged" * 100)
+        incarnation = place.info()["incarnation"]
+    for suffix in ("", "-wal"):
+        path = tmp_path / "partitions" / f"{incarnation}-0.sqlite{suffix}"
+        if path.exists():
+            path.write_bytes(path.read_bytes().replace(b"to be damaged", b"it is DAMAGED"))
+    with running(tmp_path) as served:
+        place.served = served
+        stream = place.open()
+        for _ in range(3):
+            with pytest.raises(SluicewayError) as caught:
+                await stream.read(f"{incarnation}.0", "0")
+            assert caught.value.code == "partition_damaged"
+        await stream.close()
+
+
+@driven
 async def test_reading_waits_for_what_was_read_to_be_kept(one: Place) -> None:
     made = await aside(one.produce, MOST_OPEN + 5)
     stream = one.open()
@@ -250,7 +320,9 @@ async def test_reading_waits_for_what_was_read_to_be_kept(one: Place) -> None:
         found += names(batch.records)
         positions.append(batch.upto)
     for _ in range(2):
-        assert (await stream.read(token, positions[-1], limit=1)).upto is None
+        batch = await stream.read(token, positions[-1], limit=1)
+        # There is more.
+        assert (batch.upto, batch.behind) == (None, None)
     await stream.kept(token, positions[-2])
     found += names((await next_batch(stream, token, positions[-1])).records)
     assert found == made
@@ -292,10 +364,13 @@ async def test_a_queue_that_was_made_anew_is_another(one: Place) -> None:
     seeds = await stream.seeds("")
     token, upto, _ = await first_batch(stream, 1)
     await aside(one.served.ask, "queues.delete", queue_name=one.queue, force=True)
+    # Waiting does not bring it back, so somebody is to hear of it.
+    for asked in (stream.seeds(seeds.upto), stream.read(token, upto), stream.read(token, "0", upto)):
+        with pytest.raises(SluicewayError, match="no queue") as caught:
+            await asked
+        assert caught.value.code == "queue_not_found"
     with pytest.raises(BrokenOffError):
-        await stream.seeds(seeds.upto)
-    with pytest.raises(BrokenOffError):
-        await stream.read(token, upto)
+        await stream.kept(token, upto)
     await aside(one.served.ask, "queues.create", queue_name=one.queue)
     made = await aside(one.produce, 2)
     for position in (upto, "0"):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from pyroaring import BitMap
 
 from core_model import START, Rig, Row, array_of, rows_of
 from sluiceway.core import closed
+from sluiceway.core.closed import ClosedLeases, unknown_extent
 from sluiceway.core.looking import explain
+from sluiceway.core.records import LeaseState, Part
 from sluiceway.model.requests import RELEASE, Fate, Settled
 
 RETRY, DEAD = Fate("retry"), Fate("dead", reason="bad")
@@ -84,6 +89,33 @@ def test_only_the_last_closed_leases_are_remembered(monkeypatch: pytest.MonkeyPa
     assert reasons(rig, 0, 1, 2, 3, 4) == ["settled", "settled", "dead", "dead", "dead"]
     rig.reload()
     assert reasons(rig, 1, 2) == ["settled", "dead"]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_has_completed_a_later_lease_is_known_for_those_that_are_remembered(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And perhaps for longer, but not for ever."""
+    monkeypatch.setattr(closed, "MAX_CLOSED_LEASES", 8)
+    random, memory, ended = Random(seed), ClosedLeases(), list[tuple[int, str, bool]]()
+    numbers = list(range(1, 60))
+    # They close in another order than they were taken in.
+    for number in sorted(numbers, key=lambda each: each + random.randrange(10)):
+        client, whole = random.choice("aaabc"), random.random() < 0.7
+        lease = LeaseState(number, [Part(unknown_extent(number, 1), 0, 1, 0)], 1, client, None)
+        if not whole:
+            lease.tell(random.choice(["expired", "released"]), BitMap([0]))
+        memory.add(lease)
+        ended.append((number, client, whole))
+        for name in "abcd":
+            for before in numbers:
+                later = [each for each, of, ended_well in ended if of == name and ended_well and each > before]
+                known = memory.was_completed_after(before, name)
+                assert known or not set(later) & {each for each, _, _ in ended[-8:]}
+                assert later or not known
+    for number in range(60, 68):
+        memory.add(LeaseState(number, [Part(unknown_extent(number, 1), 0, 1, 0)], 1, "z", None))
+    assert not any(memory.was_completed_after(0, name) for name in "abcd")
+    assert memory.was_completed_after(66, "z")
+    assert not memory.was_completed_after(67, "z")
 
 
 # Cleared and redriven items

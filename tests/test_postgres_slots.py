@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import psycopg
 import pytest
@@ -15,7 +15,7 @@ from node_rig import eventually
 from postgres_server import PostgresServer, binaries, server_or_skip
 from postgres_source import SETTINGS, Source, begin, payloads, read_records
 from sluiceway.adapters.streams import postgres
-from sluiceway.adapters.streams.pgoutput import parse_lsn
+from sluiceway.adapters.streams.pgoutput import Decoder, Transaction, parse_lsn
 from sluiceway.adapters.streams.postgres import PostgresStream, from_options, slot_name
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
@@ -345,6 +345,71 @@ async def test_what_the_server_lacks_is_said(source: Source) -> None:
             await stream.seeds("")
     finally:
         source.server.administer("ALTER ROLE sluiceway REPLICATION")
+    await stream.close()
+
+
+@driven
+async def test_a_role_that_may_not_read_any_more_is_said_until_it_may(source: Source) -> None:
+    source.publish("{name} (id int PRIMARY KEY)")
+    stream = source.stream()
+    position = await begin(stream)
+    source.run("INSERT INTO {name} VALUES (1)")
+    source.server.administer("ALTER ROLE sluiceway NOREPLICATION")
+    try:
+        for _ in range(2):
+            with pytest.raises(SluicewayError, match="ALTER ROLE") as error:
+                await stream.read(source.name, position)
+            assert error.value.code == "forbidden"
+        # That is a hint only, and no reason to stop.
+        with pytest.raises(BrokenOffError):
+            await stream.kept(source.name, source.run("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+    finally:
+        source.server.administer("ALTER ROLE sluiceway REPLICATION")
+    await read_records(stream, source.name, position, 1)
+    await stream.close()
+
+
+@driven
+async def test_a_publication_that_was_dropped_is_said(source: Source) -> None:
+    source.publish("{name} (id int PRIMARY KEY)")
+    stream = source.stream()
+    position = await begin(stream)
+    source.run("DROP PUBLICATION {name}", "INSERT INTO {name} VALUES (1)")
+    with pytest.raises(SluicewayError, match=r"(?s)does not exist.*another capture must begin"):
+        await stream.read(source.name, position)
+    await stream.close()
+
+
+@driven
+async def test_a_transaction_that_is_too_large_is_said(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.publish("{name} (id int PRIMARY KEY, filler text)")
+    stream = source.stream()
+    position = await begin(stream)
+    monkeypatch.setattr(postgres, "_MOST_BYTES", 1_000)
+    source.run("INSERT INTO {name} VALUES (1, repeat('x', 1000))")
+    with pytest.raises(SluicewayError, match="another capture begins after it") as error:
+        await stream.read(source.name, position)
+    assert error.value.field == "publications"
+    await stream.close()
+
+
+@driven
+async def test_what_is_not_understood_is_said(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
+    source.publish("{name} (id int PRIMARY KEY)")
+    stream = source.stream()
+    position = await begin(stream)
+    source.run("INSERT INTO {name} VALUES (1)")
+
+    class Later(Decoder):
+        """As if the server said something that only later protocols have."""
+
+        def feed(self, messages: Iterable[bytes]) -> list[Transaction]:
+            return super().feed([*messages, b"S"])
+
+    monkeypatch.setattr(postgres, "Decoder", Later)
+    with pytest.raises(SluicewayError, match="please report it") as error:
+        await stream.read(source.name, position)
+    assert not error.value.retryable
     await stream.close()
 
 

@@ -59,7 +59,9 @@ def test_a_wrong_option_is_named_when_the_source_is_loaded(given: dict[str, str]
 
 
 def test_a_password_is_found_wherever_a_url_has_it() -> None:
-    assert not any(map(has_password, ("sqlite:x", "env:META", "postgresql://me@host/db", "etcd://host:1")))
+    assert not any(map(has_password, ("sqlite:x", "env:META", "postgresql://me@host/db?sslmode=require", "etcd://host:1")))
+    assert all(map(has_password, ("etcd://me:x@host:1", "postgresql://h/db?sslpassword=x", "postgresql://h/db?PASSWORD=x")))
+    assert has_password("postgresql://h/db?password=")
 
 
 def test_it_is_read_as_a_stream_with_the_columns_that_there_are() -> None:
@@ -116,7 +118,7 @@ def test_a_stream_that_breaks_off_is_tried_until_the_time_is_up(stream: Scripted
 
 
 def test_what_is_gone_or_is_not_what_was_planned_fails_the_task(stream: ScriptedStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SluicewayError, match="cannot be read again") as refused:
+    with pytest.raises(SluicewayError, match=r"cannot be read again: .*with a new one") as refused:
         asyncio.run(read_slice(_options(), PART._replace(rows=5)))
     assert refused.value.code == "not_found"
 
@@ -130,10 +132,15 @@ def test_what_is_gone_or_is_not_what_was_planned_fails_the_task(stream: Scripted
 
 def test_batches_in_one_step_are_refused() -> None:
     reader = CaptureStreamReader(_options())
-    start, end = Offset("n", 1), Offset("n", 3, (PART,))
+    start, end = Offset(1), Offset(3, (PART,))
     with pytest.raises(SluicewayError, match="asynchronous progress tracking"):
         reader.partitions(start.to_dict(), end.to_dict())
     assert reader.partitions(end.to_dict(), end.to_dict()) == []
+
+
+def test_an_empty_first_batch_that_a_killed_driver_had_logged_is_read_again() -> None:
+    logged, again = CaptureStreamReader(_options()).initialOffset(), CaptureStreamReader(_options())
+    assert again.partitions(again.initialOffset(), logged) == []
 
 
 def test_a_member_that_cannot_begin_says_why_to_the_query(tmp_path: Path) -> None:
@@ -146,7 +153,7 @@ def test_a_member_that_cannot_begin_says_why_to_the_query(tmp_path: Path) -> Non
 
 def _ask_again_and_again(planner: Planner) -> None:
     while True:
-        planner.following(Offset("n"), 10)
+        planner.following(Offset(), 10)
 
 
 # ---- on Spark ----------------------------------------------------------------------------------------------------------

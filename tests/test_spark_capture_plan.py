@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from sluiceway.adapters.synclog.meta import MetaSyncLog
@@ -19,7 +20,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Kept
 from sluiceway.node.task_election import MetaElection
 from sluiceway.node.tasks import TaskRunner
-from sluiceway.ports.change_stream import Batch, BrokenOffError, StaleBatchError
+from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, StaleBatchError
 from sluiceway.sim.checks import check
 from sluiceway.sim.link import Link, Roads
 from sluiceway.sim.loop import Process
@@ -38,16 +39,16 @@ TWO = Slice("b", "b:0", "b:3", 4, 8, 3)
 
 
 def test_an_offset_survives_the_log_and_equal_ones_are_equal_text() -> None:
-    offset = Offset("n", 3, (ONE, TWO), (Done("c", "c:9", 2, 9),))
+    offset = Offset(3, (ONE, TWO), (Done("c", "c:9", 2, 9),))
     again = Offset.parse(json.loads(json.dumps(offset.to_dict())))
     assert again == offset
-    shuffled = Offset("n", 2).following([TWO, ONE], [Done("c", "c:9", 2, 9)])
+    shuffled = Offset(2).following([TWO, ONE], [Done("c", "c:9", 2, 9)])
     assert json.dumps(shuffled.to_dict()) == json.dumps(offset.to_dict())
     assert list(offset.to_dict()) == sorted(offset.to_dict())
 
 
 def test_what_is_done_is_the_last_of_each_partition() -> None:
-    offset = Offset("n", 3, (ONE,), (Done("a", "a:0", 0, 2), TWO.done))
+    offset = Offset(3, (ONE,), (Done("a", "a:0", 0, 2), TWO.done))
     assert set(offset.committed()) == {ONE.done, TWO.done}
 
 
@@ -143,6 +144,33 @@ class TimelyStream(ScriptedStream):
         return replace(batch, behind=0 if last else 10**9)
 
 
+class SilentStream(TimelyStream):
+    """Has nothing at first, and does not know how far behind that is."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._silent: dict[str, int] = {}
+
+    async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
+        self._silent[partition] = self._silent.get(partition, 0) + 1
+        if self._silent[partition] <= 10:
+            await asyncio.sleep(0.1)
+            return Batch(pa.RecordBatch.from_pylist([], CHANGES), None)
+        return await super().read(partition, position, upto, limit)
+
+
+class RefusingStream(ScriptedStream):
+    """The first batches that are to be read again are refused."""
+
+    refused = 0
+
+    async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
+        if upto is not None and RefusingStream.refused < 2:
+            RefusingStream.refused += 1
+            raise SluicewayError("forbidden", "not for you")
+        return await super().read(partition, position, upto, limit)
+
+
 POINTS = ("planned", "logged", "half", "ran", "committed")
 
 
@@ -161,7 +189,7 @@ class Queries(World):
         self, name: str, process: Process, links: tuple[Link, ...], checkpoint: Checkpoint, dies: Any, most: int, now: str
     ) -> Member:
         store = SimMetaStore(self.shared, links[0])
-        stream = TimelyStream(self.script, links[1]) if now else ScriptedStream(self.script, links[1], self.random, self.sizes)
+        stream = (self.timely if now else self.stream)(self.script, links[1], None if now else self.random, self.sizes)
         positions = MetaPositions(store, NAME)
         planning = Planning(limit=10)
         if now == "before":
@@ -198,7 +226,7 @@ class Queries(World):
 
         if now == "after":
             planning.read_up_to_now()
-        start = Offset("nonce")
+        start = Offset()
         if checkpoint.committed:
             start = Offset.parse(json.loads(checkpoint.offsets[checkpoint.committed - 1]))
         while True:
@@ -238,6 +266,8 @@ class Queries(World):
                 # Another query has handed it on, and gone on from there.
                 check(len(self.checkpoints) > 1, "a batch of the only query is stale")
 
+    timely: type[ScriptedStream] = TimelyStream
+    stream: type[ScriptedStream] = ScriptedStream
     checkpoints: tuple[Checkpoint, ...] = ()
     begun = 0
     takes = 0.0
@@ -372,6 +402,55 @@ def test_available_now_reads_what_there_is_with_children_and_ends_though_nothing
         _check(world, checkpoint)
 
     Queries(2, _script()).live(story)
+
+
+def test_available_now_does_not_take_silence_for_an_end() -> None:
+    async def story(world: World) -> None:
+        assert isinstance(world, Queries)
+        world.script.held = True
+        world.timely = SilentStream
+        checkpoint = Checkpoint()
+        member = world.query(checkpoint, now="before")
+        await world.until(lambda: world.drivers[member.runner.name].done())
+        assert world.ledger.whole
+        _check(world, checkpoint)
+
+    Queries(2, _script()).live(story)
+
+
+def test_a_plan_that_may_not_be_read_is_asked_for_again_and_the_others_go_on() -> None:
+    async def story(world: World) -> None:
+        assert isinstance(world, Queries)
+        checkpoint = Checkpoint()
+        first = world.query(checkpoint, ("planned", 1))
+        await world.until(lambda: first.process.dead)
+        RefusingStream.refused = 0
+        world.stream = RefusingStream
+        member = world.query(checkpoint)
+        await world.until(lambda: world.done)
+        assert RefusingStream.refused == 2
+        assert not world.drivers[member.runner.name].done()
+        _check(world, checkpoint)
+
+    Queries(2, _script()).live(story)
+
+
+def test_who_does_not_read_a_partition_any_more_tells_the_stream() -> None:
+    async def story(world: World) -> None:
+        world.script.held = True
+        world.start()
+        await world.until(lambda: world.ledger.whole)
+        (first,) = world.members
+        assert not world.script.left
+        world.start()
+        await world.until(lambda: len(first.runner.state.owned(first.runner.name)) == 1)
+        await world.until(lambda: world.script.left)
+        assert world.script.left == [token for token in ("a", "b") if token not in first.runner.state.owned(first.runner.name)]
+        world.script.held = False
+        await world.until(lambda: world.done)
+        assert set(world.script.left) == {"a", "b"}
+
+    World(3, Script([Part("a", (), 20, 1), Part("b", (), 20, 1)])).live(story)
 
 
 def test_available_now_after_a_crash_waits_until_the_former_driver_is_taken_for_dead() -> None:

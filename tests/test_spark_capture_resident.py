@@ -110,6 +110,50 @@ def test_what_a_task_cannot_mend_is_heard(leash: Leash) -> None:
     assert (leash.failed.code, leash.failed.detail, leash.failed.field) == ("invalid_request", "stream: wrong", "stream")
 
 
+@pytest.mark.parametrize("words", ["{", "[]", "3", '{"code": "unavailable"}', '{"code": "no_such", "detail": "", "field": null}'])
+def test_what_a_task_says_by_halves_is_nothing(leash: Leash, words: str, recwarn: pytest.WarningsRecorder) -> None:
+    with _says(leash, f"{leash.nonce} 1 0 host 22\n{words}\n") as connection:
+        assert connection.recv(1) == b""
+    assert leash.present == []
+    assert leash.failed is None
+    assert not [each for each in recwarn if each.category is pytest.PytestUnhandledThreadExceptionWarning]
+
+
+def test_tasks_are_let_in_also_after_one_could_not_be(leash: Leash, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        """Its first caller is refused, as when too many files are open."""
+
+        def __init__(self, real: socket.socket) -> None:
+            self.real, self.refused = real, threading.Event()
+
+        def accept(self) -> object:
+            if not self.refused.is_set():
+                self.refused.set()
+                raise OSError(24, "Too many open files")
+            return self.real.accept()
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self.real, name)
+
+    full = Full(leash._socket)
+    monkeypatch.setattr(leash, "_socket", full)
+    monkeypatch.setattr("sluiceway.spark.capture_resident._AGAIN", 0.01)
+    # The thread waits in the real one.
+    with _says(leash, "\n"):
+        until("it is refused", full.refused.is_set)
+    with _says(leash, f"{leash.nonce} 1 0 host 22\n"):
+        until("it is there", lambda: leash.present == [Present(1, 0, "host", 22)])
+
+
+def test_an_address_that_is_not_the_drivers_is_refused_with_its_name() -> None:
+    with pytest.raises(SluicewayError, match="bindAddress") as refused:
+        Leash("192.0.2.1", threading.Event())
+    assert refused.value.field == "spark.driver.host"
+    held = Leash("192.0.2.1", threading.Event(), "127.0.0.1")
+    assert held.address[0] == "192.0.2.1"
+    held.close()
+
+
 # ---- on Spark ----------------------------------------------------------------------------------------------------------
 
 

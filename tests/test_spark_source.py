@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
 from sluiceway.kernel.clock import Millis, parse_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import source
+from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import Offset
-from sluiceway.spark.options import source_options
+from sluiceway.spark.options import sink_options, source_options
+from sluiceway.spark.settle import BatchSettle
 from sluiceway.spark.source import LeaseStreamReader, Task
 from spark_world import Server, server, until
 
@@ -72,7 +76,7 @@ def test_a_driver_that_died_before_the_log_finds_its_leases_again(world: Server)
 
 
 def test_a_driver_that_died_between_its_calls_goes_on_where_it_stopped(world: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluiceway.spark.source.MAX_ITEMS_ARROW", 10)
+    monkeypatch.setattr("sluiceway.spark.admission.MAX_ITEMS_ARROW", 10)
     queue = world.create("between")
     world.produce(queue, [str(n) for n in range(60)])
     start = Offset("nonce", 4).to_dict()
@@ -127,9 +131,57 @@ def test_a_lease_that_is_gone_stops_the_replay_with_its_name(world: Server) -> N
     (lease_id,) = Offset.parse(end).lease_ids
     world.call("/v1/queue.complete", queue_name=queue, lease_ids=[lease_id])
     for attempt in (lambda: reader(world, queue).partitions(start, end), lambda: list(first.read(task))):
-        with pytest.raises(SluicewayError, match=rf"lease {lease_id} of this batch is closed or expired.*new checkpoint") as caught:
+        with pytest.raises(SluicewayError, match=rf"lease {lease_id} of this batch is closed or expired.*failOnLeaseLoss=false") as caught:
             attempt()
         assert caught.value.code == "lease_not_found"
+
+
+def release(world: Server, queue: str, lease_id: str) -> None:
+    """What happens to a lease that runs out, now."""
+    world.call("/v1/queue.release", queue_name=queue, lease_ids=[lease_id])
+
+
+def test_a_replay_goes_on_without_leases_that_are_gone_if_it_may(world: Server, caplog: pytest.LogCaptureFixture) -> None:
+    queue = world.create("left-out")
+    world.produce(queue, [str(n) for n in range(12)])
+    world.produce(queue, [str(n) for n in range(12, 20)])
+    first = reader(world, queue)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    before = [text for task in texts(first, start, end) for text in task]
+    lost, kept = Offset.parse(end).leases
+    release(world, queue, lost.lease_id)
+    second = reader(world, queue, failOnLeaseLoss="false")
+    left = [text for task in texts(second, start, end) for text in task]
+    assert left == before[lost.count :]
+    assert len(left) == kept.count
+    assert f"batch 1 is read without {lost.count} of its 20 items: 1 of its 2 leases are gone" in caplog.text
+    assert lost.lease_id in caplog.text
+    # What was left out is in a later batch, and nothing of it is lost.
+    then = second.latestOffset(end, ALL)
+    second.commit(end)
+    assert world.count(queue, "completed") == kept.count
+    assert sorted(text for task in texts(second, end, then) for text in task) == sorted(before[: lost.count])
+    assert second.latestOffset(then, ALL) == then
+    assert (world.count(queue, "completed"), world.count(queue, "total")) == (20, 0)
+
+
+def test_a_running_batch_goes_on_without_what_is_gone_if_it_may(world: Server, caplog: pytest.LogCaptureFixture) -> None:
+    queue = world.create("left-out-later", partitions=1)
+    world.produce(queue, ["a", "b", "c"])
+    driver = reader(world, queue, failOnLeaseLoss="false")
+    start = driver.initialOffset()
+    end = driver.latestOffset(start, ALL)
+    (task,) = driver.partitions(start, end)
+    (lease_id,) = Offset.parse(end).lease_ids
+    second = world.call("/v1/queue.peek", queue_name=queue, lease_id=lease_id)["items"][1]["id"]
+    world.call("/v1/queue.complete", queue_name=queue, ids=[second])
+    assert [row.as_py() for batch in driver.read(task) for row in batch.column("payload")] == [b"a", b"c"]
+    assert "1 items are left out of their batch" in caplog.text
+    release(world, queue, lease_id)
+    assert list(driver.read(task)) == []
+    assert "3 items are left out of their batch" in caplog.text
+    assert reader(world, queue, failOnLeaseLoss="false").partitions(start, end) == []
 
 
 def test_items_that_something_else_settled_are_missed(world: Server) -> None:
@@ -155,12 +207,206 @@ def test_a_batch_is_cut_as_it_was_logged(world: Server) -> None:
     assert texts(reader(world, queue, minPartitions="1"), start, end) == cut
 
 
+def sized(world: Server, name: str, sizes: list[int], partitions: int = 1) -> str:
+    """A queue with payloads of so many bytes."""
+    queue = world.create(name, partitions=partitions)
+    for start in range(0, len(sizes), 200):
+        world.produce(queue, ["x" * size for size in sizes[start : start + 200]])
+    return queue
+
+
+def items(offset: dict[str, Any]) -> int:
+    return sum(lease.count for lease in Offset.parse(offset).leases)
+
+
+def test_a_batch_has_no_more_bytes_than_it_may(world: Server) -> None:
+    queue = sized(world, "bytes", [1_000] * 300, partitions=2)
+    driver = reader(world, queue, maxBytesPerTrigger="64k")
+    first = driver.latestOffset(driver.initialOffset(), ReadMaxRows(1_000))
+    assert 58 <= items(first) <= 65
+    # Of both limits the one that is reached first.
+    second = driver.latestOffset(first, ReadMaxRows(50))
+    assert items(second) == 50
+    assert items(driver.latestOffset(second, ALL)) == 300 - items(first) - 50
+
+
+def test_each_queue_has_its_part_of_the_bytes(world: Server) -> None:
+    queues = [sized(world, f"bytes-{n}", [1_000] * 60) for n in (1, 2)]
+    driver = reader(world, ",".join(queues), maxBytesPerTrigger="40000")
+    end = driver.latestOffset(driver.initialOffset(), ReadMaxRows(1_000))
+    by_queue = [sum(lease.count for lease in Offset.parse(end).leases if lease.queue == queue) for queue in queues]
+    assert all(18 <= count <= 20 for count in by_queue), by_queue
+
+
+@pytest.mark.parametrize("size", [6_000, 50_000])
+def test_an_item_that_leaves_no_room_for_another_is_alone_in_its_batch(world: Server, size: int) -> None:
+    queue = sized(world, f"large-{size}", [size] * 3)
+    driver = reader(world, queue, maxBytesPerTrigger="10k")
+    at, found = driver.initialOffset(), []
+    while (end := driver.latestOffset(at, ReadMaxRows(100))) != at:
+        at = end
+        found.append(items(end))
+    assert found == [1, 1, 1]
+
+
+def test_bytes_that_nobody_foresaw_end_the_batch(world: Server) -> None:
+    """Small items come first, so the first call takes too many; what it took is looked at before there is a second."""
+    queue = sized(world, "unforeseen", [100] * 40 + [2_000] * 900)
+    driver = reader(world, queue, maxBytesPerTrigger="40000")
+    first = driver.latestOffset(driver.initialOffset(), ReadMaxRows(5_000))
+    assert items(first) == 400
+    # From then on they are known.
+    assert 18 <= items(driver.latestOffset(first, ReadMaxRows(5_000))) <= 20
+
+
+def test_a_driver_that_died_finds_all_leases_of_a_batch_that_is_limited_by_bytes(world: Server) -> None:
+    queue = sized(world, "bytes-found", [3_000] * 32 + [100] * 32 + [3_000] * 300, partitions=1)
+    start = Offset("nonce", 4).to_dict()
+    limit = {"maxBytesPerTrigger": "150000"}
+    lost = reader(world, queue, **limit).latestOffset(start, ReadMaxRows(5_000))
+    assert len(Offset.parse(lost).leases) > 1
+    leased = world.count(queue, "total_leased")
+    # What comes next is of another size now.
+    assert reader(world, queue, **limit).latestOffset(start, ReadMaxRows(5_000)) == lost
+    assert world.count(queue, "total_leased") == leased == items(lost)
+
+
+def test_several_queues_make_one_batch(world: Server) -> None:
+    one, other = world.create("several-1"), world.create("several-2", partitions=1)
+    world.produce(one, [f"one {n}" for n in range(30)])
+    world.produce(other, [f"other {n}" for n in range(30)])
+    driver = reader(world, f"{one}, {other}")
+    start = driver.initialOffset()
+    end = driver.latestOffset(start, ReadMaxRows(20))
+    tasks = driver.partitions(start, end)
+    rows = [row for task in tasks for batch in driver.read(task) for row in batch.select(["queue", "payload"]).to_pylist()]
+    assert sorted({(row["queue"], row["payload"].split()[0].decode()) for row in rows}) == [(one, "one"), (other, "other")]
+    assert [sum(row["queue"] == queue for row in rows) for queue in (one, other)] == [10, 10]
+    # Each has its part, also while the other has nothing; and what is closed is closed in both.
+    world.call("/v1/queue.pause", queue_name=one, verbs=["lease"])
+    assert items(driver.latestOffset(end, ReadMaxRows(20))) == 10
+    assert [world.count(queue, "completed") for queue in (one, other)] == [10, 10]
+
+
+def test_rows_of_several_queues_are_not_settled_in_one_of_them(world: Server) -> None:
+    one, other = world.create("settled-1"), world.create("settled-2")
+    world.produce(one, ["a"])
+    world.produce(other, ["b"])
+    driver = reader(world, f"{one},{other}")
+    start = driver.initialOffset()
+    (task,) = driver.partitions(start, driver.latestOffset(start, ALL))
+    rows = pa.Table.from_batches(driver.read(task)).append_column("outcome", pa.array(["retry", "retry"]))
+    kinds = {"id": StringType(), "queue": StringType(), "partition": IntegerType(), "offset": LongType(), "outcome": StringType()}
+
+    def settle(rows: pa.Table, *names: str) -> None:
+        schema = StructType([StructField(name, kinds[name]) for name in names])
+        sink = BatchSettle(schema, sink_options({"url": world.url, "queue": one, "mode": "settle"}))
+        sink.write(iter(rows.select(names).to_batches()))
+
+    for names in (("id", "queue", "outcome"), ("partition", "offset", "queue", "outcome")):
+        with pytest.raises(SluicewayError, match=f"a row of '{other}' cannot be settled in '{one}'"):
+            settle(rows, *names)
+    with pytest.raises(SluicewayError, match=rf"{rows['id'][1]} is no item of the queue '{one}'"):
+        settle(rows, "id", "outcome")
+    settle(rows.slice(0, 1), "id", "queue", "outcome")
+
+
+def test_a_driver_that_died_finds_its_leases_of_several_queues_whatever_has_come_since(world: Server) -> None:
+    one, other = world.create("came-1"), world.create("came-2")
+    world.produce(other, [str(n) for n in range(50)])
+    start = Offset("nonce", 4).to_dict()
+    lost = reader(world, f"{one},{other}").latestOffset(start, ReadMaxRows(40))
+    world.produce(one, [str(n) for n in range(50)])
+    found = reader(world, f"{one},{other}").latestOffset(start, ReadMaxRows(40))
+    assert set(Offset.parse(lost).leases) < set(Offset.parse(found).leases)
+    assert [world.count(queue, "total_leased") for queue in (one, other)] == [20, 20]
+
+
+def test_only_a_trigger_that_has_nothing_waits_at_the_server(world: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[object] = []
+    call = Client.call
+
+    def note(self: Client, path: str, body: Mapping[str, object]) -> dict[str, Any]:
+        if path == "/v1/queue.lease":
+            waits.append(body["request_timeout"])
+        return call(self, path, body)
+
+    monkeypatch.setattr(Client, "call", note)
+    one, other = world.create("waits-1"), world.create("waits-2")
+    driver = reader(world, f"{one},{other}")
+    start = driver.initialOffset()
+    driver.latestOffset(start, ALL)
+    assert waits == ["250ms", "250ms"]
+    waits.clear()
+    world.produce(one, ["a"])
+    driver.latestOffset(start, ALL)
+    assert waits == ["250ms", "0s", "0s"]
+    waits.clear()
+    driver.prepareForTriggerAvailableNow()
+    driver.latestOffset(Offset("other").to_dict(), ALL)
+    assert waits == ["0s", "0s"]
+
+
+def test_available_now_takes_of_each_queue_what_is_there(world: Server) -> None:
+    one, other = world.create("quota-1"), world.create("quota-2")
+    world.produce(one, [str(n) for n in range(30)])
+    world.produce(other, [str(n) for n in range(5)])
+    driver = reader(world, f"{one},{other}")
+    driver.prepareForTriggerAvailableNow()
+    at, sizes = driver.initialOffset(), []
+    while (end := driver.latestOffset(at, ReadMaxRows(20))) != at:
+        at = end
+        sizes.append(items(end))
+        world.produce(other, [f"more {n}" for n in range(10)])
+    assert sizes == [15, 10, 10]
+    assert [world.count(queue, "leases") for queue in (one, other)] == [0, 0]
+    assert [world.count(queue, "ready") for queue in (one, other)] == [0, 30]
+
+
+def test_a_checkpoint_of_one_queue_goes_on_with_several(world: Server) -> None:
+    one, other = world.create("grown-1"), world.create("grown-2")
+    world.produce(one, ["a"])
+    first = reader(world, one)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    world.produce(other, ["b"])
+    second = reader(world, f"{one},{other}")
+    assert texts(second, start, end) == [["a"]]
+    then = second.latestOffset(end, ALL)
+    assert world.count(one, "completed") == 1
+    assert [lease.queue for lease in Offset.parse(then).leases] == [other]
+
+
 def test_an_empty_range_has_no_tasks_and_a_skipped_batch_is_refused(world: Server) -> None:
     driver = reader(world, "unused")
     offset = Offset("n", 3).to_dict()
     assert driver.partitions(offset, offset) == []
     with pytest.raises(SluicewayError, match=r"batches 2 to 3 at once.*asynchronous progress"):
         driver.partitions(Offset("n", 1).to_dict(), offset)
+
+
+def test_an_empty_first_batch_that_a_killed_driver_had_logged_is_read_again(world: Server) -> None:
+    """Spark logs a batch when it begins, also with nothing in it; whoever starts again has another nonce."""
+    logged = reader(world, "unused").initialOffset()
+    again = reader(world, "unused")
+    assert again.partitions(again.initialOffset(), logged) == []
+
+
+def test_a_batch_that_runs_ahead_of_sparks_logs_is_refused(world: Server) -> None:
+    queue = world.create("ahead")
+    world.produce(queue, ["a"])
+    driver = reader(world, queue)
+    start = driver.initialOffset()
+    first = driver.latestOffset(start, ALL)
+    assert texts(driver, start, first) == [["a"]]
+    world.produce(queue, ["b"])
+    second = driver.latestOffset(first, ALL)
+    with pytest.raises(SluicewayError, match=r"batch 2 is about to run.*batch 1.*leave out asyncProgressTrackingEnabled"):
+        driver.partitions(first, second)
+    # A replay is not told of, and what is told of is not refused.
+    assert texts(reader(world, queue), first, second) == [["b"]]
+    driver.commit(first)
+    assert texts(driver, first, second) == [["b"]]
 
 
 def test_available_now_takes_what_is_there_and_no_more(world: Server) -> None:

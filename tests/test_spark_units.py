@@ -59,6 +59,13 @@ def test_a_missing_option_is_named(name: str) -> None:
         ({"holdfor": "31d"}, "holdFor", "out of range"),
         ({"url": "localhost:80"}, "url", "address of a server"),
         ({"queue": "../q"}, "queue", "queue name"),
+        ({"queue": "q,"}, "queue", "required"),
+        ({"queue": "a,b, a"}, "queue", "twice"),
+        ({"queue": "a,b,c", "maxitemspertrigger": "2"}, "maxItemsPerTrigger", "divided among 3 queues"),
+        ({"queue": "a,b,c", "maxbytespertrigger": "2"}, "maxBytesPerTrigger", "divided among 3 queues"),
+        ({"maxbytespertrigger": "64 m"}, "maxBytesPerTrigger", "number of bytes"),
+        ({"maxbytespertrigger": "0k"}, "maxBytesPerTrigger", "number of bytes"),
+        ({"failonleaseloss": "no"}, "failOnLeaseLoss", "true nor false"),
         ({"apikey": "slw_k7f3q2ma_verysecret"}, "apiKey", "env:NAME or file:PATH"),
         ({"api_key": "env:KEY"}, "api_key", "did you mean apiKey?"),
     ],
@@ -81,6 +88,22 @@ def test_sparks_own_options_pass() -> None:
     sink_options({**SINK, "checkpointLocation": "/tmp/x", "queryName": "n", "path": "/p"})
 
 
+def test_the_options_of_a_table_come_twice() -> None:
+    said = {**SOURCE, "maxitemspertrigger": "7"}
+    assert source_options({**said, **{f"option.{name}": value for name, value in said.items()}}).max_items_per_trigger == 7
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 1), ("64k", 65_536), ("8MB", 8 << 20), ("1g", 1 << 30), ("2T", 2 << 40)])
+def test_a_number_of_bytes_is_said_as_spark_says_it(text: str, size: int) -> None:
+    assert source_options({**SOURCE, "maxbytespertrigger": text}).max_bytes_per_trigger == size
+
+
+def test_several_queues_are_read_and_one_is_written() -> None:
+    options = source_options({**SOURCE, "queue": "orders, returns"})
+    assert (options.queues, options.server.queue) == (("orders", "returns"), "orders")
+    assert refusal(sink_options, {**SINK, "queue": "orders,returns"}).field == "queue"
+
+
 # ---- offsets ----------------------------------------------------------------------------------------------------
 
 
@@ -90,6 +113,16 @@ def test_an_offset_survives_sparks_log_as_the_same_text() -> None:
     assert json.dumps(json.loads(text)) == text
     assert Offset.parse(json.loads(text)) == offset
     assert list(offset.to_dict()) == sorted(offset.to_dict())
+
+
+def test_an_offset_names_the_queue_of_each_lease_if_there_are_several() -> None:
+    leases = [HeldLease("q.0.L1", 5, "orders"), HeldLease("r.0.L1", 2, "returns"), HeldLease("r.1.L4", 1, "returns")]
+    offset = Offset("n", 3).following(leases, 1)
+    text = json.dumps(offset.to_dict())
+    assert json.dumps(json.loads(text)) == text
+    assert Offset.parse(json.loads(text)) == offset
+    assert [part.queue for task in offset.tasks() for part in task] == ["orders", "returns", "returns"]
+    assert offset.without(["q.0.L1"]).lease_ids == ["r.0.L1", "r.1.L4"]
 
 
 @given(st.lists(st.integers(1, 25_000), min_size=1, max_size=8), st.integers(1, 40))

@@ -379,6 +379,23 @@ async def test_what_it_tells_may_fail(caplog: pytest.LogCaptureFixture) -> None:
     await MetaElection(store, "orders").leave()
 
 
+@driven
+async def test_a_lease_that_runs_out_on_a_busy_machine_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", "sluiceway.node.group")
+    election = MetaElection(MemoryMetaStore(), "orders", Parameters(settle_timeout=10, round_interval=10, beat_interval=200))
+    leads = asyncio.Event()
+    await election.join("one", lambda group: leads.set() if group.leader == "one" else None)
+    async with asyncio.timeout(PATIENCE):
+        await leads.wait()
+        assert election._member is not None
+        # As its timer does when the loop stood still for so long.
+        election._member._lapsed()
+        leads.clear()
+        await leads.wait()
+    assert [each.levelname for each in caplog.records if "ran out" in each.message] == ["DEBUG"]
+    await election.leave()
+
+
 def test_a_bad_name_is_refused() -> None:
     MetaElection(MemoryMetaStore(), "x" * 122)
     for bad in ("", "a/b", "x" * 123):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from sluiceway.node.task_reader import Habits
 from sluiceway.sim.checks import InjectedMistakeError
 from sluiceway.sim.link import Roads
 from sluiceway.sim.meta import SimMetaStore
-from tasks_rig import Part, Script
+from tasks_rig import BASE, Part, Script
 from tasks_world import LOG, NAME, PREFIX, TIMING, Member, World
 
 BAD = Roads(slow=20, refused=0.03, lost=0.03, late=0.03, unheard=0.05, latest=8_000)
@@ -123,6 +124,33 @@ def test_one_commit_a_batch() -> None:
         assert 100 <= world.commits <= 100 + 10
 
     World(4, Script([Part("only", (), 1_000, 1)]), sizes=(10,)).live(story)
+
+
+def test_at_rest_little_is_committed() -> None:
+    """How far the time has come, of a stream whose records have not: twice a minute, and what changes otherwise at once."""
+
+    async def story(world: World) -> None:
+        read, moved = world.script.read, 0
+
+        def later(*given: Any) -> Any:
+            nonlocal moved
+            moved += 1
+            batch = read(*given)
+            return replace(batch, at=BASE + 1_000 + moved)
+
+        world.script.read = later  # type: ignore[method-assign, assignment]
+        member = world.start()
+        await world.until(lambda: world.ledger.whole)
+        await asyncio.sleep(10)
+        before = world.commits
+        await asyncio.sleep(600)
+        assert 15 <= world.commits - before <= 25
+        assert moved > 1_000
+        assert member.runner.claims
+
+    script = Script([Part("p0", (), 10, 1)])
+    script.held = True
+    World(11, script).live(story)
 
 
 # ---- by name ------------------------------------------------------------------------------------------------------------

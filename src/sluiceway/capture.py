@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -29,7 +30,9 @@ from sluiceway.core.assignment.tasks_state import State
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.names import check_queue_name
+from sluiceway.node.task_alarms import AlarmBoard, AlarmsOf
 from sluiceway.node.task_election import MetaElection
+from sluiceway.node.task_forget import alive, drop
 from sluiceway.node.task_log import whole
 from sluiceway.node.task_reader import Claim, Habits, Handler, PartitionReader
 from sluiceway.node.tasks import TaskRunner, Timing
@@ -43,11 +46,14 @@ __all__ = [
     "Begun",
     "CaptureConfig",
     "Claim",
+    "Forgotten",
     "Handler",
     "Look",
     "TaskRunner",
     "Timing",
     "captures",
+    "check",
+    "forget",
     "look",
     "open_election",
     "open_log",
@@ -56,7 +62,10 @@ __all__ = [
     "open_sink",
     "open_stream",
     "run_member",
+    "there_is",
 ]
+
+log = logging.getLogger(__name__)
 
 STREAMS = {
     "kinesis": "sluiceway.adapters.streams.kinesis",
@@ -64,10 +73,16 @@ STREAMS = {
     "queue": "sluiceway.client.lineage",
 }
 """Kinds of streams, and the modules that have them: each has a `from_options(name, options)`."""
+IDENTITY = {"kinesis": ("region", "stream"), "queue": ("url", "queue")}
+"""Options that say which stream of its kind it is: another one is no stream for the same positions. Publications may come and go."""
 KAFKA = "kafka:"
 MAX_LIMIT = 100_000
 RETRY_FOR = "10s"
 """For how long a call to the target queue is repeated before the partition is opened anew."""
+BEGIN_FOR: Millis = 60_000
+"""For how long a member waits at its beginning for a meta store that cannot be reached."""
+_AGAIN = 1.0
+"""Seconds between two attempts."""
 _REGISTER = "captures/"
 
 
@@ -81,7 +96,8 @@ class CaptureConfig:
     """
 
     name: str
-    meta: str
+    meta: str = field(repr=False)
+    """Not shown, since it may have a password in it."""
     stream: str
     options: Mapping[str, str] = field(default_factory=dict)
     log: str = "meta"
@@ -96,6 +112,7 @@ class CaptureConfig:
         check_queue_name(self.name, "name")
         if not self.meta:
             raise invalid("meta", "required: sqlite:PATH, postgresql://… or etcd://…, or env:NAME or file:PATH that holds it")
+        _check_shared(self.meta)
         if self.stream not in STREAMS:
             raise invalid("stream", f"{self.stream[:40]!r} is not a kind of stream; expected one of {', '.join(STREAMS)}")
         _check_log(self.log)
@@ -116,17 +133,27 @@ def _check_log(log: str) -> None:
         raise invalid("log", f"{log[:80]!r} is not a log; expected meta, or kafka:HOST:PORT[,HOST:PORT]")
 
 
+def _check_shared(url: str) -> None:
+    if url == "memory:":
+        raise invalid(
+            "meta", "memory: is of one process alone, so each task would read everything; expected sqlite:, postgresql:// or etcd://"
+        )
+
+
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a capture was begun with, which cannot change: two logs would be two truths, and positions are of one stream."""
+    """What a capture was begun with, which cannot change: two logs would be two truths, positions are of one stream, and each batch goes
+    to one target. `queue`: that target; "": another program's own. Servers of a Kafka may change, if one stays.
+    """
 
     stream: str
     log: str
     queue: str = ""
-    """The first target. Another one may follow it."""
+    identity: dict[str, str] | None = None
+    """Which stream of its kind: those of the options in IDENTITY that were said. None: nobody knows, an older version has begun it."""
 
 
 class Look(NamedTuple):
-    """A capture as it is now. `begun` None: no member has ever begun it. `end`: the number of the log's last record."""
+    """A capture as it is now. `begun` None: no member has ever begun it. `alarms`: those of members that have joined."""
 
     name: str
     begun: Begun | None
@@ -136,7 +163,7 @@ class Look(NamedTuple):
     """No record older than this is still to come; None: no record is to come, or nothing is known yet."""
     stuck: dict[str, tuple[str, ...]]
     """If nothing can go on though not all is finished: what waits, and for which parents."""
-    end: int
+    alarms: AlarmsOf
 
 
 # ---- the parts ---------------------------------------------------------------------------------------------------------
@@ -144,7 +171,11 @@ class Look(NamedTuple):
 
 def open_meta(meta: str) -> MetaStore:
     """From a URL, or from where one is held. Raises `invalid_request`, StoreUnavailableError."""
-    return open_meta_store(read_secret(meta, "meta", os.environ) or meta)
+    url = read_secret(meta, "meta", os.environ) or meta
+    _check_shared(url)
+    if url.startswith("sqlite:") and not (folder := Path(url.removeprefix("sqlite:")).absolute().parent).is_dir():
+        raise invalid("meta", f"there is no folder {folder}")
+    return open_meta_store(url)
 
 
 def open_stream(kind: str, name: str, options: Mapping[str, str]) -> ChangeStream:
@@ -154,7 +185,7 @@ def open_stream(kind: str, name: str, options: Mapping[str, str]) -> ChangeStrea
     try:
         stream: ChangeStream = import_module(STREAMS[kind]).from_options(name, options)
     except ModuleNotFoundError as error:
-        raise invalid("stream", f"Kafka needs {error.name}; install it with: pip install 'sluiceway[{kind}]'") from None
+        raise invalid("stream", f"{kind} needs {error.name}; install it with: pip install 'sluiceway[{kind}]'") from None
     return stream
 
 
@@ -184,10 +215,14 @@ async def open_sink(config: CaptureConfig) -> AsyncIterator[ChangeSink]:
     """The target queue, as long as the block lasts. Raises `invalid_request`."""
     if not config.queue:
         raise invalid("queue", "required: the queue to which the records go, and its server's url")
+    async with _client(config, RETRY_FOR) as client:
+        yield QueueSink(client, config.name, config.queue)
+
+
+def _client(config: CaptureConfig, retry_for: str) -> AsyncClient:
     api_key = read_secret(config.api_key, "api_key", os.environ) if config.api_key else None
     ca_file = config.ca_file or os.environ.get("SLUICEWAY_CA_FILE") or None
-    async with AsyncClient(config.url, api_key=api_key, ca_file=ca_file, retry_for=RETRY_FOR) as client:
-        yield QueueSink(client, config.name, config.queue)
+    return AsyncClient(config.url, api_key=api_key, ca_file=ca_file, retry_for=retry_for)
 
 
 def _kafka() -> Any:
@@ -198,6 +233,26 @@ def _kafka() -> Any:
 
 
 # ---- a member ----------------------------------------------------------------------------------------------------------
+
+
+async def check(config: CaptureConfig) -> None:
+    """What can be known of it before a member runs: the meta store opens, what was begun there goes with it, and the queue is there.
+
+    A server that cannot be reached, or does not say, may do so later: no fault. Raises SluicewayError.
+    """
+    async with _opened(config.meta) as store:
+        key = f"{_REGISTER}{config.name}"
+        entry = (await store.read([key])).entries.get(key)
+        _agreed(None if entry is None else msgspec.json.decode(entry.value, type=Begun), config)
+    if not config.queue:
+        return
+    async with _client(config, "1s") as client:
+        try:
+            await client.queue_info(config.queue)
+        except SluicewayError as error:
+            # A key that may produce need not be one that may look.
+            if error.code in ("queue_not_found", "unauthenticated"):
+                raise
 
 
 async def run_member(
@@ -214,8 +269,8 @@ async def run_member(
 
     `handler` makes, of the member's own stream and position store, what reads partitions instead of handing their records on to the queue.
     `watch` is given the runner before it begins. Cancelled, it goes without leaving: others take over once it is taken for dead. Raises
-    SluicewayError for what is wrong with the configuration, and if the meta store cannot be reached at the beginning; later it waits for
-    whatever is away.
+    SluicewayError for what is wrong with the configuration, and if the meta store cannot be reached for BEGIN_FOR at the beginning; later
+    it waits for whatever is away.
     """
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(_opened(config.meta))
@@ -227,7 +282,8 @@ async def run_member(
             reads: Handler = PartitionReader(stream, positions, sink, Habits(limit=config.limit)).read
         else:
             reads = handler(stream, positions)
-        await _begin(config, store)
+        if not await _begin(config, store, stop):
+            return
         log = open_log(config.name, config.log, store)
         stack.push_async_callback(log.close)
         runner = TaskRunner(
@@ -241,6 +297,7 @@ async def run_member(
             preset=config.preset,
             pace=pace,
             timing=timing,
+            board=AlarmBoard(store, config.name),
         )
         if watch is not None:
             watch(runner)
@@ -272,30 +329,70 @@ async def _opened(meta: str) -> AsyncIterator[MetaStore]:
         raise SluicewayError("unavailable", str(error)) from error
 
 
-async def _begin(config: CaptureConfig, store: MetaStore) -> None:
-    """Note what the capture is begun with, or refuse what does not go with that."""
+async def _begin(config: CaptureConfig, store: MetaStore, stop: asyncio.Event) -> bool:
+    """Note what the capture is begun with, or refuse what does not go with that. False: it was to stop before."""
+    until = system.steady() + BEGIN_FOR
+    while not stop.is_set():
+        try:
+            await _note(config, store)
+            return True
+        except (StoreUnavailableError, MetaUnknownError) as error:
+            if system.steady() >= until:
+                raise SluicewayError("unavailable", str(error)) from error
+            log.warning("capture %s cannot begin yet: %s", config.name, error)
+        # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGAIN):
+                await stop.wait()
+    return False
+
+
+async def _note(config: CaptureConfig, store: MetaStore) -> None:
+    """Raises `invalid_request`, StoreUnavailableError, MetaUnknownError."""
     key = f"{_REGISTER}{config.name}"
     while True:
         entry = (await store.read([key])).entries.get(key)
         begun = None if entry is None else msgspec.json.decode(entry.value, type=Begun)
-        if begun is not None:
-            if begun.stream != config.stream:
-                raise invalid("stream", f"capture {config.name} was begun with {begun.stream}, not {config.stream}; take another name")
-            if _is_kafka(begun.log) != _is_kafka(config.log):
-                raise invalid("log", f"capture {config.name} was begun with the log {begun.log}, not {config.log}; take another name")
-        wanted = Begun(stream=config.stream, log=config.log, queue=begun.queue if begun is not None else config.queue)
+        wanted = _agreed(begun, config)
         if begun == wanted:
             return
-        try:
+        with contextlib.suppress(ConflictError):
             await store.commit({key: None if entry is None else entry.stamp}, puts={key: msgspec.json.encode(wanted)})
-        except ConflictError:
-            continue
-        except MetaUnknownError as error:
-            raise SluicewayError("outcome_unknown", str(error)) from error
+            return
 
 
-def _is_kafka(log: str) -> bool:
-    return log.startswith(KAFKA)
+def _agreed(begun: Begun | None, config: CaptureConfig) -> Begun:
+    """What is to be noted. Raises `invalid_request` that names what does not go with what was noted."""
+    options = {key.lower(): value for key, value in config.options.items()}
+    identity = {name: options[name].rstrip("/") for name in IDENTITY.get(config.stream, ()) if options.get(name)}
+    if begun is not None:
+        known = begun.identity or {}
+        for name, was, now in (
+            ("stream", begun.stream, config.stream),
+            *((name, f"{name} {known[name]}", f"{name} {identity[name]}") for name in sorted(known.keys() & identity.keys())),
+            ("queue", _target(begun.queue), _target(config.queue)),
+        ):
+            if was != now:
+                raise _refused(config, name, was, now)
+        if not _is_same_log(begun.log, config.log):
+            raise _refused(config, "log", f"the log {begun.log}", config.log)
+        identity = known | identity
+    return Begun(stream=config.stream, log=config.log, queue=config.queue, identity=identity)
+
+
+def _refused(config: CaptureConfig, field: str, was: str, now: str) -> SluicewayError:
+    return invalid(field, f"capture {config.name} was begun with {was}, not {now}; take another name")
+
+
+def _target(queue: str) -> str:
+    return f"the queue {queue}" if queue else "no queue"
+
+
+def _is_same_log(was: str, now: str) -> bool:
+    """Two lists of servers that have one in common are of one Kafka."""
+    if was.startswith(KAFKA) and now.startswith(KAFKA):
+        return not set(was.removeprefix(KAFKA).split(",")).isdisjoint(now.removeprefix(KAFKA).split(","))
+    return was == now
 
 
 # ---- looking -----------------------------------------------------------------------------------------------------------
@@ -309,7 +406,7 @@ async def captures(meta: str) -> dict[str, Begun]:
 
 
 async def look(name: str, meta: str, log: str | None = None) -> Look:
-    """By the log and the positions alone: no member need live, and nothing is created. `log` None: that which it was begun with.
+    """By what its members have written: none need live, and nothing is created. `log` None: that which it was begun with.
 
     Raises SluicewayError.
     """
@@ -319,19 +416,82 @@ async def look(name: str, meta: str, log: str | None = None) -> Look:
         begun = None if entry is None else msgspec.json.decode(entry.value, type=Begun)
         opened = open_log(name, log or (begun.log if begun is not None else "meta"), store, create=False)
         try:
-            state, end = await whole(opened)
+            state, _ = await whole(opened)
             positions = await open_positions(name, store).read()
+            alarms = await AlarmBoard(store, name).read(state.joined)
         except (LogUnavailableError, PositionUnknownError) as error:
             raise SluicewayError("unavailable", str(error)) from error
         finally:
             await opened.close()
     committed = {token: each.kept.at for token, each in positions.items() if each.kept.at is not None}
-    return Look(name, begun, state, positions, watermark(state, committed), stuck(state), end)
+    # Of a partition of which nothing is known yet the core says 0.
+    return Look(name, begun, state, positions, watermark(state, committed) or None, stuck(state), alarms)
+
+
+def there_is(meta: str) -> bool:
+    """Whether there can be captures: a file that is to be made first has none. Raises `invalid_request`."""
+    url = read_secret(meta, "meta", os.environ) or meta
+    return not url.startswith("sqlite:") or Path(url.removeprefix("sqlite:")).exists()
 
 
 def _existing(meta: str) -> str:
     """The URL, unless opening it would make a file."""
-    url = read_secret(meta, "meta", os.environ) or meta
-    if url.startswith("sqlite:") and not Path(url.removeprefix("sqlite:")).exists():
-        raise invalid("meta", f"there is no file {url.removeprefix('sqlite:')}")
-    return url
+    if not there_is(meta):
+        raise invalid("meta", f"there is no file {(read_secret(meta, 'meta', os.environ) or meta).removeprefix('sqlite:')}")
+    return meta
+
+
+# ---- forgetting --------------------------------------------------------------------------------------------------------
+
+
+class Forgotten(NamedTuple):
+    """`keys`: how many were dropped. `left`: what is elsewhere and stays, each with what is to be done."""
+
+    keys: int
+    left: tuple[str, ...]
+
+
+async def forget(name: str, meta: str, *, gone: bool = False) -> Forgotten:
+    """End a capture for good: its log, positions and election are dropped from the meta store.
+
+    Refused while members are at work: begun anew they would read the stream from its beginning. By a log in the meta store they are
+    seen to live; by one in Kafka, or if it cannot be read, whoever has not left counts, unless the caller knows that they are `gone`.
+    Broken off, it can be said again. Raises SluicewayError.
+    """
+    key = f"{_REGISTER}{check_queue_name(name, 'name')}"
+    async with _opened(_existing(meta)) as store:
+        try:
+            entry = (await store.read([key])).entries.get(key)
+            if entry is None:
+                raise invalid("name", f"there is no capture {name} in this meta store")
+            begun = msgspec.json.decode(entry.value, type=Begun)
+            # Also when it is said that all are gone: it costs some seconds, and one that lives would begin anew.
+            members = await alive(store, name)
+            if not gone and not members and begun.log != "meta":
+                members = sorted((await look(name, meta)).state.joined)
+            if members:
+                raise invalid("name", f"members of {name} are at work, or have not left: {', '.join(members)[:500]}; end them first")
+            tokens = sorted(await open_positions(name, store).read())
+            return Forgotten(await drop(store, name, key), tuple(_left(name, begun, tokens)))
+        except PositionUnknownError as error:
+            raise SluicewayError("unavailable", str(error)) from error
+        except MetaUnknownError as error:
+            raise SluicewayError("outcome_unknown", str(error)) from error
+
+
+def _left(name: str, begun: Begun, tokens: Sequence[str]) -> Iterator[str]:
+    if begun.stream == "postgres":
+        for slot in _slots(name, tokens):
+            yield f"a replication slot, which fills the database's disk: SELECT pg_drop_replication_slot('{slot}');"
+    if begun.log != "meta":
+        yield f"topics of Kafka: {name}_connector_sync and {name}_connector_control, and the consumer group {name}"
+    if begun.queue:
+        yield f"the queue {begun.queue} remembers the batches of {name} for 30 days: until then take another name for that queue"
+
+
+def _slots(name: str, publications: Sequence[str]) -> list[str]:
+    try:
+        module = import_module(STREAMS["postgres"])
+    except ModuleNotFoundError:
+        return [f"sluiceway_{name}_{publication}" for publication in publications]
+    return [module.slot_name(name, publication) for publication in publications]

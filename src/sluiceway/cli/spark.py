@@ -1,37 +1,51 @@
-"""`sluiceway spark`: run a program on Spark, or capture a change stream by tasks that never end."""
+"""`sluiceway spark`: run a program on Spark, capture a change stream by tasks that never end, and the jobs of other modules."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
 import sys
+import threading
 import time
-from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sluiceway.cli.common import Output, counted, duration_option, printing
+from sluiceway.cli.asked import Asked
+from sluiceway.cli.common import EXIT_INTERRUPTED, Output, counted, duration_option, printing
 from sluiceway.cli.session import Session, connected
-from sluiceway.kernel.clock import format_time, parse_duration
+from sluiceway.cli.spark_jobs import ingest, missing, pairs, process
+from sluiceway.cli.spark_more_jobs import archive, redrive
+from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
-    from sluiceway.capture import CaptureConfig, Look
+    from pyspark.sql import SparkSession
+
+    from sluiceway.capture import CaptureConfig
+    from sluiceway.cli.tasks_view import TaskGroup
     from sluiceway.spark.capture_resident import Resident
 
 T = TypeVar("T")
 
 _GLANCE = 0.2
 """Seconds between two looks at whether it is to end."""
-_PHASES = ("owned", "ready", "created", "finished")
+_ALARMS = 3
+"""So many are in a line; `sluiceway tasks show` has all."""
 
 
 @click.group()
 def spark() -> None:
     """Run Spark programs that read from queues and write to them, and captures of change streams."""
+
+
+spark.add_command(ingest)
+spark.add_command(process)
+spark.add_command(archive)
+spark.add_command(redrive)
 
 
 @spark.command(context_settings={"allow_interspersed_args": False})
@@ -51,7 +65,7 @@ def run(session: Session, script: Path, arguments: tuple[str, ...]) -> None:
 
         running = spark_session(script.stem)
     except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        raise missing(error) from error
     # For the clients that the program makes.
     os.environ["SLUICEWAY_URL"] = session.target.url
     if session.target.api_key:
@@ -63,22 +77,7 @@ def run(session: Session, script: Path, arguments: tuple[str, ...]) -> None:
         running.stop()
 
 
-def _missing(error: ModuleNotFoundError) -> click.ClickException:
-    return click.ClickException(f"Spark needs {error.name}; install it with: pip install 'sluiceway[spark]'")
-
-
 # -- capture ----------------------------------------------------------------------------------------------------------
-
-
-def _pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE, each name once."""
-    found: dict[str, str] = {}
-    for text in values:
-        name, separator, value = text.partition("=")
-        if not separator or not name or name in found:
-            raise click.BadParameter(f"{text[:80]!r} is not NAME=VALUE with a name of its own", ctx, param)
-        found[name] = value
-    return found
 
 
 def _capture_options(command: Callable[..., T]) -> Callable[..., T]:
@@ -87,7 +86,7 @@ def _capture_options(command: Callable[..., T]) -> Callable[..., T]:
         (
             click.argument("name"),
             click.option("--stream", metavar="KIND", required=True, help="What is read: kinesis, postgres or queue."),
-            click.option("--option", "options", multiple=True, callback=_pairs, help="NAME=VALUE, of the stream; may be repeated."),
+            click.option("--option", "options", multiple=True, callback=pairs, help="NAME=VALUE, of the stream; may be repeated."),
             click.option("--to", "url", metavar="URL", required=True, help="The server of the queue to which the records go."),
             click.option("--queue", metavar="NAME", required=True, help="The queue to which the records go."),
             click.option("--to-key", "api_key", default="", metavar="WHERE", help="Where its API key is: env:NAME or file:PATH."),
@@ -110,121 +109,158 @@ def _capture_options(command: Callable[..., T]) -> Callable[..., T]:
 @click.option("--until-done", is_flag=True, help="End when every partition has ended and is handed on.")
 @duration_option("--every", default="5s", help="How often it says how far it is.")
 @click.option("--master", metavar="URL", help="Of Spark. [default: this machine, with a slot for each task]")
-@click.option("--conf", metavar="NAME=VALUE", multiple=True, callback=_pairs, help="A setting of Spark. May be repeated.")
+@click.option("--conf", metavar="NAME=VALUE", multiple=True, callback=pairs, help="A setting of Spark. May be repeated.")
 @printing
 def capture(
     output: Output, resident: bool, tasks: int, until_done: bool, every: str, master: str | None, conf: dict[str, str], **what: Any
-) -> None:
+) -> int:
     """Hand the records of a change stream on to a queue, by Spark tasks that divide its partitions.
 
-    It ends at Ctrl-C or SIGTERM, when the tasks have left in order, and goes on from there when it is started again.
+    It ends at Ctrl-C or SIGTERM, when the tasks have left in order, and goes on from there when it is started again. Said twice, it
+    ends without waiting for them.
     """
     if not resident:
-        raise click.UsageError("say --resident; for micro-batches, spark.readStream.format('sluiceway-capture') in a program")
+        raise click.UsageError(
+            "add --resident: tasks that never end, which hand on to a queue. Micro-batches, as rows of Spark, are a program's: "
+            "spark.readStream.format('sluiceway-capture')"
+        )
     try:
         from sluiceway.capture import CaptureConfig
 
         config = CaptureConfig(**what)
-        from sluiceway.spark import session as spark_session
-        from sluiceway.spark.capture_resident import Resident, settings
+        from sluiceway.spark.capture_resident import settings
 
         given = {"spark.master": master} if master is not None else {}
-        with _Asked() as asked:
-            running = spark_session(f"capture {config.name}", **{**settings(tasks), **given, **conf})
+        return _Capture(output, config, tasks, until_done, parse_duration(every, "every") / 1000).run({**settings(tasks), **given, **conf})
+    except ModuleNotFoundError as error:
+        raise missing(error) from error
+
+
+class _Capture:
+    """A resident capture, from the checks before it to its last line."""
+
+    def __init__(self, output: Output, config: CaptureConfig, tasks: int, until_done: bool, every: float) -> None:
+        self._output, self._config, self._tasks, self._until_done, self._every = output, config, tasks, until_done, every
+        self._trouble = ""
+
+    def run(self, conf: dict[str, object]) -> int:
+        """The exit code."""
+        from sluiceway.spark.capture_resident import Resident, check_before
+
+        # What is wrong is told now, and not when Spark has begun.
+        check_before(self._config, conf, self._tasks)
+        with Asked() as asked:
+            self._say(f"{self._config.name}: starting Spark")
+            running = _started(f"capture {self._config.name}", conf, asked)
+            if running is None:
+                return EXIT_INTERRUPTED
             try:
-                # Spark has taken Ctrl-C for itself.
-                asked.listen()
-                with Resident(running, config, tasks) as job:
-                    _follow(output, config, job, asked, parse_duration(every, "every") / 1000, until_done)
+                with Resident(running, self._config, self._tasks) as job:
+                    self._follow(job, asked)
+                    self._say(f"{self._config.name}: stopping; the tasks give back what they have")
+                last = _look(self._config)
+                if last is not None:
+                    # What the tasks have committed as they left is in it.
+                    self._output.print(_progress(last, job, stopped=True), _line(last, job, stopped=True))
             finally:
                 running.stop()
-    except ModuleNotFoundError as error:
-        raise _missing(error) from error
+        # To be stopped is how it ends that otherwise goes on for ever.
+        return EXIT_INTERRUPTED if asked.to_end and self._until_done else 0
+
+    def _follow(self, job: Resident, asked: Asked) -> None:
+        """Say how far it is, until it is to end."""
+        due = time.monotonic()
+        while not asked.to_end and not job.wait(_GLANCE):
+            if job.trouble != self._trouble:
+                self._trouble = job.trouble
+                click.echo(f"{self._trouble}; it is tried again", err=True)
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + self._every
+            group = _look(self._config)
+            if group is None:
+                self._say(f"{self._config.name}: {_presence(len(job.present), self._tasks)}")
+                continue
+            self._output.print(_progress(group, job), _line(group, job))
+            if self._until_done and group.sown and not group.partitions:
+                return
+
+    def _say(self, text: str) -> None:
+        """For people alone."""
+        if not self._output.as_json:
+            click.echo(text)
 
 
-class _Asked:
-    """Whether somebody wants it to end, by Ctrl-C or SIGTERM."""
+def _started(name: str, conf: dict[str, object], asked: Asked) -> SparkSession | None:
+    """None: it was asked to end before Spark was there.
 
-    def __init__(self) -> None:
-        self.to_end = False
-        self._before: dict[int, Any] = {}
+    Spark begins in another thread, because in the main one it would take Ctrl-C for itself, and is not to be interrupted.
+    """
+    from sluiceway.spark import session
 
-    def __enter__(self) -> _Asked:
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        self.listen()
-        return self
+    begun: Future[SparkSession] = Future()
 
-    def listen(self) -> None:
-        for number in self._before:
-            signal.signal(number, self._ask)
+    def begin() -> None:
+        try:
+            begun.set_result(session(name, **conf))
+        except BaseException as error:
+            begun.set_exception(error)
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: object) -> None:
-        self.to_end = True
+    threading.Thread(target=begin, name="sluiceway-spark-start", daemon=True).start()
+    while not asked.to_end:
+        with contextlib.suppress(TimeoutError):
+            return begun.result(_GLANCE)
+    return None
 
 
-def _follow(output: Output, config: CaptureConfig, job: Resident, asked: _Asked, every: float, until_done: bool) -> None:
-    """Say how far it is, until it is to end."""
-    due = time.monotonic()
-    while not asked.to_end and not job.wait(_GLANCE):
-        if time.monotonic() < due:
-            continue
-        due = time.monotonic() + every
-        look = _look(config)
-        if look is None:
-            continue
-        progress = _progress(look, job)
-        output.print(progress, _line(progress))
-        if until_done and look.state.sown and not look.state.partitions:
-            return
-
-
-def _look(config: CaptureConfig) -> Look | None:
+def _look(config: CaptureConfig) -> TaskGroup | None:
     """None: it has not begun, or cannot be seen now, which need not trouble the tasks."""
     import asyncio
 
-    from sluiceway.capture import look
+    from sluiceway.adapters.system import now
+    from sluiceway.capture import look, there_is
+    from sluiceway.cli.tasks_view import group_of
 
     try:
+        if not there_is(config.meta):
+            # The first task makes the file.
+            return None
         found = asyncio.run(look(config.name, config.meta, config.log))
     except SluicewayError as error:
-        # Before the first task has begun, there may be no file.
-        if error.code != "invalid_request":
-            click.echo(f"cannot see how far it is: {error.detail}", err=True)
+        click.echo(f"cannot see how far it is: {error.detail}", err=True)
         return None
-    return found if found.begun is not None else None
+    return group_of(found, now()) if found.begun is not None else None
 
 
-def _progress(look: Look, job: Resident) -> dict[str, Any]:
-    """The same for people and programs. Times in milliseconds."""
-    phases: Counter[str] = Counter(each.phase for each in look.state.partitions.values())
-    behind = [look.positions[token].kept.behind for token in look.state.active() if token in look.positions]
-    return {
-        "name": look.name,
-        "wanted": job.tasks,
-        "tasks": [each._asdict() for each in job.present],
-        "partitions": {phase: phases[phase] for phase in _PHASES},
-        "records": sum(each.kept.records for each in look.positions.values()),
-        "lag_ms": max((each for each in behind if each is not None), default=None),
-        "watermark": None if look.watermark is None else format_time(look.watermark),
-        "stuck": {token: list(parents) for token, parents in look.stuck.items()},
-    }
+def _progress(group: TaskGroup, job: Resident, *, stopped: bool = False) -> dict[str, Any]:
+    """What `tasks list` has of it, with the job's tasks."""
+    import msgspec
+
+    from sluiceway.cli.tasks_view import summary
+
+    tasks = [each._asdict() for each in job.present]
+    return {**msgspec.to_builtins(summary(group)), "wanted": job.tasks, "tasks": tasks, "stopped": stopped}
 
 
-def _line(progress: dict[str, Any]) -> str:
-    missing = progress["wanted"] - len(progress["tasks"])
+def _presence(there: int, wanted: int) -> str:
+    return counted(wanted, "task") if there == wanted else f"{there} of {counted(wanted, 'task')} are there"
+
+
+def _line(group: TaskGroup, job: Resident, *, stopped: bool = False) -> str:
+    from sluiceway.cli.tasks_view import alarm_text
+
     parts = [
-        f"{progress['name']}: {counted(len(progress['tasks']), 'task')}" + (f" ({missing} missing)" if missing else ""),
-        "partitions: " + ", ".join(f"{count} {phase}" for phase, count in progress["partitions"].items()),
-        counted(progress["records"], "record"),
+        f"{group.name}: {'stopped' if stopped else _presence(len(job.present), job.tasks)}",
+        "partitions: " + ", ".join(f"{count} {phase}" for phase, count in group.state_of.items()),
+        counted(group.records, "record"),
     ]
-    if progress["lag_ms"] is not None:
-        parts.append(f"{progress['lag_ms'] / 1000:.1f} s behind")
-    if progress["watermark"] is not None:
-        parts.append(f"watermark {progress['watermark']}")
-    if progress["stuck"]:
-        parts.append("waits for parents that do not come: " + ", ".join(progress["stuck"]))
+    if group.behind is not None:
+        parts.append(f"{group.behind} behind")
+    if group.watermark is not None:
+        parts.append(f"watermark {group.watermark:%Y-%m-%dT%H:%M:%SZ}")
+    if group.stuck:
+        parts.append("waits for parents that do not come: " + ", ".join(group.stuck))
+    parts += [f"ALARM: {alarm_text(each)}" for each in group.alarms[:_ALARMS]]
+    if len(group.alarms) > _ALARMS:
+        parts.append(f"and {len(group.alarms) - _ALARMS} more")
     return "; ".join(parts)

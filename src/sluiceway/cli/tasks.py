@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from sluiceway.cli.common import Output, print_json, print_table, printing, table
+from sluiceway.cli.common import Output, counted, print_json, print_table, printing, table
 from sluiceway.cli.config import FILE
 from sluiceway.kernel.errors import SluicewayError, invalid
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 @click.group()
 def tasks() -> None:
-    """Look at captures: who reads which partition of a change stream, and how far."""
+    """Look at captures, who reads which partition of a change stream and how far, and end them."""
 
 
 def of_meta_store(command: Callable[..., T]) -> Callable[..., T]:
@@ -67,8 +68,8 @@ def list_(output: Output, meta: str | None, config: Path | None) -> None:
 def show(output: Output, name: str, meta: str | None, config: Path | None, log: str | None, tree: bool) -> None:
     """Show the capture NAME: its members, its partitions, who reads them, how far, and what waits for what.
 
-    What is shown is what the sync log and the position store say: no process needs to live for that, and a member that has just died
-    is shown until the others have noticed.
+    What is shown is what the sync log and the meta store say: no process needs to live for that, and a member that has just died is
+    shown until the others have noticed. Alarms say what does not go on without somebody's help.
     """
     import asyncio
 
@@ -86,10 +87,39 @@ def show(output: Output, name: str, meta: str | None, config: Path | None, log: 
         print_json(group)
         return
     for each in (view.facts(group, now()), view.members(group), view.partitions(group, tree)):
-        print_table(each)
-        click.echo()
-    for line in view.stuck_lines(group):
+        # A heading alone says nothing.
+        if each.rows:
+            print_table(each)
+            click.echo()
+    for line in view.trouble(group):
         click.echo(line)
+
+
+@tasks.command()
+@click.argument("name")
+@of_meta_store
+@click.option("--gone", is_flag=True, help="All of its processes are gone, also those that the log still has.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@printing
+def forget(output: Output, name: str, meta: str | None, config: Path | None, gone: bool, yes: bool) -> None:
+    """End the capture NAME for good: drop its log, its positions and its election from the meta store.
+
+    It is refused while members are at work. What it says then is elsewhere, and stays; the records that were handed on do, too.
+    """
+    import asyncio
+
+    from sluiceway.capture import forget as drop
+
+    url = _meta_url(meta, config)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("this drops how far the capture is, for good; give --yes if that is meant")
+        if not click.confirm(f"forget how far {name} is, for good?", err=True):
+            click.echo("nothing was dropped", err=True)
+            return
+    forgotten = asyncio.run(drop(name, url, gone=gone))
+    lines = [f"forgot {name}: {counted(forgotten.keys, 'key')}", *(f"stays: {each}" for each in forgotten.left)]
+    output.print({"name": name, "keys": forgotten.keys, "left": list(forgotten.left)}, "\n".join(lines))
 
 
 # ---- looking --------------------------------------------------------------------------------------------------------------
@@ -109,9 +139,10 @@ def _group(name: str, url: str, log: str | None) -> TaskGroup:
     import asyncio
     import logging
 
+    from sluiceway.adapters.system import now
     from sluiceway.capture import look
     from sluiceway.cli.tasks_view import group_of
 
     # What the client of Kafka says of a server that does not answer is in the error, once.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    return group_of(asyncio.run(look(name, url, log)))
+    return group_of(asyncio.run(look(name, url, log)), now())

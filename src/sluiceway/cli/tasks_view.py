@@ -13,6 +13,7 @@ from sluiceway.cli.common import Rows, counted, printable, table
 from sluiceway.core.assignment.tasks_state import Partition, Phase
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.node.task_reader import REST
 from sluiceway.ports.position_store import Kept, Stored
 
 PHASES: tuple[Phase, ...] = ("created", "ready", "owned", "finished")
@@ -20,9 +21,14 @@ _LONGEST = 24
 """A position that is longer is shortened for people: shards have numbers of 56 digits, whose ends differ."""
 
 
+_UNLED = ": the capture goes on when it is started again under this name"
+_STILL: Millis = REST + 5_000
+"""What was committed longer ago is of a partition that nobody reads, or that does not go on."""
+
+
 class TaskPartition(msgspec.Struct, frozen=True, kw_only=True):
     """`waits_for`: parents that have not finished. `planned`: the end of the batch that is being handed on. `at`: nothing older is still
-    to come. `behind`: by how much it was behind the end of the stream at `written_at`."""
+    to come. `behind`: by how much it is behind the end of the stream, if it can be read: as committed, and as long as nothing was since."""
 
     partition: str
     state: Phase
@@ -49,6 +55,14 @@ class TaskMemberShown(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int
 
 
+class TaskAlarm(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not go on without somebody's help. `partition` None: the capture as a whole."""
+
+    member: str
+    partition: str | None
+    why: str
+
+
 class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     """A capture. `state_of` has how many partitions are in each state; `stuck` what waits, and for what, if nothing can go on."""
 
@@ -56,7 +70,7 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     stream: str | None
     log: str | None
     queue: str | None
-    """The first target; None: there is none, or nobody knows."""
+    """The target; None: there is none, or nobody knows."""
     term: int
     leader: str | None
     members: list[TaskMemberShown]
@@ -64,16 +78,18 @@ class TaskSummary(msgspec.Struct, frozen=True, kw_only=True):
     records: int
     """Those of all partitions whose positions are still kept."""
     behind: str | None
-    """The most of any partition, as far as it is known."""
+    """The most of any partition that can be read, as far as it is known."""
     watermark: datetime | None
     written_at: datetime | None
     """When a position was last written."""
     stuck: dict[str, list[str]]
+    alarms: list[TaskAlarm]
 
 
 class TaskGroup(TaskSummary, frozen=True, kw_only=True):
-    """With each of its partitions."""
+    """With each of its partitions. `sown`: the stream has said which there are."""
 
+    sown: bool
     partitions: list[TaskPartition]
 
 
@@ -86,12 +102,12 @@ class UnseenTasks(msgspec.Struct, frozen=True, kw_only=True):
     problem: str
 
 
-def group_of(look: Look) -> TaskGroup:
+def group_of(look: Look, now: Millis) -> TaskGroup:
     state, positions, begun = look.state, look.positions, look.begun
-    kept = {token: stored.kept for token, stored in positions.items() if token in state.partitions}
     counts = Counter(each.phase for each in state.partitions.values())
     owners = Counter(each.owner for each in state.partitions.values())
-    behind = [each.behind for each in kept.values() if each.behind is not None]
+    behind = {token: _behind(positions[token], now) for token in state.active() if token in positions}
+    known = [each for each in behind.values() if each is not None]
     return TaskGroup(
         name=look.name,
         stream=None if begun is None else begun.stream,
@@ -103,17 +119,29 @@ def group_of(look: Look) -> TaskGroup:
             TaskMemberShown(member=member, leads=member == state.leader, in_term=member in state.members, partitions=owners[member])
             for member in sorted(state.joined)
         ],
+        sown=bool(state.sown),
         state_of={phase: counts[phase] for phase in PHASES},
         records=sum(stored.kept.records for stored in positions.values()),
-        behind=format_duration(max(behind)) if behind else None,
+        behind=format_duration(max(known)) if known else None,
         watermark=_moment(look.watermark),
         written_at=_moment(max((stored.written_at for stored in positions.values()), default=None)),
         stuck={token: list(parents) for token, parents in sorted(look.stuck.items())},
-        partitions=[_partition(each, positions.get(token)) for token, each in sorted(state.partitions.items())],
+        alarms=[
+            TaskAlarm(member=member, partition=token or None, why=why)
+            for member, alarms in sorted(look.alarms.items())
+            for token, why in sorted(alarms.items())
+        ],
+        partitions=[_partition(each, positions.get(token), behind.get(token)) for token, each in sorted(state.partitions.items())],
     )
 
 
-def _partition(each: Partition, stored: Stored | None) -> TaskPartition:
+def _behind(stored: Stored, now: Millis) -> Millis | None:
+    """At rest a partition is not committed all the time."""
+    age = now - stored.written_at
+    return stored.kept.behind if stored.kept.behind is None or age < _STILL else stored.kept.behind + age
+
+
+def _partition(each: Partition, stored: Stored | None, behind: Millis | None) -> TaskPartition:
     kept = stored.kept if stored is not None else Kept()
     return TaskPartition(
         partition=each.token,
@@ -128,7 +156,7 @@ def _partition(each: Partition, stored: Stored | None) -> TaskPartition:
         batch=kept.batch,
         records=kept.records,
         at=_moment(kept.at),
-        behind=None if kept.behind is None else format_duration(kept.behind),
+        behind=None if behind is None else format_duration(behind),
         written_at=_moment(stored.written_at) if stored is not None else None,
     )
 
@@ -146,7 +174,7 @@ def facts(group: TaskSummary, now: Millis) -> Rows:
     rows: list[tuple[str, str]] = [
         ("capture", group.name),
         ("of", _of(group)),
-        ("term", f"{group.term}, led by {_shown(group.leader)}" if group.leader else f"{group.term}, which nobody leads"),
+        ("term", f"{group.term}, led by {_shown(group.leader)}" if group.leader else f"{group.term}, which nobody leads" + _UNLED),
         ("members", str(sum(each.in_term for each in group.members))),
         ("partitions", _counts(group.state_of)),
         ("handed on", counted(group.records, "record")),
@@ -231,12 +259,18 @@ def _tree(all_of_them: list[TaskPartition]) -> Iterator[tuple[str, TaskPartition
     yield from (("", each) for each in all_of_them if each.partition not in shown)
 
 
-def stuck_lines(group: TaskGroup) -> Iterator[str]:
-    """Why nothing goes on, if it is for that."""
+def trouble(group: TaskGroup) -> Iterator[str]:
+    """Why something, or nothing at all, goes on no more."""
     known = {each.partition for each in group.partitions}
     for token, parents in group.stuck.items():
         waits = ", ".join(_shown(parent) + ("" if parent in known else " (which the stream has not told of)") for parent in parents)
         yield f"stuck: {_shown(token)} waits for {waits}"
+    yield from (f"alarm: {_shown(each.member)}: {alarm_text(each)}" for each in group.alarms)
+
+
+def alarm_text(alarm: TaskAlarm) -> str:
+    what = "the capture" if alarm.partition is None else f"partition {_shown(alarm.partition)}"
+    return f"{what} does not go on: {printable(alarm.why.encode(), 1_000)}"
 
 
 def summary(group: TaskGroup) -> TaskSummary:
@@ -254,7 +288,7 @@ def list_row(group: TaskSummary | UnseenTasks) -> tuple[object, ...]:
         *(group.name, group.stream or "-", group.term, _shown(group.leader) or "-", sum(each.in_term for each in group.members)),
         *(sum(group.state_of.values()), group.records, group.behind or "-"),
         *("-" if group.watermark is None else _told(group.watermark), "-" if group.written_at is None else _told(group.written_at)),
-        "stuck" if group.stuck else "",
+        ", ".join([*(["stuck"] if group.stuck else []), *([counted(len(group.alarms), "alarm")] if group.alarms else [])]),
     )
 
 

@@ -72,10 +72,10 @@ class QueueSink:
             return SluicewayError("key_conflict", detail)
         if error.retryable:
             return BrokenOffError(f"{where} could not be written to queue {self._queue_name}: {error}")
+        if error.code == "queue_not_found":
+            make = f"make it with: sluiceway queue create {self._queue_name}; it goes on by itself then"
+            return SluicewayError(error.code, f"{error.detail}; {make}")
         return error
-
-    async def close(self) -> None:
-        """There is nothing to release."""
 
 
 def group_of(name: str, partition: str) -> str:

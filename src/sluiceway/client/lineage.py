@@ -63,6 +63,8 @@ MOST_EXTENDED = 1_000
 PAGE = 100
 HOLD_FOR: Millis = 86_400_000
 LEAST_HOLD: Millis = 1_000
+_GIVES = ("available", "draining")
+"""States of a partition in which its items are given out."""
 _FINE = ("completed", "settled")
 """What a lease id may be told to be that is over as it should be."""
 _PLACE = re.compile(r"([1-9][0-9]{0,16})x([1-9][0-9]{0,4})(?:\+([1-9][0-9]{0,16}(?:,[1-9][0-9]{0,16})*))?")
@@ -132,6 +134,7 @@ class QueueLineage:
         self._held: set[str] = set()
         self._keeping: asyncio.Task[None] | None = None
         self._told: tuple[float, QueueInfo, list[Rebalance]] | None = None
+        self._paused = False
 
     async def close(self) -> None:
         """Leases stay: who reads on finds them, or they run out."""
@@ -161,15 +164,28 @@ class QueueLineage:
             if pivot is None:
                 return
 
-    async def _children(self, partition: _Partition) -> tuple[Born, ...]:
-        """Those that are certain though the partition has not ended."""
+    async def _empty(self, partition: _Partition, asked_at: float) -> Batch:
+        """A lease that was asked for then had nothing. The children that are certain though the partition has not ended are told with it.
+
+        That there is nothing is said only if the queue was seen to give out items since: one that is paused has nothing for anybody.
+        """
         now = asyncio.get_running_loop().time()
         if self._told is None or now - self._told[0] > TOLD_FOR:
             info = await self._client.queue_info(self._queue)
             rebalances = [await self._client.get_rebalance(info.rebalance.id)] if info.rebalance is not None else []
             self._told = (now, info, [each for each in rebalances if each.incarnation == info.incarnation])
-        _, info, rebalances = self._told
-        return descent.heirs(rebalances, info.incarnation, partition.number) if info.incarnation == partition.incarnation else ()
+            self._note_pause("lease" in info.paused)
+        told_at, info, rebalances = self._told
+        if info.incarnation != partition.incarnation:
+            return _nothing()
+        gives = not self._paused and any(each.partition == partition.number and each.state in _GIVES for each in info.partitions)
+        children = descent.heirs(rebalances, info.incarnation, partition.number)
+        return _nothing(0 if gives and told_at >= asked_at else None, children)
+
+    def _note_pause(self, paused: bool) -> None:
+        if paused and not self._paused:
+            log.warning("the queue %s is paused: nothing can be read until leases are resumed", self._queue)
+        self._paused = paused
 
     async def _gone(self, partition: _Partition, refused: CallError) -> Batch:
         """The server has no such partition (any more)."""
@@ -180,7 +196,7 @@ class QueueLineage:
             if descent.removal_of([each], partition.number) is not None:
                 children = descent.children_of(each, info.incarnation, partition.number)
                 # What was moved to the children is as old as it was.
-                return _nothing(end=End(children, 0))
+                return _nothing(0, end=End(children, 0))
         if _may_be_new(info, partition.number):
             raise BrokenOffError(f"the server does not know partition {partition.number} of the queue {self._queue} yet: {refused}")
         raise UnknownPositionError(
@@ -202,6 +218,7 @@ class QueueLineage:
             if len(this.open(place)) >= MOST_OPEN:
                 await asyncio.sleep(FULL_PAUSE)
                 return _nothing()
+            asked_at = asyncio.get_running_loop().time()
             try:
                 leased = await self._lease(this, place, limit)
             except CallError as error:
@@ -209,7 +226,7 @@ class QueueLineage:
                     return await self._gone(this, error)
                 raise
             if not leased.leases:
-                return _nothing(children=await self._children(this))
+                return await self._empty(this, asked_at)
             return self._batch(this, place, leased)
 
     def _partition(self, token: str) -> _Partition:
@@ -281,8 +298,18 @@ class QueueLineage:
     async def kept(self, partition: str, position: str) -> None:
         this, place = self._partition(partition), _place(position)
         this.unsaid = position
-        async with _reached():
+        try:
             await self._complete(this, place)
+        except CallError as error:
+            # Whatever it is, it is a hint; reading says what can be repaired.
+            raise BrokenOffError(str(error)) from error
+
+    def left(self, partition: str) -> None:
+        """What is leased there runs out, unless whoever reads on finds it before and extends it."""
+        this = self._partitions.pop(partition, None)
+        if this is not None:
+            own = this.lease_id(0)[:-1]
+            self._held = {lease_id for lease_id in self._held if not lease_id.startswith(own)}
 
     async def _say_again(self, token: str, this: _Partition) -> None:
         """What could not be said when it was kept."""
@@ -329,10 +356,12 @@ class QueueLineage:
 
 @contextlib.asynccontextmanager
 async def _reached() -> AsyncIterator[None]:
-    """What the server refuses, or does not answer, is no end."""
+    """What the server does not do or answer now is no end. What it will always refuse is the caller's error as it is."""
     try:
         yield
     except CallError as error:
+        if not error.retryable:
+            raise
         raise BrokenOffError(str(error)) from error
 
 
@@ -352,8 +381,8 @@ def _lost(lease_id: str, reason: str) -> str:
 _EMPTY = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in CHANGES], schema=CHANGES)
 
 
-def _nothing(children: tuple[Born, ...] = (), end: End | None = None) -> Batch:
-    return Batch(_EMPTY, None, behind=0, children=children, end=end)
+def _nothing(behind: Millis | None = None, children: tuple[Born, ...] = (), end: End | None = None) -> Batch:
+    return Batch(_EMPTY, None, behind=behind, children=children, end=end)
 
 
 def _records(leased: LeasedTable) -> pa.RecordBatch:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from sluiceway.core.records import Blob, Extent, LeaseState, Part, lease_bytes
 from sluiceway.core.spans import Spans
 from sluiceway.kernel.limits import MAX_CLOSED_LEASES
 from sluiceway.model.requests import IgnoredReason
+
+
+@dataclass(slots=True)
+class _Client:
+    """Of the leases that are remembered, those of one client that ended by their own end: how many, and the highest number that was."""
+
+    completed: int = 0
+    last: int = 0
 
 
 class ClosedLeases:
@@ -13,6 +23,7 @@ class ClosedLeases:
 
     def __init__(self) -> None:
         self._leases: dict[int, LeaseState] = {}
+        self._clients: dict[str, _Client] = {}
         self._spans = Spans()
 
     def add(self, lease: LeaseState) -> list[int]:
@@ -28,10 +39,19 @@ class ClosedLeases:
         kept = LeaseState(lease.number, parts, lease.count, lease.client_id, None, settled=lease.settled, fates=lease.fates)
         self._leases[lease.number] = kept
         self._spans.add(kept)
+        if _why(kept) == "completed":
+            client = self._clients.setdefault(lease.client_id, _Client())
+            client.completed += 1
+            client.last = max(client.last, lease.number)
         forgotten = []
         while len(self._leases) > MAX_CLOSED_LEASES:
             old = self._leases.pop(next(iter(self._leases)))
             self._spans.remove(old)
+            if _why(old) == "completed":
+                client = self._clients[old.client_id]
+                client.completed -= 1
+                if not client.completed:
+                    del self._clients[old.client_id]
             if old.fates:
                 forgotten.append(old.number)
         return forgotten
@@ -48,16 +68,19 @@ class ClosedLeases:
 
     def was_completed_after(self, number: int, client_id: str) -> bool:
         """Whether a later lease of that client ended by its own end, as far as is remembered."""
-        return any(
-            each > number and lease.client_id == client_id and self.why_lease(each) == "completed" for each, lease in self._leases.items()
-        )
+        client = self._clients.get(client_id)
+        return client is not None and client.last > number
 
     def why_lease(self, number: int) -> IgnoredReason | None:
         """How a lease ended: by its own end, or by that of its items."""
         lease = self._leases.get(number)
         if lease is None:
             return None
-        return next((fate for fate in ("expired", "released") if fate in lease.fates), "completed")
+        return _why(lease)
+
+
+def _why(lease: LeaseState) -> IgnoredReason:
+    return next((fate for fate in ("expired", "released") if fate in lease.fates), "completed")
 
 
 def unknown_extent(first: int, count: int) -> Extent:

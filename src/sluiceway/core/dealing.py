@@ -187,13 +187,20 @@ class Dealing:
             self._end_wait(ticket, now)
 
     def _answer_empty(self, now: Millis) -> None:
-        """End the waits whose time is up. A lane that is committing may have items for them in a moment."""
+        """End the waits whose time is up, or that are for a partition that is stopped.
+
+        A lane that is committing may have items for them in a moment.
+        """
         lanes = self.lanes.values()
         coming = {lane.number for lane in lanes if lane.state is LaneState.COMMITTING and lane.servable and not lane.degraded}
         for ticket in list(self.waiters.values()):
+            only = ticket.lease_from
+            if only is not None and only in self.lanes and self.lanes[only].state is LaneState.STOPPED:
+                # Also before its time: whatever is in there, nothing of it will come.
+                self._reply(ticket, self.lanes[only].unavailable())
+                continue
             if ticket.deadline > now:
                 continue
-            only = ticket.lease_from
             waits = (coming if only is None else only in coming) or (ticket.keyed and self._keyed(ticket, now))
             if not waits or now - ticket.deadline >= LEASE_PATIENCE or (ticket.keyed and self._hides_leases(self._lanes_for(ticket))):
                 self._end_wait(ticket, now)

@@ -17,12 +17,7 @@ from pyspark.sql.types import IntegerType, StringType, StructField, StructType, 
 from sluiceway.demo.inputs import FLIGHTS, Input
 from sluiceway.demo.work import Work
 from sluiceway.kernel.errors import invalid
-
-_JSON = {
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
-"""Spark's own formats would cut off the microseconds."""
+from sluiceway.spark.jobs.shape import JSON_TIMES, to_json
 
 _MALFORMED = "_sluiceway_malformed"
 _ROW_BITS = 33
@@ -87,7 +82,7 @@ def _flights(spark: SparkSession, source: Input, work: Work) -> Feed:
     )
     judge = partial(_judge_flight, airlines=F.broadcast(names.cache()), planes=F.broadcast(built.cache()))
     raw = _numbered(frame, source.name, work)
-    return Feed(raw, "flight", _to_json, partial(_from_json, schema=schema), _as_is, judge, ("month",))
+    return Feed(raw, "flight", to_json, partial(_from_json, schema=schema), _as_is, judge, ("month",))
 
 
 def _judge_flight(rows: DataFrame, airlines: DataFrame, planes: DataFrame) -> DataFrame:
@@ -108,7 +103,7 @@ def _structs(spark: SparkSession, source: Input, work: Work) -> Feed:
     else:
         frame = spark.read.parquet(*source.paths)
     raw = _numbered(frame, source.name, work)
-    return Feed(raw, "row", _to_json, partial(_from_json, schema=frame.schema), _as_is, _judge_nothing)
+    return Feed(raw, "row", to_json, partial(_from_json, schema=frame.schema), _as_is, _judge_nothing)
 
 
 def _lines(spark: SparkSession, source: Input, work: Work) -> Feed:
@@ -142,12 +137,8 @@ def _judge_nothing(rows: DataFrame) -> DataFrame:
     return rows.withColumn("fault", F.lit(None).cast("string"))
 
 
-def _to_json(raw: Column) -> Column:
-    return F.to_json(raw, _JSON)
-
-
 def _from_json(payload: Column, schema: StructType) -> Column:
-    return F.from_json(payload, schema, {**_JSON, "columnNameOfCorruptRecord": _MALFORMED})
+    return F.from_json(payload, schema, {**JSON_TIMES, "columnNameOfCorruptRecord": _MALFORMED})
 
 
 def _as_is(raw: Column) -> Column:

@@ -92,7 +92,7 @@ class GroupMember:
     its lease loses everything. What it raises is logged and counts as returned. Use on one event loop.
 
     `on_look` is called with each look at the group that shows other owners, members or addresses than the one before, and before the
-    handler is told what follows. What it raises is logged.
+    handler is told what follows. What it raises is logged. `lapse_level`: how loudly it is logged that the lease ran out.
     """
 
     def __init__(
@@ -104,6 +104,7 @@ class GroupMember:
         name: str | None = None,
         address: str = "",
         on_look: Callable[[Look], None] | None = None,
+        lapse_level: int = logging.WARNING,
     ) -> None:
         self._keys = Keys(check_queue_name(group, "group"))
         self._store = store
@@ -114,6 +115,7 @@ class GroupMember:
         self.look: Look | None = None
         """The last look at the group."""
         self._on_look = on_look
+        self._lapse_level = lapse_level
         self._reader = GroupReader(self._keys)
         self._followed: Stamp = -1
         """That of the last look that was carried out."""
@@ -272,7 +274,7 @@ class GroupMember:
 
     def _lapsed(self) -> None:
         """The store did not confirm the lease in time: serve nothing until it does."""
-        log.warning("group %s: the lease of %s ran out", self._keys.group, self.name)
+        log.log(self._lapse_level, "group %s: the lease of %s ran out", self._keys.group, self.name)
         self.lapses += 1
         self._lapsing = asyncio.ensure_future(self._serve({}, 0))
 

@@ -24,6 +24,14 @@ LEAVE_TIMEOUT: Millis = 5_000
 """As long as that it tries to leave in good order. Otherwise others learn it when its lease has run out."""
 
 
+def group_name(name: str) -> str:
+    """Of the group that elects the leader of that capture. Raises `invalid_request`."""
+    group = f"tasks.{check_queue_name(name, 'name')}"
+    if not QUEUE_NAME.fullmatch(group):
+        raise invalid("name", f"{name[:32]}… is too long: the group that elects a leader is called {group[:38]}…, at most 128")
+    return group
+
+
 class MetaElection:
     """The group `tasks.NAME` in the meta store, in which each process is a member with the task's name as its address.
 
@@ -33,9 +41,7 @@ class MetaElection:
 
     def __init__(self, store: MetaStore, name: str, parameters: Parameters | None = None) -> None:
         """`parameters` None: as the group has them, or the defaults. Raises `invalid_request` for a bad name."""
-        self._group = f"tasks.{check_queue_name(name, 'name')}"
-        if not QUEUE_NAME.fullmatch(self._group):
-            raise invalid("name", f"{name[:32]}… is too long: the group that elects a leader is called {self._group[:38]}…, at most 128")
+        self._group = group_name(name)
         self._store = store
         self._parameters = parameters
         self._task: asyncio.Task[None] | None = None
@@ -61,7 +67,16 @@ class MetaElection:
 
     async def _run(self, name: str, told: Callable[[Group], None]) -> None:
         await self._define()
-        member = GroupMember(self._store, self._group, lambda _: self._changed.set(), name="task", address=name, on_look=self._looked)
+        member = GroupMember(
+            self._store,
+            self._group,
+            lambda _: self._changed.set(),
+            name="task",
+            address=name,
+            on_look=self._looked,
+            # As on a machine that is busy with starting Spark. The leader leads again, or another one does, and readers read on meanwhile.
+            lapse_level=logging.DEBUG,
+        )
         await member.join()
         self._member = member
         while True:

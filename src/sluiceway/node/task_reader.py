@@ -40,6 +40,8 @@ class Claim:
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     moved: bool = False
     """Something was committed: what failed before does not fail any more."""
+    reads: bool = False
+    """Something was read, perhaps nothing: the stream is no cause for an alarm."""
 
     @property
     def token(self) -> str:
@@ -58,16 +60,22 @@ goes without waiting.
 """
 
 
+REST: Millis = 30_000
+"""So old may be what is committed of a partition in which nothing happens."""
+
+
 class Habits(NamedTuple):
     """`limit`: records a batch. The others in milliseconds. `pause`: between two reads that show nothing. `settle`: so long the position of
-    what was handed on waits for a next batch to be committed with. `heartbeat`: how often what is no record is committed. `hint`: how
-    often at most the stream is told what is safe. `patience`: so long a read that nobody needs any more may take to return.
+    what was handed on waits for a next batch to be committed with. `heartbeat`: how often what is no record is committed; `rest`: how often
+    if nothing is new but that nothing has come until then. `hint`: how often at most the stream is told what is safe. `patience`: so
+    long a read that nobody needs any more may take to return.
     """
 
     limit: int = 10_000
     pause: Millis = 200
     settle: Millis = 200
     heartbeat: Millis = 5_000
+    rest: Millis = REST
     hint: Millis = 1_000
     patience: Millis = 10_000
 
@@ -152,7 +160,9 @@ class _Reading:
         if self._claim.stopping.is_set():
             return None
         ahead, self._ahead = self._ahead, None
-        return ahead.result()
+        batch = ahead.result()
+        self._claim.reads = True
+        return batch
 
     def _read_ahead(self) -> None:
         self._ahead = asyncio.create_task(self._read_on(self._position))
@@ -216,7 +226,9 @@ class _Reading:
 
     async def _keep_up(self) -> None:
         """Commit what was handed on at once, and what is no record from time to time."""
-        due = self._done != self._kept and system.steady() - self._committed_at >= self._habits.heartbeat
+        resting = replace(self._done, at=self._kept.at) == self._kept
+        every = self._habits.rest if resting else self._habits.heartbeat
+        due = self._done != self._kept and system.steady() - self._committed_at >= every
         if due or self._kept.plan is not None:
             await self._commit(self._done)
 

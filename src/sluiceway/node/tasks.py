@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from sluiceway.adapters import system
 from sluiceway.core.assignment.task_member import (
@@ -45,12 +45,17 @@ from sluiceway.core.assignment.tasks import trimmable
 from sluiceway.core.assignment.tasks_state import Snapshot, State, encode
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.tasks import Born, Group
+from sluiceway.model.tasks import Born
+from sluiceway.node.task_alarms import AlarmBoard, Alarms
+from sluiceway.node.task_chores import drop_old
 from sluiceway.node.task_log import PAGE, decoded, whole
 from sluiceway.node.task_reader import Claim, Handler
+from sluiceway.node.task_timing import Timing
 from sluiceway.ports.change_stream import BrokenOffError, ChangeStream, StaleBatchError, UnknownPositionError
 from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
 from sluiceway.ports.sync_log import Election, LogUnavailableError, SyncLog
+
+__all__ = ["TaskRunner", "Timing"]
 
 log = logging.getLogger(__name__)
 
@@ -58,31 +63,10 @@ APPEND = 500
 """Records that are appended at a time, at most."""
 GOODBYE = 10.0
 """Seconds that leaving the election may take."""
+FAILURES = 8
+"""So often in a row, which takes a minute, a partition breaks off, or the stream does not say which there are, before that is an alarm."""
 MAIL = 100
 """Events that make one step of the member, at most. A step costs by the partitions that there are, and little by its events."""
-
-
-class Timing(NamedTuple):
-    """All in milliseconds, but for `snapshot`.
-
-    `tick`: how often the member looks whether it must say something again. `wait`: how often the log is read though nobody says that there
-    is news. `again`: when that is tried anew which could not be reached. `seeds`: how often the stream is asked for new seeds. `leave`: how
-    long a member takes to leave in order, before it goes anyway. `longest_pause`: how long a partition that fails again and again is left
-    alone. The leader's: `snapshot`, how many records come before the next one (or as many as there are partitions, if that is more);
-    `chores`, how soon what was lost of these is done again; `forget`, how often it looks for positions that nobody needs, and `keep`,
-    how long these are kept: a reader that stood still so long could open a partition that is forgotten as if it were new.
-    """
-
-    tick: Millis = 250
-    wait: Millis = 1_000
-    again: Millis = 500
-    seeds: Millis = 5_000
-    leave: Millis = 30_000
-    longest_pause: Millis = 30_000
-    snapshot: int = 500
-    chores: Millis = 10_000
-    forget: Millis = 600_000
-    keep: Millis = 7 * 86_400_000
 
 
 class _Run:
@@ -115,7 +99,9 @@ class TaskRunner:
         preset: Preset = "log-leader",
         pace: Pace | None = None,
         timing: Timing | None = None,
+        board: AlarmBoard | None = None,
     ) -> None:
+        """`board`: where its alarms can be seen by others."""
         self.name = name
         self._log, self._election, self._positions, self._stream, self._handler = log, election, positions, stream, handler
         self._timing = timing or Timing()
@@ -125,8 +111,9 @@ class TaskRunner:
         self._runs: dict[tuple[str, int], _Run] = {}
         self._failures: dict[str, int] = {}
         """How often each partition has failed since it last went on."""
-        self.alarms: dict[str, str] = {}
-        """Of partitions that do not go on, why; "" is the stream itself, or the log."""
+        self._alarms = Alarms(name, board, self._timing.again)
+        self._current_at: Millis = 0
+        """When it last began to read the log, and found nothing new."""
         self._pending: dict[bytes, None] = {}
         """What is to be appended; what is said again meanwhile is there once."""
         self._unsaid = asyncio.Event()
@@ -134,10 +121,12 @@ class TaskRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._fatal: BaseException | None = None
         self._go_by: Millis | None = None
-        self._left = self._in_group = False
+        self._left = self._in_group = self._ending = False
         self._asked = ""
         self._ask_again: Millis = 0
         self._seeking = False
+        self._unsown = 0
+        """How often in a row the stream has not said which partitions there are."""
         self._trimmed = 0
         self._chores_at = system.steady()
         self._forget_at = system.steady() + self._timing.forget
@@ -146,6 +135,11 @@ class TaskRunner:
     def state(self) -> State:
         """The state by what it has folded."""
         return self._member.state
+
+    @property
+    def alarms(self) -> dict[str, str]:
+        """Of partitions that do not go on, why; "" is the stream itself, or the log."""
+        return self._alarms.now
 
     @property
     def claims(self) -> dict[str, Claim]:
@@ -169,16 +163,20 @@ class TaskRunner:
             self._begin(self._prepare())
             self._begin(self._follow())
             self._begin(self._speak())
+            self._begin(self._alarms.tell())
             await self._turns()
         finally:
             try:
                 await self._end_all()
             finally:
-                if self._in_group:
-                    # Otherwise it would be given what it does not read, by others who take it for alive.
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(GOODBYE):
-                            await self._election.leave()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE):
+                        await asyncio.gather(self._alarms.leave(), self._leave_group())
+
+    async def _leave_group(self) -> None:
+        """Otherwise it would be given what it does not read, by others who take it for alive."""
+        if self._in_group:
+            await self._election.leave()
 
     def stop(self) -> None:
         """Stop reading, say so, and leave; `run` returns then. If that takes longer than `Timing.leave`, it goes without."""
@@ -208,6 +206,7 @@ class TaskRunner:
                     await self._woken.wait()
 
     async def _end_all(self) -> None:
+        self._ending = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -221,7 +220,9 @@ class TaskRunner:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
+        # Nobody cancels it before the end: without it the member would seem to live, and hear or say nothing any more.
+        error = SluicewayError("internal", "a part of the member was cancelled") if task.cancelled() else task.exception()
+        if error is not None and not self._ending:
             self._fatal = error
             self._woken.set()
 
@@ -250,23 +251,15 @@ class TaskRunner:
                     stopped.stopping.set()
             case JoinGroup():
                 self._in_group = True
-                self._begin(self._election.join(self.name, self._elected))
+                self._begin(self._election.join(self.name, lambda group: self._tell(Elected(group))))
             case LeaveGroup():
                 self._left = True
             case AskSeeds():
                 self._seek(effect.after)
             case Alarm():
                 # Whoever found out has said more.
-                if effect.token not in self.alarms:
-                    self._alarm(effect.token, effect.why)
-
-    def _elected(self, group: Group) -> None:
-        self._tell(Elected(group))
-
-    def _alarm(self, token: str, why: str) -> None:
-        if self.alarms.get(token) != why:
-            log.error("%s: %s does not go on: %s", self.name, f"partition {token}" if token else "the capture", why)
-        self.alarms[token] = why
+                if effect.token not in self._alarms.partitions:
+                    self._alarms.of_partition(effect.token, effect.why)
 
     # ---- the log ------------------------------------------------------------------------------------------------------
 
@@ -286,6 +279,7 @@ class TaskRunner:
         after = 0
         while True:
             try:
+                began = system.steady()
                 page = await self._log.read(after, PAGE)
                 if page.end < after:
                     raise SluicewayError("internal", f"the log has lost records: it ends with number {page.end}, and went up to {after}")
@@ -297,6 +291,7 @@ class TaskRunner:
                     after = page.entries[-1][0]
                     self._tell(Folded(decoded(page)))
                 else:
+                    self._current_at = began
                     await self._wait(after)
             except LogUnavailableError as error:
                 log.warning("%s does not reach the log: %s", self.name, error)
@@ -333,7 +328,7 @@ class TaskRunner:
                 except LogUnavailableError as error:
                     log.warning("%s could not append %d records: %s", self.name, len(records), error)
                 except (SluicewayError, ValueError) as error:
-                    self._alarm("", f"a record cannot be appended: {error}")
+                    self._alarms.of_log(f"a record cannot be appended: {error}")
                 for record in records:
                     del self._pending[record]
 
@@ -355,7 +350,7 @@ class TaskRunner:
                 self._begin(self._trim(trimmable(state)))
         if now >= self._forget_at:
             self._forget_at = now + timing.forget
-            self._begin(self._forget())
+            self._begin(drop_old(self.name, state, self._positions, self._alarms, timing.keep))
 
     async def _trim(self, upto: int) -> None:
         try:
@@ -363,17 +358,6 @@ class TaskRunner:
             self._trimmed = max(self._trimmed, upto)
         except LogUnavailableError as error:
             log.warning("%s could not trim the log: %s", self.name, error)
-
-    async def _forget(self) -> None:
-        """Drop positions of partitions that are removed, long after."""
-        try:
-            stored = await self._positions.read()
-            until = system.now() - self._timing.keep
-            old = [token for token, each in stored.items() if token not in self.state.partitions and each.written_at < until]
-            if old:
-                await self._positions.forget(old)
-        except PositionUnknownError as error:
-            log.warning("%s could not drop old positions: %s", self.name, error)
 
     def _seek(self, after: str) -> None:
         """Ask for seeds, unless that goes on, or was just answered with none: then the member asks again and again."""
@@ -386,12 +370,16 @@ class TaskRunner:
             upto, partitions = await self._stream.seeds(after)
         except BrokenOffError as error:
             log.warning("%s: the stream does not say which partitions there are: %s", self.name, error)
+            self._unsown += 1
+            if self._unsown >= FAILURES:
+                self._alarms.of_stream(f"{error}; it is tried again")
         except SluicewayError as error:
-            self._alarm("", str(error))
+            self._alarms.of_stream(str(error))
         except Exception:
             log.exception("%s: the stream failed when it was asked for its partitions", self.name)
         else:
-            self.alarms.pop("", None)
+            self._unsown = 0
+            self._alarms.of_stream("")
             if upto != after:
                 self._tell(SeedsFound(after, upto, partitions))
         finally:
@@ -407,6 +395,9 @@ class TaskRunner:
         elif not isinstance(last, BrokenOff) or last.why == "fenced":
             self._went_well(run.token)
         del self._runs[run.token, run.grant]
+        is_left = not isinstance(last, BrokenOff) or last.why == "fenced"
+        if is_left and all(each.token != run.token for each in self._runs.values()):
+            self._stream.left(run.token)
         self._tell(last)
 
     async def _fare(self, run: _Run) -> Stopped | Ended | BrokenOff:
@@ -423,28 +414,47 @@ class TaskRunner:
             try:
                 end = await self._handler(run.claim)
             finally:
-                self._went_on(run.claim)
+                if run.claim.moved:
+                    self._went_well(token)
             return Stopped(token, grant) if end is None else Ended(token, grant, end.children, end.ended_at)
         except FencedError as error:
-            return BrokenOff(token, grant, "fenced" if error.grant > grant else "")
+            if error.grant <= grant:
+                return BrokenOff(token, grant)
+            self._alarms.fenced(token, grant, error.grant)
+            return BrokenOff(token, grant, "fenced")
         except UnknownPositionError as error:
-            self._alarm(token, str(error))
+            self._alarms.of_partition(token, str(error))
             return BrokenOff(token, grant, "unknown")
-        except (BrokenOffError, PositionUnknownError) as error:
+        except BrokenOffError as error:
+            self._broke_off(token, str(error))
+        except PositionUnknownError as error:
             log.warning("%s: partition %s broke off: %s", self.name, token, error)
         except StaleBatchError as error:
             # Somebody else has it by now, as the position store will say. If it does not, the position is older than the batch.
             if token in self._failures:
-                self._alarm(token, f"{error}; were positions restored from a backup, or is the capture's name used anew?")
+                self._alarms.of_partition(token, f"{error}; were positions restored from a backup, or is the capture's name used anew?")
             else:
                 log.warning("%s: partition %s is read by another: %s", self.name, token, error)
         except SluicewayError as error:
-            self._alarm(token, str(error))
-        except Exception:
+            self._alarms.of_partition(token, str(error))
+        except asyncio.CancelledError:
+            # A library may cancel what it had promised, which is not the same as that this is to end.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._broke_off(token, "what it waited for was cancelled")
+        except Exception as error:
             log.exception("%s: partition %s failed", self.name, token)
+            self._broke_off(token, f"{type(error).__name__}: {error}")
         finally:
             run.claim = None
         return BrokenOff(token, grant)
+
+    def _broke_off(self, token: str, why: str) -> None:
+        """That may mend itself. If it does not for long, somebody should hear of it."""
+        log.warning("%s: partition %s broke off: %s", self.name, token, why)
+        if self._failures.get(token, 0) + 1 >= FAILURES:
+            self._alarms.of_partition(token, f"{why}; it is tried again")
 
     async def _begun(self, run: _Run) -> None:
         """Until the member says where to begin, or that it shall not."""
@@ -454,20 +464,26 @@ class TaskRunner:
         finally:
             asked.cancel()
 
-    def _went_on(self, claim: Claim) -> None:
-        if claim.moved:
-            self._went_well(claim.token)
-
     def _went_well(self, token: str) -> None:
         self._failures.pop(token, None)
-        self.alarms.pop(token, None)
+        self._alarms.of_partition(token, "")
 
     def _calm_down(self) -> None:
-        """What ails partitions of others is for others to say."""
-        partitions = self.state.partitions
-        for token in [token for token in {**self._failures, **self.alarms} if token]:
+        """What ails partitions of others is for others to say, and only a leader asks the stream."""
+        partitions, alarms = self.state.partitions, self._alarms
+        for token in self._failures.keys() | alarms.partitions:
             if token not in partitions or partitions[token].owner != self.name:
                 self._went_well(token)
+        for claim in self.claims.values():
+            if claim.moved:
+                self._went_well(claim.token)
+            elif claim.reads:
+                alarms.of_partition(claim.token, "")
+        if not self.leads:
+            self._unsown = 0
+            alarms.of_stream("")
+        # What is in the mail may be a later grant.
+        alarms.calm(self.state, 0 if self._mail else self._current_at, 3 * self._timing.chores)
 
     async def _leave_alone(self, run: _Run) -> None:
         """Before it is opened again, for longer each time; unless it is to stop."""

@@ -55,8 +55,9 @@ class Batch:
     """Records from a position, exclusive, up to `upto`, inclusive; reading goes on from `upto`. None: nothing to go on from is new.
 
     `records` has the columns of CHANGES and may be empty although `upto` has moved. `at`: no record after `upto` is older, as far as the
-    stream knows (its heartbeat). `behind`: by how long `upto` is behind the end of the stream. `children`: what is known of the
-    partition's children before it ends; `end` if it ends here. A batch that ends with no `upto` ends where it began.
+    stream knows (its heartbeat). `behind`: by how long `upto` is behind the end of the stream; 0: there is nothing beyond it, None: that
+    is not known. `children`: what is known of the partition's children before it ends; `end` if it ends here. A batch that ends with no
+    `upto` ends where it began.
     """
 
     records: pa.RecordBatch
@@ -72,12 +73,15 @@ class ChangeStream(Protocol):
 
     It names the same parents of a partition whenever it names it. Tokens, positions and points are texts of its own, at most 1,000 bytes.
     It keeps whatever lies after the positions that were committed. Calls for several partitions may go on at once.
+
+    BrokenOffError is for what may pass by itself. What lasts until somebody changes something (no such stream, no permission, data that
+    cannot be read) is a SluicewayError that says what. Both may be repeated.
     """
 
     async def seeds(self, after: str) -> SeedsUpto:
         """The partitions that are nobody's children (or whose parents' records are all gone), beyond that point; "" is before all.
 
-        Between two points it always names the same ones; those of the first point are all there are. Raises BrokenOffError.
+        Between two points it always names the same ones; those of the first point are all there are. Raises BrokenOffError, SluicewayError.
         """
         ...
 
@@ -86,16 +90,20 @@ class ChangeStream(Protocol):
 
         Without `upto`: at most `limit` records (more where they cannot be torn apart), and perhaps none after a wait of a second or less.
         With `upto`, that of an earlier batch from the same position: exactly the records of that batch, in the same order, however often,
-        until a later position is said to be kept. Raises BrokenOffError, UnknownPositionError, and never takes what it does not
-        understand for an end.
+        until a later position is said to be kept. Raises BrokenOffError, UnknownPositionError, SluicewayError, and never takes what it
+        does not understand for an end.
         """
         ...
 
     async def kept(self, partition: str, position: str) -> None:
         """Everything up to this position is safe elsewhere: for streams that keep what they have until they are told so.
 
-        A hint, which may be lost; also said at the end of a partition. Raises BrokenOffError.
+        A hint, which may be lost; also said at the end of a partition. Raises BrokenOffError, and nothing else.
         """
+        ...
+
+    def left(self, partition: str) -> None:
+        """Nobody reads the partition here any more, nor is to go on with it: what is held for it in this process can go."""
         ...
 
     async def close(self) -> None: ...
@@ -111,5 +119,3 @@ class ChangeSink(Protocol):
         is there. SluicewayError: it is refused, and will be until somebody changes something.
         """
         ...
-
-    async def close(self) -> None: ...

@@ -18,8 +18,9 @@ from msgspec.structs import replace
 
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Kept
-from sluiceway.node.task_reader import Claim
+from sluiceway.node.task_reader import REST, Claim
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeStream, End, UnknownPositionError
 from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
 from sluiceway.spark.capture_plan import Done, Slice, choose, judge
@@ -28,12 +29,10 @@ log = logging.getLogger(__name__)
 
 _PAUSE: Millis = 200
 """Between two reads that show nothing."""
-_HEARTBEAT: Millis = 3_000
-"""How often a position that has moved over nothing is recorded."""
+_HEARTBEAT: Millis = 5_000
+"""How often a position that has moved over nothing is recorded. If it has not, and nothing is new but the time, that is done each REST."""
 _LINGER: Millis = 50
 """How long a batch waits for the offers of other partitions, once it has one."""
-_EMPTY = 3
-"""Answers with nothing, of a stream that does not say how far behind they are, that are taken for there being nothing."""
 _PATIENCE: Millis = 10_000
 """So long a read that nobody needs any more may take to return."""
 
@@ -66,8 +65,6 @@ class _Held:
     failed: Exception | None = None
     reached: bool = False
     past: bool = False
-    empty: int = 0
-    """How many answers in a row had nothing, and did not say how far behind that is."""
     committed_at: Millis = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -169,7 +166,8 @@ class Offering:
                 return batch.end
             if batch.children:
                 held.claim.tell_children(batch.children)
-            if done != held.kept and system.steady() - held.committed_at >= _HEARTBEAT:
+            rests = replace(done, at=held.kept.at) == held.kept
+            if done != held.kept and system.steady() - held.committed_at >= (REST if rests else _HEARTBEAT):
                 held.kept = await self._record(held, done)
                 await self._hint(held)
             self._reach(held, _offer(held.position, batch))
@@ -202,6 +200,7 @@ class Offering:
     async def _read(self, held: _Held) -> Batch:
         began = system.steady()
         batch = await self._stream.read(held.claim.token, held.position, None, self._limit)
+        held.claim.reads = True
         if not batch.records.num_rows and batch.upto is None and batch.end is None:
             # The stream should have waited. If it has not, it is not asked all the time.
             await asyncio.sleep(max(0, began + _PAUSE - system.steady()) / 1000)
@@ -286,9 +285,10 @@ class Offering:
             batch = await self._stream.read(held.claim.token, held.position, plan, self._limit)
             if batch.upto != plan or not batch.records.num_rows:
                 raise UnknownPositionError(f"the batch from {held.position!r} to {plan!r} is not there any more, as it was planned")
+            held.claim.reads = True
             held.offer = _offer(plan, batch)
             return True
-        except (BrokenOffError, UnknownPositionError) as error:
+        except (BrokenOffError, UnknownPositionError, SluicewayError) as error:
             held.failed = error
             return False
         finally:
@@ -319,8 +319,10 @@ class Offering:
             if left <= 0:
                 return
             self._news.clear()
+            # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._news.wait(), left / 1000)
+                async with asyncio.timeout(left / 1000):
+                    await self._news.wait()
         if not all(self._ready(each, done) for each in self._held.values()):
             await asyncio.sleep(_LINGER / 1000)
 
@@ -355,10 +357,11 @@ class Offering:
         """
         if self._until is None or offer is None:
             return
-        past = offer.behind is not None and offer.behind <= system.steady() - self._until
-        held.empty = held.empty + 1 if not offer.rows and offer.behind is None else 0
-        held.reached = held.reached or held.past or (not offer.rows and offer.behind == 0) or held.empty >= _EMPTY
-        held.past = held.past or past
+        if offer.behind is None:
+            # Nobody knows, so it may be anything: too many calls for now, a queue that is paused.
+            return
+        held.reached = held.reached or held.past or (not offer.rows and offer.behind == 0)
+        held.past = held.past or offer.behind <= system.steady() - self._until
 
 
 def _offer(upto: str, batch: Batch) -> _Offer:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Literal, cast
+from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 from sluiceway.capture import CaptureConfig
+from sluiceway.core.assignment.task_member import Preset
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
-from sluiceway.kernel.names import check_queue_name
 from sluiceway.spark.options import count, duration, get, required
 
 KNOWN = ("name", "meta", "log", "stream", "preset", "maxRowsPerTrigger", "maxRowsPerPartition", "requestTimeout")
@@ -38,16 +38,13 @@ def capture_options(options: Mapping[str, str]) -> CaptureOptions:
     if has_password(meta):
         shown = "a password does not stand here itself, because Spark shows options in plans and logs"
         raise invalid("meta", f"{shown}; say where the URL is on the driver: env:NAME or file:PATH")
-    preset = get(options, "preset") or "log-leader"
-    if preset not in ("log-leader", "finisher-hint"):
-        raise invalid("preset", f"{preset[:40]!r} is none; it is log-leader (the default) or finisher-hint")
     config = CaptureConfig(
-        name=check_queue_name(required(options, "name", "the name of the capture"), "name"),
+        name=required(options, "name", "the name of the capture"),
         meta=meta,
         stream=required(options, "stream", "the kind of the stream, such as kinesis"),
         options={key[len(OF_STREAM) :]: value for key, value in options.items() if key.lower().startswith(OF_STREAM)},
         log=get(options, "log") or "meta",
-        preset=cast(Literal["log-leader", "finisher-hint"], preset),
+        preset=cast(Preset, get(options, "preset") or "log-leader"),
         limit=count(options, "maxRowsPerPartition", MAX_ITEMS_ARROW, MAX_ITEMS_ARROW),
     )
     request_timeout = duration(options, "requestTimeout", "2m", 1_000, 86_400_000)
@@ -57,7 +54,7 @@ def capture_options(options: Mapping[str, str]) -> CaptureOptions:
 def has_password(url: str) -> bool:
     """Whether there is one in it, in any of the places that a store's URL may have it."""
     parts = urlsplit(url)
-    return bool(parts.password) or "password" in parse_qs(parts.query)
+    return bool(parts.password) or any("password" in key.lower() for key in parse_qs(parts.query, keep_blank_values=True))
 
 
 def _check_names(options: Mapping[str, str]) -> None:

@@ -50,12 +50,11 @@ class Done(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """One micro-batch. `nonce` tells two checkpoints of one capture apart; `sequence` counts a checkpoint's batches from 1.
+    """One micro-batch. `sequence` counts a checkpoint's batches from 1.
 
     Equal offsets are equal text, which is how Spark compares them.
     """
 
-    nonce: str
     sequence: int = 0
     slices: tuple[Slice, ...] = ()
     done: tuple[Done, ...] = ()
@@ -65,11 +64,11 @@ class Offset:
     def parse(cls, offset: Mapping[str, object]) -> Offset:
         slices = tuple(Slice(*each) for each in json.loads(str(offset["slices"])))
         done = tuple(Done(*each) for each in json.loads(str(offset["done"])))
-        return cls(str(offset["nonce"]), int(str(offset["sequence"])), slices, done)
+        return cls(int(str(offset["sequence"])), slices, done)
 
     def to_dict(self) -> dict[str, object]:
         """Keys in alphabetical order; lists as one string each, since Spark takes none."""
-        return {"done": _text(self.done), "nonce": self.nonce, "sequence": self.sequence, "slices": _text(self.slices)}
+        return {"done": _text(self.done), "sequence": self.sequence, "slices": _text(self.slices)}
 
     def committed(self) -> tuple[Done, ...]:
         """All that is done when Spark begins at this offset. One entry a partition: the last one."""
@@ -78,7 +77,7 @@ class Offset:
         return tuple(last.values())
 
     def following(self, slices: Iterable[Slice], done: Iterable[Done]) -> Offset:
-        return Offset(self.nonce, self.sequence + 1, tuple(sorted(slices)), tuple(sorted(done)))
+        return Offset(self.sequence + 1, tuple(sorted(slices)), tuple(sorted(done)))
 
 
 def _text(entries: Sequence[tuple[object, ...]]) -> str:

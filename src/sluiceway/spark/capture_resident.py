@@ -15,12 +15,13 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from pyspark import InheritableThread, TaskContext
 
-from sluiceway.capture import CaptureConfig, run_member
+from sluiceway.capture import CaptureConfig, check, open_stream, run_member
 from sluiceway.kernel.errors import SluicewayError, invalid
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ _LEAVE = 40.0
 """Seconds that the tasks have to leave in order: more than a member takes."""
 _CANCEL = 20.0
 """Seconds that Spark has to end them otherwise."""
+_GLANCE = 0.1
+_NOBODY = 3.0
+"""Seconds without any task, after which none is waited for."""
+_ELSEWHERE = frozenset(("api_key", "apiKey", "caFile", "dsn_env", "dsn_file"))
+"""What names something that need be there only where the tasks are."""
 
 
 class Present(NamedTuple):
@@ -73,6 +79,26 @@ def settings(tasks: int) -> dict[str, object]:
         "spark.python.worker.reuse": False,
         "spark.excludeOnFailure.enabled": False,
     }
+
+
+def check_before(config: CaptureConfig, conf: Mapping[str, object], tasks: int) -> None:
+    """What can be known before there is a session with these settings. Raises SluicewayError.
+
+    Where the tasks run on other machines, what these have in their environment is for the tasks to see.
+    """
+    texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in conf.items()}
+    check_session(texts.get, tasks)
+    elsewhere = frozenset[str]() if texts.get("spark.master", "local").startswith("local") else _ELSEWHERE
+    for known in (_check_stream, check):
+        try:
+            asyncio.run(known(config))
+        except SluicewayError as error:
+            if error.field not in elsewhere:
+                raise
+
+
+async def _check_stream(config: CaptureConfig) -> None:
+    await open_stream(config.stream, config.name, config.options).close()
 
 
 def check_session(conf: Callable[[str], str | None], tasks: int) -> None:
@@ -120,16 +146,21 @@ def _check_slots(slots: int | None, tasks: int, name: str) -> None:
 class Leash:
     """The driver's end: who is there, and that they shall leave. Nothing that a task sends is trusted, but for how many there are."""
 
-    def __init__(self, host: str, news: threading.Event) -> None:
-        """`news` is set when a task has failed."""
-        self._socket = socket.create_server((host, 0))
+    def __init__(self, host: str, news: threading.Event, bind: str | None = None) -> None:
+        """`host`: where tasks find the driver; `bind`: its own address, if that is another. `news` is set when a task has failed.
+
+        Raises `invalid_request`.
+        """
+        self._socket = _listening(bind or host)
         self.address: tuple[str, int] = (host, self._socket.getsockname()[1])
         self.nonce = secrets.token_hex(_NONCE // 2)
         self._lock = threading.Lock()
         self._present: dict[socket.socket, Present] = {}
-        self._dropped = False
+        self._dropped = self._closed = False
         self.failed: SluicewayError | None = None
         """What is wrong with the first task that cannot go on, and will not when it is tried again."""
+        self.trouble = ""
+        """What the last task that could not go on for now has said."""
         self.news = news
         threading.Thread(target=self._accept, name="sluiceway-leash", daemon=True).start()
 
@@ -145,9 +176,11 @@ class Leash:
             connections = list(self._present)
         for connection in connections:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+                # Its own half stays open until it has left.
+                connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
+        self._closed = True
         self.drop()
         with contextlib.suppress(OSError):
             # Closing alone does not wake who waits in `accept`.
@@ -158,8 +191,13 @@ class Leash:
         while True:
             try:
                 connection, _ = self._socket.accept()
-            except OSError:
-                return
+            except OSError as error:
+                if self._closed:
+                    return
+                # Too many open files, for instance: nobody else lets tasks in.
+                log.warning("a task could not be let in: %s", error)
+                time.sleep(_AGAIN)
+                continue
             threading.Thread(target=self._hold, args=(connection,), name="sluiceway-leash-task", daemon=True).start()
 
     def _hold(self, connection: socket.socket) -> None:
@@ -182,10 +220,25 @@ class Leash:
 
     def _hear(self, line: bytes) -> None:
         """A task's last words, if it had any."""
-        if line:
+        # Half a line, of one that was killed, says nothing.
+        with contextlib.suppress(ValueError, KeyError, TypeError):
             told = json.loads(line)
-            self.failed = self.failed or SluicewayError(told["code"], told["detail"], told["field"])
+            error = SluicewayError(told["code"], told["detail"], told["field"])
+            if error.retryable:
+                self.trouble = error.detail
+                return
+            self.failed = self.failed or error
             self.news.set()
+
+
+def _listening(address: str) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((address, 0), family=family)
+    except OSError as error:
+        raise invalid(
+            "spark.driver.host", f"tasks connect to it, and the driver cannot listen at {address}: {error}; see spark.driver.bindAddress"
+        ) from None
 
 
 def _greeted(line: bytes, nonce: str) -> Present | None:
@@ -217,16 +270,17 @@ class _Member:
             where = f"{self._address[0]}:{self._address[1]}"
             raise SluicewayError("unavailable", f"task {number} does not reach the driver at {where}: {error}") from None
         leash = asyncio.ensure_future(_let_go(reader))
+        # The driver's machine may go without a word, and the driver itself says none.
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             writer.write(f"{self._nonce} {number} {attempt} {socket.gethostname()[:80]} {os.getpid()}\n".encode("ascii", "replace"))
             await self._take_part(leash, f"task-{number}-{attempt}")
         except SluicewayError as error:
-            if not error.retryable:
-                told = {"code": error.code, "detail": error.detail[:_DETAIL], "field": error.field}
-                writer.write(json.dumps(told).encode() + b"\n")
-                await leash
-            else:
-                await asyncio.sleep(_AGAIN)
+            told = {"code": error.code, "detail": error.detail[:_DETAIL], "field": error.field}
+            writer.write(json.dumps(told).encode() + b"\n")
+            await asyncio.wait((leash,), timeout=_AGAIN if error.retryable else None)
+            # Let go, it must end well: otherwise Spark begins it again, and nobody can end the job.
+            if not leash.done():
                 raise
         finally:
             leash.cancel()
@@ -270,7 +324,7 @@ class Resident:
         self.config, self.tasks = config, tasks
         self._news = threading.Event()
         """The job is over, or will not go on."""
-        self._leash = Leash(conf.get("spark.driver.host") or socket.gethostname(), self._news)
+        self._leash = Leash(conf.get("spark.driver.host") or socket.gethostname(), self._news, conf.get("spark.driver.bindAddress"))
         self._group = f"sluiceway-capture-{config.name}-{self._leash.nonce[:8]}"
         self._over = threading.Event()
         self._error: BaseException | None = None
@@ -281,6 +335,11 @@ class Resident:
     def present(self) -> list[Present]:
         """The tasks that run now."""
         return self._leash.present
+
+    @property
+    def trouble(self) -> str:
+        """Why the last task that ended has ended; it is begun again."""
+        return self._leash.trouble
 
     def wait(self, timeout: float | None = None) -> bool:
         """Whether the job is over, after so many seconds at most.
@@ -299,11 +358,22 @@ class Resident:
         """The tasks leave in order. Those that take too long are ended by Spark; their partitions wait until they are taken for dead."""
         self._stopping = True
         self._leash.drop()
-        if not self._over.wait(_LEAVE):
-            log.warning("%d tasks have not left and are cancelled", len(self.present))
+        if not self._leave():
+            if present := self.present:
+                log.warning("%d tasks have not left and are cancelled", len(present))
             self._context.cancelJobGroup(self._group)
             self._over.wait(_CANCEL)
         self._leash.close()
+
+    def _leave(self) -> bool:
+        """Whether the job is over. Not for long if nobody is there: tasks that cannot begin do not leave, either."""
+        seen = began = time.monotonic()
+        while not self._over.wait(_GLANCE):
+            now = time.monotonic()
+            seen = now if self.present else seen
+            if now - seen >= _NOBODY or now - began >= _LEAVE:
+                return False
+        return True
 
     def __enter__(self) -> Resident:
         return self

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import sys
 import threading
-import uuid
 from collections.abc import Coroutine, Iterator, MutableMapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import Any, NoReturn, TypeVar
@@ -46,6 +45,10 @@ SCHEMA = StructType(
 
 _LEAVE = 10.0
 """Seconds that a query's end waits for its member to leave."""
+_ELSEWHERE = (
+    "If another query of this capture has handed it on meanwhile, as it does for one that is gone, this checkpoint cannot go on; "
+    "with a new one the query goes on where the other is"
+)
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0)
 
 
@@ -88,11 +91,10 @@ class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: CaptureOptions) -> None:
         self._options = options
-        self._nonce = uuid.uuid4().hex[:12]
         self._planner: Planner | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        return Offset(self._nonce).to_dict()
+        return Offset().to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadMaxRows(self._options.max_rows)
@@ -109,9 +111,10 @@ class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the batch that ends at `end`, by what stands in it."""
-        if start == end:
-            return []
         before, batch = Offset.parse(start), Offset.parse(end)
+        if batch.sequence == before.sequence:
+            # Nothing is in it. Spark logs such a batch when it begins.
+            return []
         if batch.sequence != before.sequence + 1:
             raise SluicewayError(
                 "invalid_request",
@@ -149,7 +152,7 @@ async def read_slice(options: CaptureOptions, part: Slice) -> pa.RecordBatch:
                 batch = await stream.read(part.token, part.after, part.upto, config.limit)
                 return _checked(batch, part)
             except UnknownPositionError as error:
-                raise SluicewayError("not_found", f"{_named(part)} cannot be read again: {error}") from None
+                raise SluicewayError("not_found", f"{_named(part)} cannot be read again: {error}. {_ELSEWHERE}") from None
             except BrokenOffError as error:
                 pause = _PAUSES[min(tries, len(_PAUSES) - 1)]
                 if system.steady() + pause * 1000 >= deadline:
@@ -196,7 +199,11 @@ class Planner:
 
     def following(self, start: Offset, most: int) -> Offset:
         """The offset of the next batch, or `start` itself."""
-        return self._ask(self._planning.following(start, most))
+        try:
+            return self._ask(self._planning.following(start, most))
+        except SluicewayError as error:
+            # Spark shows all that it comes from, and its own words would be somewhere in the middle.
+            raise error.with_traceback(None) from None
 
     def read_up_to_now(self) -> None:
         """Let `following` end once all is read that there is now."""

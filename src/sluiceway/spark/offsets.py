@@ -7,16 +7,19 @@ Everything that decides what a replay reads stands in the offset, nothing in opt
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
+    """`queue` is empty where the query reads one queue only."""
+
     lease_id: str
     count: int
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Slice:
     lease_id: str
     start: int
     count: int
+    queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +43,17 @@ class Offset:
 
     @classmethod
     def parse(cls, offset: dict[str, object]) -> Offset:
-        leases = tuple(HeldLease(lease_id, count) for lease_id, count in json.loads(str(offset["leases"])))
+        named = json.loads(str(offset["leases"]))
+        by_queue = named if isinstance(named, dict) else {"": named}
+        leases = tuple(HeldLease(lease_id, count, queue) for queue, some in by_queue.items() for lease_id, count in some)
         return cls(str(offset["nonce"]), int(str(offset["sequence"])), leases, int(str(offset["rows_per_task"])))
 
     def to_dict(self) -> dict[str, object]:
-        """Keys in alphabetical order; the leases as one string, since Spark takes no lists."""
-        leases = json.dumps([[lease.lease_id, lease.count] for lease in self.leases], separators=(",", ":"))
+        """Keys in alphabetical order; the leases as one string, since Spark takes no lists. Leases of several queues stand by queue."""
+        by_queue: dict[str, list[list[object]]] = {}
+        for lease in self.leases:
+            by_queue.setdefault(lease.queue, []).append([lease.lease_id, lease.count])
+        leases = json.dumps(by_queue.get("", []) if by_queue.keys() <= {""} else by_queue, separators=(",", ":"))
         return {"leases": leases, "nonce": self.nonce, "rows_per_task": self.rows_per_task, "sequence": self.sequence}
 
     def following(self, leases: Sequence[HeldLease], min_partitions: int) -> Offset:
@@ -57,6 +66,10 @@ class Offset:
     def lease_ids(self) -> list[str]:
         return [lease.lease_id for lease in self.leases]
 
+    def without(self, gone: Collection[str]) -> Offset:
+        """The same batch, but for what these leases held."""
+        return replace(self, leases=tuple(lease for lease in self.leases if lease.lease_id not in gone))
+
     def tasks(self) -> Iterator[tuple[Slice, ...]]:
         """Each task's slices: `rows_per_task` items but for the last. Small leases share a task, large ones are split."""
         task: list[Slice] = []
@@ -65,7 +78,7 @@ class Offset:
             start = 0
             while start < lease.count:
                 count = min(room, lease.count - start)
-                task.append(Slice(lease.lease_id, start, count))
+                task.append(Slice(lease.lease_id, start, count, lease.queue))
                 start += count
                 room -= count
                 if not room:

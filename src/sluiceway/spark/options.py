@@ -5,6 +5,7 @@ Spark hands all options over in lower case, and puts a few of its own among them
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -16,10 +17,16 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
 
 COMMON = ("url", "queue", "requestTimeout", "apiKey", "caFile")
-SOURCE = (*COMMON, "consumer", "maxItemsPerTrigger", "minPartitions", "holdFor")
+SOURCE = (*COMMON, "consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss")
 SINK = (*COMMON, "mode", "chunkItems", "writeId")
 
 _LARGEST = 2**31 - 1
+
+_OF_A_TABLE = "option."
+"""What `CREATE TABLE … OPTIONS (…)` says is handed over twice: as it is, and with this before it."""
+
+_BYTES = re.compile(r"([0-9]{1,18})([kmgt]?)b?", re.IGNORECASE)
+_SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +46,19 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options of `readStream`. `consumer` owns the leases; `hold_for` (ms) is how long they outlive a stopped query."""
+    """Options of `readStream`. `consumer` owns the leases; `hold_for` (ms) is how long they outlive a stopped query.
+
+    `queues` are those that are read, `server` names the first of them. `max_bytes_per_trigger`: None is any number.
+    """
 
     server: Server
     consumer: str
     max_items_per_trigger: int
     min_partitions: int
     hold_for: Millis
+    queues: tuple[str, ...]
+    max_bytes_per_trigger: int | None = None
+    fail_on_lease_loss: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +74,23 @@ class SinkOptions:
 def source_options(options: Mapping[str, str]) -> SourceOptions:
     """Raises `invalid_request` that names the option at fault."""
     _check_names(options, SOURCE, "reading")
-    return SourceOptions(
-        server=server_options(options),
+    server, queues = _server(options)
+    if len(set(queues)) < len(queues):
+        raise invalid("queue", "the same queue is named twice")
+    read = SourceOptions(
+        server=server,
         consumer=check_text(required(options, "consumer", "the name that owns this query's leases"), "consumer"),
         max_items_per_trigger=count(options, "maxItemsPerTrigger", 50_000, _LARGEST),
         min_partitions=count(options, "minPartitions", 1, 100_000),
         hold_for=duration(options, "holdFor", "1d", 1_000, MAX_LEASE_TIMEOUT),
+        queues=queues,
+        max_bytes_per_trigger=_size(options, "maxBytesPerTrigger"),
+        fail_on_lease_loss=_yes(options, "failOnLeaseLoss", default=True),
     )
+    for name, most in (("maxItemsPerTrigger", read.max_items_per_trigger), ("maxBytesPerTrigger", read.max_bytes_per_trigger)):
+        if most is not None and most < len(queues):
+            raise invalid(name, f"{most} cannot be divided among {len(queues)} queues")
+    return read
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -80,22 +103,32 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     # The rest of the key needs some of its 1,024 bytes.
     if write_id is not None and not 1 <= len(check_text(write_id, "writeId").encode()) <= 900:
         raise invalid("writeId", "expected 1 to 900 bytes")
-    return SinkOptions(server_options(options), mode, count(options, "chunkItems", 1_000, MAX_ITEMS_ARROW), write_id)
+    server, queues = _server(options)
+    if len(queues) > 1:
+        raise invalid("queue", "one queue is written to; only reading takes several")
+    return SinkOptions(server, mode, count(options, "chunkItems", 1_000, MAX_ITEMS_ARROW), write_id)
 
 
 def server_options(options: Mapping[str, str]) -> Server:
     """The options that reading and writing share. Raises `invalid_request` that names the option at fault."""
     _check_names(options, (*SOURCE, *SINK), "using")
+    return _server(options)[0]
+
+
+def _server(options: Mapping[str, str]) -> tuple[Server, tuple[str, ...]]:
+    """The server, with the first queue that is named, and all of them."""
     url = required(options, "url", "the server, such as http://127.0.0.1:2319").rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise invalid("url", f"{url[:100]!r} is not the address of a server, such as http://127.0.0.1:2319")
-    queue = check_queue_name(required(options, "queue", "the name of a queue"), "queue")
+    named = required(options, "queue", "the name of a queue").split(",")
+    queues = tuple(check_queue_name(name.strip(), "queue") for name in named)
     api_key = get(options, "apiKey") or ""
     if api_key and not api_key.startswith(("env:", "file:")):
         shown = "a key does not stand here itself, because Spark shows options in plans and logs"
         raise invalid("apiKey", f"{shown}; say where it is on the driver and on every executor: env:NAME or file:PATH")
-    return Server(url, queue, duration(options, "requestTimeout", "2m", 1_000, 86_400_000), api_key, get(options, "caFile") or "")
+    request_timeout = duration(options, "requestTimeout", "2m", 1_000, 86_400_000)
+    return Server(url, queues[0], request_timeout, api_key, get(options, "caFile") or ""), queues
 
 
 def get(options: Mapping[str, str], name: str) -> str | None:
@@ -127,10 +160,32 @@ def duration(options: Mapping[str, str], name: str, default: str, least: Millis,
     return millis
 
 
+def _size(options: Mapping[str, str], name: str) -> int | None:
+    text = get(options, name)
+    if text is None:
+        return None
+    found = _BYTES.fullmatch(text.strip())
+    size = int(found[1]) << _SHIFT[found[2].lower()] if found else 0
+    if size < 1:
+        raise invalid(name, f"{text[:40]!r} is not a number of bytes such as 67108864, 64m or 1g")
+    return size
+
+
+def _yes(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = get(options, name)
+    if text is None:
+        return default
+    if text.strip().lower() not in ("true", "false"):
+        raise invalid(name, f"{text[:40]!r} is neither true nor false")
+    return text.strip().lower() == "true"
+
+
 def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
     """Spark's own options pass; a name that is nearly ours, or ours for the other direction, is a mistake."""
     every = {name.lower(): name for name in (*SOURCE, *SINK)}
     for key in options:
+        if key.lower().startswith(_OF_A_TABLE):
+            continue
         name = every.get(key.lower())
         if name is None:
             if near := get_close_matches(key.lower(), list(every), n=1, cutoff=0.75):

@@ -28,7 +28,7 @@ log = logging.getLogger("sluiceway.spark")
 OUTCOMES = ("done", "retry", "dead")
 
 _POSITION = ("partition", "offset")
-_USED = ("id", *_POSITION, "outcome", "retry_after_ms", "reason")
+_USED = ("id", *_POSITION, "outcome", "retry_after_ms", "reason", "queue")
 _WIRE = {"partition": pa.int32(), "offset": pa.int64(), "outcome": pa.utf8(), "retry_after_ms": pa.int64(), "reason": pa.utf8()}
 _ID = r"^[^.]+\.[0-9]{1,9}\.[0-9]{1,18}$"
 
@@ -86,7 +86,7 @@ class _Settle:
         staged, ignored = 0, 0
         try:
             incarnation: str | None = None
-            for chunk in recut((_checked(batch) for batch in batches if batch.num_rows), MAX_ITEMS_ARROW):
+            for chunk in recut((_checked(batch, self._server.queue) for batch in batches if batch.num_rows), MAX_ITEMS_ARROW):
                 if "id" not in chunk.schema.names and incarnation is None:
                     info = client.call("/v1/queues.info", {"queue_name": self._server.queue})
                     incarnation = str(info["incarnation"])
@@ -94,6 +94,7 @@ class _Settle:
                     answer = client.send_arrow("/v1/queue.settle", self._query(name, client), outcomes)
                     staged += int(answer["staged"])
                     ignored += len(answer["ignored"])
+                    _check_known(answer["ignored"], self._server.queue)
         finally:
             client.close()
         if ignored:
@@ -130,9 +131,16 @@ class StreamSettle(DataSourceStreamArrowWriter):
         _report(messages)
 
 
-def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns that matter, with every value fit to be sent."""
-    names = [name for name in batch.schema.names if name in _USED]
+def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
+    """The columns that matter, with every value fit to be sent. Where rows have a queue, it is that one."""
+    if "queue" in batch.schema.names:
+        others = batch.column("queue").filter(pc.not_equal(batch.column("queue"), queue))
+        if len(others):
+            raise invalid(
+                "queue",
+                f"a row of {str(others[0].as_py())[:128]!r} cannot be settled in {queue!r}; settle the rows of each queue by themselves",
+            )
+    names = [name for name in batch.schema.names if name in _USED and name != "queue"]
     batch = batch.select(names)
     outcome = batch.column("outcome")
     wrong = outcome.filter(pc.invert(pc.is_in(outcome, pa.array(OUTCOMES))))
@@ -148,6 +156,13 @@ def _checked(batch: pa.RecordBatch) -> pa.RecordBatch:
         if "id" not in names and batch.column(name).null_count:
             raise invalid(name, "null is not the position of an item")
     return batch
+
+
+def _check_known(ignored: Sequence[dict[str, str]], queue: str) -> None:
+    """Raises `invalid_request` for items of other queues: without an outcome they would be done."""
+    for entry in ignored:
+        if entry["reason"] == "unknown":
+            raise invalid("id", f"{entry['id']} is no item of the queue {queue!r}; settle the rows of each queue by themselves")
 
 
 def _located(chunk: pa.RecordBatch, incarnation: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:

@@ -12,20 +12,22 @@ import logging
 import sys
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from sluiceway.kernel.clock import Millis, format_duration
-from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_ITEMS_JSON
+from sluiceway.spark.admission import Admission
 from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import HeldLease, Offset, Slice
-from sluiceway.spark.options import Server, SourceOptions
+from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.rows import SCHEMA, to_rows
 
 log = logging.getLogger("sluiceway.spark")
@@ -33,8 +35,13 @@ log = logging.getLogger("sluiceway.spark")
 _UNLOGGED_HOLD: Millis = 5 * 60_000
 """Lease timeout of a checkpoint's first batch until Spark has logged it: before that, nothing remembers its nonce."""
 
-_IDLE_WAIT = "500ms"
+_IDLE_WAIT: Millis = 500
 """How long a trigger waits at the server for a first item. Spark asks again 10 ms after an empty answer."""
+
+_NO_ASYNC = (
+    "asynchronous progress tracking cannot be used with this source: leave out asyncProgressTrackingEnabled, and start the query again "
+    "from its checkpoint"
+)
 
 
 class Task(InputPartition):
@@ -46,7 +53,7 @@ class Task(InputPartition):
 
 
 class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's side of the queue. Spark keeps one in a process of its own beside the driver, and copies for tasks."""
+    """One streaming query's side of the queues. Spark keeps one in a process of its own beside the driver, and copies for tasks."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -54,13 +61,16 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client: Client | None = None
         self._keeper: LeaseKeeper | None = None
         self._closed_sequence = 0
+        self._leased_sequence = 0
+        self._committed_sequence = 0
         self._available_now = False
-        self._quota: int | None = None
+        self._quota: dict[str, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         return Offset(self._nonce).to_dict()
 
     def getDefaultReadLimit(self) -> ReadLimit:
+        # Spark carries one limit only, so that of bytes is looked up where it is needed.
         return ReadMaxRows(self._options.max_items_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
@@ -70,40 +80,51 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the batch that ends at `start`, lease the next one. Nothing to lease: `start` itself."""
         at = Offset.parse(start)
         self._close(at)
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize
-        if self._quota is not None:
-            most = min(most, self._quota)
-        leases = self._lease(at, most)
+        by_queue = self._lease(at, limit)
         if self._available_now:
             # Counted after the first batch, because that one may be leases found again, which are not ready and count no more.
-            taken = sum(lease.count for lease in leases)
-            self._quota = self._ready() if self._quota is None else max(0, self._quota - taken)
-        return at.following(leases, self._options.min_partitions).to_dict() if leases else start
+            if self._quota is None:
+                self._quota = {queue: self._ready(queue) for queue in by_queue}
+            else:
+                taken = {queue: sum(lease.count for lease in leases) for queue, leases in by_queue.items()}
+                self._quota = {queue: max(0, quota - taken[queue]) for queue, quota in self._quota.items()}
+        several = len(by_queue) > 1
+        leases = [replace(lease, queue=queue if several else "") for queue, some in by_queue.items() for lease in some]
+        if not leases:
+            return start
+        self._leased_sequence = at.sequence + 1
+        return at.following(leases, self._options.min_partitions).to_dict()
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """The batch that ends at `end` is in Spark's logs. Its leases are closed in `latestOffset` already; see `_check_logged`."""
+        self._committed_sequence = Offset.parse(end).sequence
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the batch that ends at `end`. Its offset is logged, so its leases are held from now on."""
-        if start == end:
-            return []
         before, batch = Offset.parse(start), Offset.parse(end)
+        if batch.sequence == before.sequence:
+            # Nothing is in it. Spark logs such a batch when it begins, and the nonce in it is that of the start which did.
+            return []
         if batch.sequence != before.sequence + 1:
-            raise SluicewayError(
-                "invalid_request",
-                f"Spark asks for batches {before.sequence + 1} to {batch.sequence} at once, and the checkpoint names the leases of the "
-                "last one only; asynchronous progress tracking cannot be used with this source",
-            )
+            what = f"Spark asks for batches {before.sequence + 1} to {batch.sequence} at once"
+            raise invalid("asyncProgressTrackingEnabled", f"{what}, and the checkpoint names the leases of the last one only; {_NO_ASYNC}")
+        self._check_logged(before, batch)
         if self._keeper is None:
             self._keeper = LeaseKeeper(self._options)
-        self._keeper.hold(batch.lease_ids)
+        gone = self._keeper.hold(batch.leases)
+        if gone and self._options.fail_on_lease_loss:
+            raise SluicewayError("lease_not_found", _lost(gone[0], "closed or expired"))
+        if gone:
+            batch = _leave_out(batch, gone)
         return [Task(slices) for slices in batch.tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        server = self._options.server
         schema = to_arrow_schema(SCHEMA, timezone="UTC")
-        client = Client(server)
+        client = Client(self._options.server)
         try:
             for part in partition.slices:
-                yield from _read_slice(client, server, part, schema)
+                yield from _read_slice(client, self._options, part, schema)
         finally:
             client.close()
 
@@ -114,56 +135,59 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._client is not None:
             self._client.close()
 
-    def _call(self, path: str, **body: object) -> dict[str, Any]:
-        server = self._options.server
+    def _check_logged(self, before: Offset, batch: Offset) -> None:
+        """Raises `invalid_request` if Spark keeps its logs behind the batches that it runs.
+
+        Otherwise it has told of the batch before by now: once it has logged this one, and before it asks for its tasks. It does not
+        for a batch that it runs again.
+        """
+        if batch.sequence == self._leased_sequence and self._committed_sequence < before.sequence:
+            what = f"batch {batch.sequence} is about to run, and Spark has not told that batch {before.sequence} is in its logs"
+            raise invalid("asyncProgressTrackingEnabled", f"{what}; {_NO_ASYNC}")
+
+    def _checked(self) -> Client:
         if self._client is None:
-            client = Client(server)
+            client = Client(self._options.server)
             # To lease takes the scope `consume`, to read what was leased `read`. A key without that must not take items first.
-            client.call("/v1/queues.info", {"queue_name": server.queue})
+            for queue in self._options.queues:
+                client.call("/v1/queues.info", {"queue_name": queue})
             self._client = client
-        return self._client.call(path, {"queue_name": server.queue, **body})
+        return self._client
 
     def _close(self, at: Offset) -> None:
         if self._closed_sequence >= at.sequence:
             return
         if self._keeper is not None:
             self._keeper.release()
-        for some in _portions(at.lease_ids):
-            answer = self._call("/v1/queue.complete", lease_ids=some)
+        for queue, some in _portions(at.leases, self._options):
+            answer = self._checked().call("/v1/queue.complete", {"queue_name": queue, "lease_ids": some})
             # After a restart it is natural that they are closed already.
             if answer["ignored"] and self._keeper is not None:
                 gone = ", ".join(entry["id"] for entry in answer["ignored"])
                 log.warning("leases gone before their batch was done, so their items may be served again: %s", gone)
         self._closed_sequence = at.sequence
 
-    def _lease(self, at: Offset, most: int) -> list[HeldLease]:
-        """Lease up to `most` items, one keyed call after another until one answers with none.
-
-        Call k of a sequence always has the same key, so a driver that died in between finds the first calls' leases again
-        and goes on from there.
+    def _lease(self, at: Offset, limit: ReadLimit) -> dict[str, list[HeldLease]]:
+        """Lease the next batch, by queue. Each queue has an equal part of the limits, which does not depend on what the others have: so a
+        driver that died in between finds the same leases again, whatever has come in meanwhile.
         """
-        leases: list[HeldLease] = []
-        items = calls = 0
-        while items < most:
-            answer = self._call(
-                "/v1/queue.lease",
-                client_id=self._options.consumer,
-                lease_key=f"{at.nonce}/{at.sequence + 1}/{calls}",
-                batch_size=min(MAX_ITEMS_ARROW, most - items),
-                max_partitions=MAX_PARTITIONS,
-                lease_timeout=format_duration(self._options.hold_for if at.sequence else min(_UNLOGGED_HOLD, self._options.hold_for)),
-                request_timeout="0s" if self._available_now or calls else _IDLE_WAIT,
-                payload=False,
-            )
-            if not answer["leases"]:
-                break
-            leases += [HeldLease(lease["lease_id"], lease["count"]) for lease in answer["leases"]]
-            items += sum(lease["count"] for lease in answer["leases"])
-            calls += 1
+        queues, options = self._options.queues, self._options
+        most = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize
+        nbytes = None if isinstance(limit, ReadAllAvailable) else options.max_bytes_per_trigger
+        admission = Admission(self._checked(), options.consumer, None if nbytes is None else max(1, nbytes // len(queues)))
+        lease_timeout = options.hold_for if at.sequence else min(_UNLOGGED_HOLD, options.hold_for)
+        leases: dict[str, list[HeldLease]] = {}
+        for queue in queues:
+            share = max(1, most // len(queues))
+            if self._quota is not None:
+                share = min(share, self._quota[queue])
+            waits = not self._available_now and not any(leases.values())
+            wait = _IDLE_WAIT // len(queues) if waits else 0
+            leases[queue] = admission.take(queue, f"{at.nonce}/{at.sequence + 1}", share, lease_timeout, wait)
         return leases
 
-    def _ready(self) -> int:
-        answer = self._call("/v1/queue.stats")
+    def _ready(self, queue: str) -> int:
+        answer = self._checked().call("/v1/queue.stats", {"queue_name": queue})
         return sum(partition["ready"] for logical in answer["logical_queues"] for partition in logical["partitions"])
 
 
@@ -174,20 +198,19 @@ class LeaseKeeper:
         self._options = options
         self._lock = threading.Lock()
         self._stopped = threading.Event()
-        self._held: list[str] = []
+        self._held: tuple[HeldLease, ...] = ()
         self._client = Client(options.server)
         threading.Thread(target=self._run, name="sluiceway-lease-keeper", daemon=True).start()
 
-    def hold(self, lease_ids: list[str]) -> None:
-        """Raises `lease_not_found` if one of them is gone: the batch cannot be read as it was logged."""
+    def hold(self, leases: tuple[HeldLease, ...]) -> list[str]:
+        """Returns those that are gone: what they held cannot be read as it was logged."""
         with self._lock:
-            self._held = lease_ids
-            if gone := self._extend():
-                raise SluicewayError("lease_not_found", _lost(gone[0], "closed or expired"))
+            self._held = leases
+            return self._extend()
 
     def release(self) -> None:
         with self._lock:
-            self._held = []
+            self._held = ()
 
     def stop(self) -> None:
         self._stopped.set()
@@ -202,46 +225,72 @@ class LeaseKeeper:
                     log.warning("leases not extended, will try again: %s", error)
 
     def _extend(self) -> list[str]:
-        """Extend what is held; return those that are gone."""
+        """Extend what is held; return those that are gone, which are held no more."""
         gone: list[str] = []
-        for some in _portions(self._held):
+        for queue, some in _portions(self._held, self._options):
             answer = self._client.call(
                 "/v1/queue.extend",
                 {
-                    "queue_name": self._options.server.queue,
+                    "queue_name": queue,
                     "lease_ids": some,
                     "lease_timeout": format_duration(self._options.hold_for),
                     "request_timeout": self._client.server_wait,
                 },
             )
             gone += [entry["id"] for entry in answer["ignored"]]
+        self._held = tuple(lease for lease in self._held if lease.lease_id not in gone)
         return gone
 
 
-def _read_slice(client: Client, server: Server, part: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    body = {"queue_name": server.queue, "lease_id": part.lease_id, "start": part.start, "limit": part.count}
+def _leave_out(batch: Offset, gone: Collection[str]) -> Offset:
+    """What is left of a batch without the leases that are gone, with a warning of how much that is."""
+    left = batch.without(gone)
+    items, still = (sum(lease.count for lease in some.leases) for some in (batch, left))
+    what = f"batch {batch.sequence} is read without {items - still} of its {items} items"
+    why = f"{len(gone)} of its {len(batch.leases)} leases are gone, and what was open in them is back in the queue"
+    log.warning("%s: %s (failOnLeaseLoss=false): %s", what, why, ", ".join(gone))
+    return left
+
+
+def _read_slice(client: Client, options: SourceOptions, part: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    queue = part.queue or options.server.queue
     try:
-        answer = client.fetch_arrow("/v1/queue.peek", body)
+        answer = client.fetch_arrow(
+            "/v1/queue.peek", {"queue_name": queue, "lease_id": part.lease_id, "start": part.start, "limit": part.count}
+        )
     except SluicewayError as error:
         if error.code != "lease_not_found":
             raise
-        raise SluicewayError("lease_not_found", _lost(part.lease_id, "closed or expired")) from None
+        _miss(options, part, part.count, "closed or expired")
+        return
     # Items that were produced one by one arrive in batches of one, and each batch costs Spark about as much as a thousand rows.
     items = answer.read_all().combine_chunks()
-    if items.num_rows != part.count:
-        short = part.count - items.num_rows
-        raise SluicewayError("lease_not_found", _lost(part.lease_id, f"short of {short} items that something else settled"))
+    if short := part.count - items.num_rows:
+        _miss(options, part, short, f"short of {short} items that something else settled")
     for batch in items.to_batches():
-        yield to_rows(batch, server.queue, part.lease_id, schema)
+        yield to_rows(batch, queue, part.lease_id, schema)
+
+
+def _miss(options: SourceOptions, part: Slice, items: int, how: str) -> None:
+    """Items of a running batch cannot be read. Raises `lease_not_found`, unless the query is to go on without them."""
+    if options.fail_on_lease_loss:
+        raise SluicewayError("lease_not_found", _lost(part.lease_id, how))
+    log.warning("%d items are left out of their batch, because lease %s is %s (failOnLeaseLoss=false)", items, part.lease_id, how)
 
 
 def _lost(lease_id: str, how: str) -> str:
     return (
         f"lease {lease_id} of this batch is {how}, so the batch cannot be read again as it was. Its open items are not lost: "
-        "they are back in the queue. Start the query with a new checkpoint, and raise the option holdFor if queries stand still for longer"
+        "they are back in the queue. Start the query with a new checkpoint, or with failOnLeaseLoss=false to go on without them; and "
+        "raise the option holdFor if queries stand still for longer"
     )
 
 
-def _portions(ids: list[str]) -> Iterator[list[str]]:
-    for start in range(0, len(ids), MAX_ITEMS_JSON):
-        yield ids[start : start + MAX_ITEMS_JSON]
+def _portions(leases: Collection[HeldLease], options: SourceOptions) -> Iterator[tuple[str, list[str]]]:
+    """Their ids, by queue, as many at a time as a call takes."""
+    by_queue: dict[str, list[str]] = {}
+    for lease in leases:
+        by_queue.setdefault(lease.queue or options.server.queue, []).append(lease.lease_id)
+    for queue, ids in by_queue.items():
+        for start in range(0, len(ids), MAX_ITEMS_JSON):
+            yield queue, ids[start : start + MAX_ITEMS_JSON]

@@ -31,7 +31,7 @@ from sluiceway.adapters.streams.kinesis_calls import (
 )
 from sluiceway.adapters.streams.kinesis_positions import AT_TIMESTAMP, GONE, SLACK, TRIM_HORIZON, Position, parse_position
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
 OPTIONS = ("stream", "region", "endpoint", "from")
@@ -173,6 +173,9 @@ class KinesisStream:
     async def kept(self, partition: str, position: str) -> None:
         """The stream keeps its records for as long as it is set to, whoever has read them."""
 
+    def left(self, partition: str) -> None:
+        self._readers.pop(partition, None)
+
     # ---- seeds ---------------------------------------------------------------------------------------------------------
 
     async def seeds(self, after: str) -> SeedsUpto:
@@ -180,11 +183,16 @@ class KinesisStream:
             listing = await self._list()
             if not after:
                 created_at = await self._check_whole(listing)
-        except (ThrottledError, NotFoundError) as error:
+        except ThrottledError as error:
             raise BrokenOffError(str(error)) from error
+        except NotFoundError as error:
+            raise self._no_stream(error) from error
         upto = max(listing.shards, default="")
         if upto < after:
-            raise BrokenOffError(f"Kinesis stream {self._stream} has no shard {after} any more: it was deleted, and made anew")
+            raise invalid(
+                "stream",
+                f"Kinesis stream {self._stream} has no shard {after} any more: it was deleted, and made anew. Another capture can read it",
+            )
         if self._latest and not after:
             start = str(Position(AT_TIMESTAMP, listing.now))
             found = [Born(each.token, each.parents, start, listing.now - SLACK) for each in listing.shards.values() if each.closed is None]
@@ -237,11 +245,16 @@ class KinesisStream:
         """The service does not know a shard, or the stream."""
         try:
             listing = await self._list()
-        except (ThrottledError, NotFoundError):
+        except ThrottledError:
             return BrokenOffError(str(error))
+        except NotFoundError as missing:
+            return self._no_stream(missing)
         if shard in listing.shards:
             return BrokenOffError(str(error))
         return UnknownPositionError(f"Kinesis stream {self._stream} has no shard {shard} any more: {error}")
+
+    def _no_stream(self, error: Exception) -> SluicewayError:
+        return invalid("stream", f"there is no such stream: {error}; check its name and its region, or create it")
 
     async def _next(self, shard: str, reader: _Reader, limit: int) -> Batch:
         """The next records, or nothing after a while."""
@@ -372,14 +385,14 @@ class KinesisStream:
             return False
         try:
             known = (await self._list(LISTED_EVERY)).shards.get(shard)
-        except (BrokenOffError, ThrottledError, NotFoundError):
+        except (BrokenOffError, ThrottledError, NotFoundError, SluicewayError):
             return False
         return known is not None and known.closed is not None and known.closed <= place.number
 
     async def _end_if_told(self, shard: str, reader: _Reader) -> End | None:
         try:
             return await self._end(shard, reader)
-        except (BrokenOffError, ThrottledError, NotFoundError):
+        except (BrokenOffError, ThrottledError, NotFoundError, SluicewayError):
             # What was read is handed on now, and the end another time.
             return None
 

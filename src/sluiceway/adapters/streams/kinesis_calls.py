@@ -11,11 +11,19 @@ from typing import Any, NamedTuple, TypeVar
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, NoRegionError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    NoCredentialsError,
+    NoRegionError,
+    PartialCredentialsError,
+    ProfileNotFound,
+    UnauthorizedSSOTokenError,
+)
 
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.ports.change_stream import BrokenOffError
 
 THREADS = 32
@@ -31,6 +39,29 @@ _THROTTLED = {
     "TooManyRequestsException",
 }
 _REFUSED = {"InvalidArgumentException", "TrimmedDataAccessException"}
+_FORBIDDEN = {
+    "AccessDeniedException",
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "IncompleteSignatureException",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "KMSAccessDeniedException",
+    "KMSDisabledException",
+    "KMSInvalidStateException",
+    "KMSNotFoundException",
+    "KMSOptInRequired",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "NotAuthorized",
+    "OptInRequired",
+    "UnrecognizedClientException",
+}
+_NEEDS = (
+    "what boto3 finds as credentials must be allowed kinesis:ListShards, GetShardIterator, GetRecords and DescribeStreamSummary on it, "
+    "and kms:Decrypt if it is encrypted"
+)
+_NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound, UnauthorizedSSOTokenError)
 
 T = TypeVar("T")
 
@@ -113,7 +144,7 @@ class Calls:
     """The calls that are needed of one stream, each in a thread of its own pool.
 
     A call that nobody waits for any more goes on in its thread; none of them changes anything at the service. Each may raise
-    BrokenOffError, ThrottledError and NotFoundError, besides what it says itself.
+    BrokenOffError, ThrottledError, NotFoundError, and SluicewayError for what it may not do, besides what it says itself.
     """
 
     def __init__(self, stream: str, region: str | None, endpoint: str | None, session: boto3.session.Session | None) -> None:
@@ -185,8 +216,10 @@ class Calls:
             raise
         except ClientError as error:
             raise _meaning(error, self.stream) from error
+        except _NO_CREDENTIALS as error:
+            raise SluicewayError("unauthenticated", f"Kinesis stream {self.stream}: {error}; {_NEEDS}") from error
         except BotoCoreError as error:
-            # No connection, no answer in time, half an answer, no credentials.
+            # No connection, no answer in time, half an answer.
             raise BrokenOffError(f"Kinesis stream {self.stream}: {error}") from error
         except Exception as error:
             # An answer that makes no sense, such as one of something in between.
@@ -204,6 +237,8 @@ def _meaning(error: ClientError, stream: str) -> Exception:
         return RefusedError(text)
     if code == "ResourceNotFoundException":
         return NotFoundError(text)
+    if code in _FORBIDDEN:
+        return SluicewayError("forbidden", f"{text}; {_NEEDS}")
     return BrokenOffError(text)
 
 

@@ -39,7 +39,7 @@ from sluiceway.adapters.secrets import read_secret
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
 from sluiceway.adapters.streams.pgoutput import Decoder, Lsn, ProtocolError, Transaction, format_lsn, parse_lsn
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, SeedsUpto, UnknownPositionError
 from sluiceway.ports.partition_store import StoreUnavailableError
 
@@ -68,6 +68,15 @@ WAIT = 0.5
 _POLL = 0.1
 _OCCUPIED = 5.0
 """Seconds that a call waits for another one to leave the slot."""
+
+_LASTING = ("0A", "28", "3D", "42", "53400", "55000")
+"""SQLSTATEs, and classes of them, of what lasts until somebody changes something: permissions, names, settings, a slot."""
+_FORBIDDEN = ("28000", "28P01", "42501")
+_ADVICE = {
+    "42501": "; the role needs REPLICATION (ALTER ROLE … REPLICATION)",
+    "42704": "; changes from before a publication was made (anew) cannot be read by it: if it was dropped, another capture must begin",
+    "53400": "; drop slots that nobody needs, or raise max_replication_slots",
+}
 
 _LOOK = """
 SELECT slot.slot_name IS NOT NULL, slot.plugin = 'pgoutput' AND slot.database = current_database(), slot.wal_status,
@@ -204,7 +213,14 @@ class PostgresStream:
             await asyncio.sleep(_POLL)
 
     async def kept(self, partition: str, position: str) -> None:
-        await self._slot(partition).keep(parse_lsn(position))
+        try:
+            await self._slot(partition).keep(parse_lsn(position))
+        except SluicewayError as error:
+            # Whatever it is, it is a hint; reading says what can be repaired.
+            raise BrokenOffError(str(error)) from error
+
+    def left(self, partition: str) -> None:
+        """Its slot has one idle connection here."""
 
     async def close(self) -> None:
         for slot in self._slots.values():
@@ -344,7 +360,8 @@ class _Slot:
             # Other partitions go on meanwhile.
             transactions = await asyncio.to_thread(Decoder(after).feed, messages)
         except ProtocolError as error:
-            raise BrokenOffError(f"the slot {self._name} says what is not understood: {error}") from error
+            detail = f"the slot {self._name} says what is not understood: {error}. Nothing is skipped; please report it"
+            raise SluicewayError("internal", detail) from error
         return [transaction for transaction in transactions if transaction.end > after]
 
     # ---- asking the server ----------------------------------------------------------------------------------------------
@@ -387,7 +404,14 @@ class _Slot:
             await self._be_patient()
             raise BrokenOffError(f"{self._publication}: {error}; next time it has {self._timeout // 1_000} s") from error
         except psycopg.Error as error:
-            raise BrokenOffError(f"{self._publication}: {str(error) or 'the connection was cut'}") from error
+            raise self._meaning(error) from error
+
+    def _meaning(self, error: psycopg.Error) -> Exception:
+        state = error.sqlstate or ""
+        if not state.startswith(_LASTING):
+            return BrokenOffError(f"{self._publication}: {str(error) or 'the connection was cut'}")
+        advice = _ADVICE.get(state, "")
+        return SluicewayError("forbidden" if state in _FORBIDDEN else "invalid_request", f"{self._publication}: {error}{advice}")
 
     async def _be_patient(self) -> None:
         self._timeout = min(2 * self._timeout, _LONGEST)
@@ -420,7 +444,11 @@ def _first(transactions: Sequence[Transaction], limit: int) -> list[Transaction]
 def _batch(transactions: Sequence[Transaction]) -> pa.RecordBatch:
     """Their records, in the columns of CHANGES."""
     if sum(transaction.size for transaction in transactions) > _MOST_BYTES:
-        raise BrokenOffError(f"the transaction at {format_lsn(transactions[0].lsn)} has more than 2 GB, and cannot be read")
+        raise invalid(
+            "publications",
+            f"the transaction at {format_lsn(transactions[0].lsn)} has more than 2 GB of payloads, and cannot be read, so this publication "
+            "cannot be read on: another capture begins after it. Drop the slot of this one, which keeps the server's log",
+        )
     records = [record for transaction in transactions for record in transaction.records]
     kinds, keys, payloads = zip(*records, strict=True) if records else ((), (), ())
     positions, times = [], []

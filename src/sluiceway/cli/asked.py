@@ -1,0 +1,38 @@
+"""Whether somebody wants a command to end that otherwise goes on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import Any
+
+_AGAIN = 1.0
+"""Seconds in which the same wish comes twice: from the terminal, and from a program around this one that hands it on."""
+
+
+class Asked:
+    """Whether somebody wants it to end, by Ctrl-C or SIGTERM. Whoever says so again does not want to wait: a KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.to_end = False
+        self._since = 0.0
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Asked:
+        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.listen()
+        return self
+
+    def listen(self) -> None:
+        for number in self._before:
+            signal.signal(number, self._ask)
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _ask(self, number: int, frame: object) -> None:
+        if self.to_end and time.monotonic() - self._since > _AGAIN:
+            raise KeyboardInterrupt
+        if not self.to_end:
+            self.to_end, self._since = True, time.monotonic()

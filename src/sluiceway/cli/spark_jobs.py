@@ -1,0 +1,357 @@
+"""`sluiceway spark ingest` and `process`, and what all jobs of Spark share here: options, a session, progress."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from sluiceway.cli.asked import Asked
+from sluiceway.cli.common import EXIT_INTERRUPTED, Output, counted, duration_option, json_option
+from sluiceway.cli.session import Flags, Session, queue_argument, server_options
+from sluiceway.kernel.clock import parse_duration
+from sluiceway.kernel.errors import SluicewayError, invalid
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from rich.progress import Progress as Bars
+
+    from sluiceway.spark.jobs import Place, Progress
+    from sluiceway.spark.jobs.common import Followed
+
+T = TypeVar("T")
+
+
+def pairs(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    """NAME=VALUE, each name once."""
+    found: dict[str, str] = {}
+    for text in values:
+        name, separator, value = text.partition("=")
+        if not separator or not name or name in found:
+            raise click.BadParameter(f"{text[:80]!r} is not NAME=VALUE with a name of its own", ctx, param)
+        found[name] = value
+    return found
+
+
+def missing(error: ModuleNotFoundError) -> click.ClickException:
+    return click.ClickException(f"Spark needs {error.name}; install it with: pip install 'sluiceway[spark]'")
+
+
+# -- what the jobs share ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobOptions:
+    """How Spark is started, and how often a job says how far it is."""
+
+    master: str | None
+    conf: dict[str, str]
+    every: float
+    request_timeout: str
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A job's Spark, its place, and how it is told that it is to end."""
+
+    spark: SparkSession
+    place: Place
+    tell: Callable[[Progress], None]
+    asked: Asked
+
+    def stop(self) -> bool:
+        return self.asked.to_end
+
+
+def a_job(command: Callable[..., T]) -> Callable[..., T]:
+    """Gives a command the options of every job: its first arguments are a `Session` and `JobOptions`."""
+
+    @server_options
+    @json_option
+    @duration_option("--request-timeout", default="2m", help="How long a call is repeated while the server cannot be reached.")
+    @duration_option("--every", default="5s", help="How often it says how far it is.")
+    @click.option("--conf", metavar="NAME=VALUE", multiple=True, callback=pairs, help="A setting of Spark. May be repeated.")
+    @click.option("--master", metavar="URL", help="Of Spark. [default: this machine]")
+    @functools.wraps(command)
+    def run(
+        url: str | None,
+        context_name: str | None,
+        ca_file: str | None,
+        as_json: bool,
+        master: str | None,
+        conf: dict[str, str],
+        every: str,
+        request_timeout: str,
+        **options: object,
+    ) -> T:
+        session = Session(Flags(url, context_name, ca_file), as_json)
+        try:
+            return command(session, JobOptions(master, conf, parse_duration(every, "every") / 1000, request_timeout), **options)
+        except SluicewayError as error:
+            raise session.failed(error) from error
+
+    return run
+
+
+@contextmanager
+def job(session: Session, options: JobOptions, name: str, queue: str) -> Iterator[Job]:
+    """A job that runs as long as this lasts. A Spark that is missing, or finds no Java, is told."""
+    target = session.target
+    # By the environment, as Spark shows its options; and before Spark is started, whose processes inherit it.
+    os.environ["SLUICEWAY_API_KEY"] = target.api_key or ""
+    os.environ["SLUICEWAY_CA_FILE"] = target.ca_file or ""
+    try:
+        from sluiceway.spark import session as spark_session
+        from sluiceway.spark.jobs import Place
+
+        place = Place(target.url, queue, request_timeout=options.request_timeout)
+        place.server()
+        with Asked() as asked, Telling(session, options.every) as telling:
+            settings = {"spark.master": options.master} if options.master is not None else {}
+            running = spark_session(f"{name} {queue}", **{**settings, **options.conf})
+            try:
+                # Spark has taken Ctrl-C for itself.
+                asked.listen()
+                yield Job(running, place, telling, asked)
+            finally:
+                running.stop()
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("pyspark", "py4j", "pandas"):
+            raise missing(error) from error
+        raise
+
+
+class Telling:
+    """Shows how far a job is: a bar in a terminal, otherwise a line every so often; with `--json` on stdout, else on stderr."""
+
+    def __init__(self, output: Output, every: float) -> None:
+        self._output, self._every = output, every
+        self._due = time.monotonic() + every
+        self._bars: Bars | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> Telling:
+        if self._output.progress:
+            from rich.console import Console
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+            columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
+            self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+            self._task = self._bars.add_task("Spark is starting", total=None)
+            self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._bars is not None:
+            done = progress.tasks_done or 0
+            self._bars.update(self._task, description=_line(progress), total=progress.tasks, completed=done, refresh=True)
+            return
+        if time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + self._every
+        if self._output.as_json:
+            self._output.print(progress, "")
+        else:
+            click.echo(_line(progress), err=True)
+
+
+def _line(progress: Progress) -> str:
+    if progress.tasks is not None:
+        return f"{progress.job}: {progress.tasks_done or 0:,} of {counted(progress.tasks, 'task')}"
+    return f"{progress.job}: {counted(progress.items, 'item')} to batch {progress.batch}"
+
+
+def ended(session: Session, asked: bool, followed: Followed, done: str, once: bool) -> int:
+    """Say what became of a query; the exit code."""
+    text = f"{done} {counted(followed.items, 'item')} in " + ("1 batch" if followed.batches == 1 else f"{followed.batches:,} batches")
+    session.print(followed, text + ("; stopped" if followed.stopped else ""))
+    # To be stopped is the way to end for what goes on for ever, and an interruption of what ends by itself.
+    return EXIT_INTERRUPTED if once and asked and followed.stopped else 0
+
+
+# -- ingest -----------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@queue_argument()
+@click.argument("inputs", nargs=-1, metavar="[INPUT...]", type=click.Path())
+@click.option("--format", "format_", type=click.Choice(["csv", "json", "parquet", "text"]), help="[default: by the extension]")
+@click.option("--option", "options", metavar="NAME=VALUE", multiple=True, callback=pairs, help="Of Spark's reader. May be repeated.")
+@click.option("--payload-column", "payload", metavar="NAME", help="The payload. [default: the whole row as JSON, or the line]")
+@click.option("--kind-column", "kind", metavar="NAME", help="The column with the kind.")
+@click.option("--reference-column", "reference", metavar="NAME", help="The column with the reference.")
+@click.option("--kind", "every_kind", metavar="TEXT", help="The kind of all items.")
+@click.option("--items", is_flag=True, help="The rows are items: payload, kind, encoding, reference, headers, enqueue_at.")
+@click.option("--create", is_flag=True, help="Make the queue if there is none.")
+@click.option("--partitions", type=click.IntRange(1), help="How many partitions it gets, with --create.")
+@click.option("--write-id", metavar="TEXT", help="Names the load. [default: made of the files' paths, sizes and times, and the options]")
+@click.option("--watch", metavar="FOLDER", type=click.Path(), help="Store what appears in this folder, until Ctrl-C.")
+@click.option("--checkpoint", metavar="DIR", type=click.Path(file_okay=False), help="Where it is noted what was read, with --watch.")
+@click.option("--schema", metavar="DDL", help="The columns, with --watch. [default: those of the files that are there]")
+@click.option("--once", is_flag=True, help="With --watch: end when all that is there is stored.")
+@a_job
+def ingest(
+    session: Session,
+    job_options: JobOptions,
+    queue: str,
+    inputs: tuple[str, ...],
+    format_: str | None,
+    options: dict[str, str],
+    create: bool,
+    partitions: int | None,
+    write_id: str | None,
+    watch: str | None,
+    checkpoint: str | None,
+    schema: str | None,
+    once: bool,
+    **shape: Any,
+) -> int:
+    """Store each row or line of files (CSV, JSON lines, Parquet, text) in QUEUE as an item.
+
+    The same command again adds nothing, for as long as the queue remembers keys (a day, unless it was made with less).
+    """
+    _check_ingest(inputs, watch, checkpoint, schema, once, write_id, create, partitions)
+    with job(session, job_options, "ingest", queue) as running:
+        from sluiceway.spark import jobs
+
+        what: dict[str, Any] = {"format": format_, "options": options, "create": create, "partitions": partitions, "tell": running.tell}
+        what["shape"] = jobs.Shape(**shape)
+        if watch is not None:
+            assert checkpoint is not None
+            more: dict[str, Any] = {"checkpoint": checkpoint, "schema": schema, "once": once, "stop": running.stop}
+            followed = jobs.watch(running.spark, watch, running.place, **more, **what)
+            return ended(session, running.asked.to_end, followed, "stored", once)
+
+        def announce(write_id: str, files: int) -> None:
+            if not session.as_json:
+                click.echo(f"ingest: {counted(files, 'file')}, write id {write_id}", err=True)
+
+        with _interruptible(running):
+            found = jobs.ingest(running.spark, inputs, running.place, write_id=write_id, announce=announce, **what)
+    text = f"{counted(found.items, 'item')} of {counted(found.files, 'file')} stored in {counted(found.chunks, 'chunk')}"
+    session.print(found, text + (f", {found.repeated:,} of them by an earlier run" if found.repeated else ""))
+    return 0
+
+
+def _check_ingest(
+    inputs: tuple[str, ...],
+    watch: str | None,
+    checkpoint: str | None,
+    schema: str | None,
+    once: bool,
+    write_id: str | None,
+    create: bool,
+    partitions: int | None,
+) -> None:
+    if bool(inputs) == (watch is not None):
+        raise click.UsageError("name the files to store, or a folder to --watch")
+    if watch is not None and checkpoint is None:
+        raise click.UsageError("--watch needs a --checkpoint")
+    if watch is not None and write_id is not None:
+        raise click.UsageError("--write-id is for files; what is watched is keyed by its checkpoint")
+    if watch is None and (checkpoint or schema or once):
+        raise click.UsageError("--checkpoint, --schema and --once go with --watch")
+    if partitions is not None and not create:
+        raise click.UsageError("--partitions goes with --create")
+
+
+@contextmanager
+def _interruptible(running: Job) -> Iterator[None]:
+    """Ctrl-C ends what waits for Spark, and not only when that is done."""
+    import threading
+
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.1):
+            if running.stop():
+                running.spark.sparkContext.cancelAllJobs()
+                return
+
+    watcher = threading.Thread(target=watch, name="sluiceway-interrupt", daemon=True)
+    watcher.start()
+    try:
+        yield
+    except SluicewayError:
+        if running.stop():
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        over.set()
+        watcher.join()
+
+
+# -- process ----------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@queue_argument()
+@click.argument("function", metavar="MODULE:FUNCTION")
+@click.option("--checkpoint", metavar="DIR", required=True, type=click.Path(file_okay=False), help="Where it is noted how far it is.")
+@click.option("--consumer", metavar="NAME", default="process", show_default=True, help="The owner of the leases.")
+@click.option("--once", is_flag=True, help="End when what is ready now is processed.")
+@click.option("--max-items", type=click.IntRange(1), help="Items in one batch. [default: 50,000]")
+@duration_option("--hold-for", default="1d", help="How long items stay leased while it stands still.")
+@click.option("--strict", is_flag=True, help="An item without an outcome is an error; otherwise it is done.")
+@a_job
+def process(session: Session, job_options: JobOptions, queue: str, function: str, once: bool, **options: Any) -> int:
+    """Hand the items of QUEUE to a Python function, batch by batch, and settle them as it says, until Ctrl-C.
+
+    The function is given a DataFrame of items, and returns one with the columns id and outcome (done, retry or dead).
+    """
+    _find_modules_here()
+    module, attribute = split_name(function)
+    with job(session, job_options, "process", queue) as running:
+        from sluiceway.spark import jobs
+
+        # With a session: a decorator such as `udf` needs one when the module is imported.
+        work = find_function(module, attribute)
+        followed = jobs.process(running.spark, work, running.place, once=once, tell=running.tell, stop=running.stop, **options)
+        return ended(session, running.asked.to_end, followed, "processed", once)
+
+
+def _find_modules_here() -> None:
+    """As `python -m` does: in this folder first, here and in Spark's processes."""
+    sys.path.insert(0, os.getcwd())
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.getcwd(), os.environ.get("PYTHONPATH"))))
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Module and function. Raises `invalid_request` for what is no such name, or of which it can be seen that there is no such module."""
+    module, _, attribute = name.partition(":")
+    if not (module and attribute):
+        raise invalid("function", f"{name[:80]!r} is not MODULE:FUNCTION, such as shop.orders:judge")
+    if find_spec(module.partition(".")[0]) is None:
+        raise _no_module(module)
+    return module, attribute
+
+
+def find_function(module: str, attribute: str) -> Callable[..., Any]:
+    """Raises `invalid_request` if there is none of that name. What its module raises is the user's."""
+    try:
+        found = getattr(import_module(module), attribute, None)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            # One that the user's own module needs.
+            raise
+        raise _no_module(module) from error
+    if not callable(found):
+        raise invalid("function", f"the module {module} has no function {attribute}")
+    return found  # type: ignore[no-any-return]
+
+
+def _no_module(module: str) -> SluicewayError:
+    return invalid("function", f"there is no module {module} in {os.getcwd()}, nor among those installed")

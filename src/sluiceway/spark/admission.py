@@ -1,0 +1,110 @@
+"""How much a micro-batch takes of a queue: leases, up to a number of items, and up to about a number of payload bytes.
+
+Whatever decides that a further call is made stands in the leases of the calls before. So a driver that died in between, and finds
+those again under their keys, goes on where it stopped, and leaves none of them behind.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PARTITIONS
+from sluiceway.spark.http import Client
+from sluiceway.spark.offsets import HeldLease
+
+_SAMPLE = 32
+"""Items of a lease, or of those that come next, whose sizes stand for all of them."""
+
+_LOOKS = 8
+"""Into the leases of one call."""
+
+_ENOUGH = 0.9
+"""Of the bytes: no further call is made for what is missing then."""
+
+
+class Admission:
+    """Takes leases for `consumer`. `most_bytes`: about so many bytes of payloads in one `take`; None: any number."""
+
+    def __init__(self, client: Client, consumer: str, most_bytes: int | None) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._most_bytes = most_bytes
+
+    def take(self, queue: str, key: str, most: int, lease_timeout: Millis, wait: Millis) -> list[HeldLease]:
+        """Up to `most` items, by one keyed call after another until one answers with none; the first waits so long for an item.
+
+        Call k always has the same key, so a driver that died in between finds the first calls' leases again and goes on from there.
+        """
+        leases: list[HeldLease] = []
+        items = calls = 0
+        nbytes = 0.0
+        average = self._average_next(queue) if self._most_bytes is not None and most > 0 else 0.0
+        while items < most:
+            answer = self._client.call(
+                "/v1/queue.lease",
+                {
+                    "queue_name": queue,
+                    "client_id": self._consumer,
+                    "lease_key": f"{key}/{calls}",
+                    "batch_size": min(MAX_ITEMS_ARROW, most - items, self._fitting(nbytes, average)),
+                    "max_partitions": MAX_PARTITIONS,
+                    "lease_timeout": format_duration(lease_timeout),
+                    "request_timeout": format_duration(0 if calls else wait),
+                    "payload": False,
+                },
+            )
+            if not answer["leases"]:
+                break
+            taken = [HeldLease(lease["lease_id"], lease["count"]) for lease in answer["leases"]]
+            leases += taken
+            calls += 1
+            count = sum(lease.count for lease in taken)
+            items += count
+            if self._most_bytes is not None:
+                nbytes += self._average_of(queue, taken) * count
+                average = nbytes / max(1, items)
+                if nbytes >= _ENOUGH * self._most_bytes or nbytes + average > self._most_bytes:
+                    break
+        return leases
+
+    def _fitting(self, nbytes: float, average: float) -> int:
+        """How many items of that size there is room for; one at least, and few where nothing is known of their size."""
+        if self._most_bytes is None:
+            return MAX_ITEMS_ARROW
+        return max(1, int((self._most_bytes - nbytes) / average)) if average else _SAMPLE
+
+    def _average_next(self, queue: str) -> float:
+        """Bytes of an item of those that come next; 0: there is none."""
+        return _average([self._sizes({"queue_name": queue, "limit": _SAMPLE})])
+
+    def _average_of(self, queue: str, leases: list[HeldLease]) -> float:
+        """Bytes of an item of these leases. The same leases always give the same answer."""
+        looked_at = leases[:: -(-len(leases) // _LOOKS)]
+        each = _LOOKS // len(looked_at)
+        samples = []
+        for lease in looked_at:
+            # All of a small one, else some here and there: sizes may change along the line.
+            looks = each if lease.count > _SAMPLE else 1
+            for look in range(looks):
+                where = {"lease_id": lease.lease_id, "start": lease.count * look // looks, "limit": _SAMPLE // looks}
+                samples.append(self._sizes({"queue_name": queue, **where}))
+        return _average(samples)
+
+    def _sizes(self, body: dict[str, object]) -> pa.ChunkedArray:
+        try:
+            found = self._client.fetch_arrow("/v1/queue.peek", body).read_all()
+        except SluicewayError as error:
+            if error.code != "lease_not_found":
+                raise
+            # It ran out this very moment; that is told when the batch is read.
+            return pa.chunked_array([], pa.int32())
+        return pc.binary_length(found.column("payload"))
+
+
+def _average(samples: list[pa.ChunkedArray]) -> float:
+    items = sum(len(sample) for sample in samples)
+    # Empty payloads are no reason to divide by nothing.
+    return max(1.0, sum(pc.sum(sample).as_py() or 0 for sample in samples) / items) if items else 0.0

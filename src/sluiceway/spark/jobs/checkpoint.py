@@ -1,0 +1,52 @@
+"""What a job notes in its checkpoint's folder: whose it is, and a name that stays as long as the checkpoint does."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from sluiceway.adapters.disk import make_directory, write_durably
+from sluiceway.kernel.errors import invalid
+
+_MARK = "sluiceway-job.json"
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    job: str
+    name: str
+    of: dict[str, str]
+
+
+def local_path(path: str | Path, field: str) -> Path:
+    """A folder of this machine, or one that is mounted here. Raises `invalid_request` for the address of another file system."""
+    text = str(path).removeprefix("file://")
+    if "://" in text or not text:
+        raise invalid(field, f"{text[:100]!r} is not a folder of this machine; renames must be atomic and durable there, so mount it")
+    return Path(text).expanduser().absolute()
+
+
+def claim(checkpoint: Path, job: str, of: Mapping[str, str]) -> str:
+    """The checkpoint's name, made at its first use. What is written under it can be told from what other checkpoints write.
+
+    Raises `invalid_request` if the folder is another job's, or this job's with anything else in `of`.
+    """
+    path = checkpoint / _MARK
+    try:
+        mark = msgspec.json.decode(path.read_bytes(), type=_Mark)
+    except FileNotFoundError:
+        if checkpoint.exists() and (not checkpoint.is_dir() or any(checkpoint.iterdir())):
+            raise invalid(
+                "checkpoint", f"{checkpoint} is no checkpoint of this job; name a folder that is empty or does not exist"
+            ) from None
+        make_directory(checkpoint)
+        mark = _Mark(job, secrets.token_hex(4), dict(of))
+        write_durably(path, msgspec.json.encode(mark).decode())
+    except msgspec.DecodeError as error:
+        raise invalid("checkpoint", f"{path} cannot be read: {error}; take a new checkpoint") from None
+    if (mark.job, mark.of) != (job, dict(of)):
+        told = ", ".join(f"{name} {value!r}" for name, value in mark.of.items())
+        raise invalid("checkpoint", f"{checkpoint} is that of {mark.job} with {told}; take another one")
+    return mark.name

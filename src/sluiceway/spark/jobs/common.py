@@ -1,0 +1,157 @@
+"""What the jobs share: which queue, how far it is, how a streaming query is followed to its end, and what Spark's errors mean."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql.streaming.listener import StreamingQueryProgress
+from pyspark.sql.streaming.query import StreamingQuery
+
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.spark.offsets import Offset
+from sluiceway.spark.options import Server, server_options
+
+_GLANCE = 0.2
+"""Seconds between two looks at a query."""
+_OURS = re.compile(r"SluicewayError: ([^\n]+)")
+_GIVEN_UP = "option requestTimeout)"
+"""With these words ends what `spark.http` says of a server that it could not reach for long enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A queue of a server. `api_key` and `ca_file` are the options `apiKey` and `caFile` of `docs/spark.md`."""
+
+    url: str
+    queue: str
+    api_key: str = ""
+    ca_file: str = ""
+    request_timeout: str = "2m"
+
+    def options(self, **more: object) -> dict[str, str]:
+        """For `.options(...)` of a reader or writer. What is empty or None is left out."""
+        given = {"apiKey": self.api_key, "caFile": self.ca_file, **more}
+        mine = {"url": self.url, "queue": self.queue, "requestTimeout": self.request_timeout}
+        return mine | {name: str(value) for name, value in given.items() if value not in ("", None)}
+
+    def server(self) -> Server:
+        """Raises `invalid_request` that names what is at fault."""
+        return server_options(self.options())
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a job is: `items` of this run, and which batch it has done last, or how many of its tasks."""
+
+    job: str
+    items: int = 0
+    batch: int | None = None
+    tasks: int | None = None
+    tasks_done: int | None = None
+
+
+Tell = Callable[[Progress], None]
+Stop = Callable[[], bool]
+
+
+class Followed(msgspec.Struct, frozen=True):
+    """What a query did in this run. `stopped`: it was asked to end, so more may be there."""
+
+    items: int
+    batches: int
+    stopped: bool
+
+
+def never() -> bool:
+    return False
+
+
+def unheard(progress: Progress) -> None:
+    """Whoever does not ask is told nothing."""
+
+
+def rows_read(progress: StreamingQueryProgress) -> int:
+    """The rows of a batch, of a query that reads each once."""
+    return int(progress.numInputRows)
+
+
+def items_leased(progress: StreamingQueryProgress) -> int:
+    """The items of a batch of our stream source, however often its rows were read."""
+    if not progress.numInputRows:
+        return 0
+    offset = json.loads(progress.sources[0].endOffset)
+    return sum(lease.count for lease in Offset.parse(offset).leases)
+
+
+def follow(
+    job: str,
+    query: StreamingQuery,
+    tell: Tell = unheard,
+    stop: Stop = never,
+    count: Callable[[StreamingQueryProgress], int] = rows_read,
+) -> Followed:
+    """Until the query has ended, or is stopped because `stop` says so. Raises what it ended with, as `translated` puts it.
+
+    `tell` is called after each batch that had something in it.
+    """
+    batches: dict[int, int] = {}
+    asked = False
+
+    def look() -> None:
+        last = query.lastProgress
+        if last is None or last.batchId in batches:
+            return
+        before = sum(batches.values())
+        batches.update({each.batchId: count(each) for each in query.recentProgress if each.batchId not in batches or each.numInputRows})
+        if (items := sum(batches.values())) > before:
+            tell(Progress(job=job, items=items, batch=max(batch for batch, rows in batches.items() if rows)))
+
+    try:
+        while not asked and not query.awaitTermination(_GLANCE):  # type: ignore[arg-type]
+            look()
+            asked = stop()
+        if asked:
+            query.stop()
+            # Raises what it died of meanwhile, if it did.
+            query.awaitTermination()
+    except (PySparkException, Py4JJavaError) as error:
+        raise translated(error) from error
+    except BaseException:
+        query.stop()
+        raise
+    look()
+    return Followed(sum(batches.values()), sum(rows > 0 for rows in batches.values()), asked)
+
+
+def translated(error: Exception) -> SluicewayError:
+    """Spark's error as one of ours: its texts go on with the stacks of several processes."""
+    text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
+    found = _OURS.findall(str(text))
+    if found:
+        # The innermost is the last that was told.
+        code = "unavailable" if found[-1].endswith(_GIVEN_UP) else "invalid_request"
+        return SluicewayError(code, found[-1])
+    line = str(text).strip().partition("\n")[0]
+    cause = _cause(error).strip().partition("\n")[0]
+    if cause and cause not in line:
+        line += f" {cause}"
+    return SluicewayError("invalid_request" if isinstance(error, AnalysisException) else "internal", f"Spark: {line}")
+
+
+def _cause(error: Exception) -> str:
+    """What the innermost of Spark's exceptions says: the outer ones only name the file or the batch."""
+    inner: Any = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
+    if inner is None:
+        return ""
+    try:
+        while (below := inner.getCause()) is not None:
+            inner = below
+        return str(inner.getMessage())
+    except Py4JError:
+        return ""

@@ -1,0 +1,136 @@
+"""From the rows of a file to the columns of items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, DataFrameReader
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.readwriter import DataStreamReader
+from pyspark.sql.types import BinaryType
+
+from sluiceway.kernel.errors import invalid
+from sluiceway.spark.jobs.files import CSV, JSON, TEXT
+
+JSON_TIMES = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
+"""Spark's own formats would cut off the microseconds."""
+
+_CSV = {"header": "true", "multiLine": "true", "escape": '"', "enforceSchema": "false"}
+_ITEM = "payload string, kind string, encoding string, reference string, headers map<string,string>"
+_COLUMNS = ("payload", "kind", "encoding", "reference", "headers", "enqueue_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which part of a row is which part of an item; by default a row as JSON, or a line as it stands, is the payload.
+
+    `payload`, `kind` and `reference` name columns; `every_kind` is the kind of all items. `items`: the rows have an item's own columns.
+    """
+
+    payload: str | None = None
+    kind: str | None = None
+    reference: str | None = None
+    every_kind: str | None = None
+    items: bool = False
+
+    def check(self, format: str, with_options: bool) -> None:
+        """Raises `invalid_request` for what does not go together."""
+        named = self.payload or self.kind or self.reference
+        if self.kind and self.every_kind:
+            raise invalid("kind", "give the kind of all, or the column that has it, not both")
+        if self.items and (named or self.every_kind):
+            raise invalid("items", "rows that are items have their payload and kind already; leave out the other columns")
+        if format == TEXT and (named or self.items):
+            raise invalid("format", "a line of text has no columns")
+
+    def as_list(self) -> list[object]:
+        """For a write id: what decides the items."""
+        return list(astuple(self))
+
+
+def reader_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
+    """With the defaults that are not Spark's. Spark takes names in any case, so one that is given must replace its default."""
+    given = {name.lower() for name in options}
+    defaults = _CSV if format == CSV else {}
+    return {name: value for name, value in defaults.items() if name.lower() not in given} | dict(options)
+
+
+def shaped(
+    reader: DataFrameReader | DataStreamReader, format: str, paths: str | list[str], options: Mapping[str, str], shape: Shape
+) -> DataFrame:
+    """The files' rows as the sink takes them. Raises `invalid_request` for a column that is not there."""
+    source: Any = reader
+    if format == TEXT or (format == JSON and not options):
+        lines = source.format("text").options(**options).load(paths)
+        return _lines(lines, shape) if format == TEXT else _json_lines(lines.where(F.trim("value") != ""), shape)
+    rows = source.format(format).options(**reader_options(format, options)).load(paths)
+    return _items(rows) if shape.items else _rows(rows, shape)
+
+
+def to_json(row: Column) -> Column:
+    return F.to_json(row, JSON_TIMES)
+
+
+def column(frame: DataFrame, name: str) -> Column:
+    """By its whole name, whatever characters that has. Raises `invalid_request`."""
+    if name not in frame.columns:
+        raise invalid("column", f"there is no column {name!r}; there are {', '.join(frame.columns)}")
+    return frame["`{}`".format(name.replace("`", "``"))]
+
+
+def _item(payload: Column, kind: Column | None, reference: Column | None) -> list[Column]:
+    optional = {"kind": kind, "reference": reference}
+    return [payload.alias("payload"), *(each.alias(name) for name, each in optional.items() if each is not None)]
+
+
+def _lines(lines: DataFrame, shape: Shape) -> DataFrame:
+    # As bytes: a line need not be text that anybody can read.
+    kind = None if shape.every_kind is None else F.lit(shape.every_kind)
+    return lines.select(*_item(F.col("value").cast("binary"), kind, None))
+
+
+def _json_lines(lines: DataFrame, shape: Shape) -> DataFrame:
+    """Without Spark's own reader, so that a line stays as it is and numbers are not rounded."""
+    if shape.items:
+        return lines.select(F.from_json("value", _ITEM).alias("item")).select("item.*")
+
+    kind = _member(shape.kind) if shape.every_kind is None else F.lit(shape.every_kind)
+    payload = F.col("value").cast("binary") if shape.payload is None else _member(shape.payload)
+    assert payload is not None
+    return lines.select(*_item(payload, kind, _member(shape.reference)))
+
+
+def _member(name: str | None) -> Column | None:
+    """Of the line's object: a text as it is, the rest as Spark writes JSON. `invalid_request` for a name that its paths cannot say."""
+    if name is None:
+        return None
+    if not set(name) & set("'?"):
+        return F.get_json_object("value", f"$['{name}']")
+    if set(name) & set(".[?"):
+        raise invalid(
+            "column", f"{name!r} cannot be told from a path; read the file with an option of Spark's reader, such as mode=PERMISSIVE"
+        )
+    return F.get_json_object("value", f"$.{name}")
+
+
+def _rows(rows: DataFrame, shape: Shape) -> DataFrame:
+    def text(name: str | None) -> Column | None:
+        return None if name is None else column(rows, name).cast("string")
+
+    if shape.payload is None:
+        payload = to_json(F.struct(*(column(rows, name) for name in rows.columns)))
+    else:
+        payload = column(rows, shape.payload)
+        if not isinstance(rows.schema[shape.payload].dataType, BinaryType):
+            payload = payload.cast("string")
+    return rows.select(*_item(payload, text(shape.kind) if shape.every_kind is None else F.lit(shape.every_kind), text(shape.reference)))
+
+
+def _items(rows: DataFrame) -> DataFrame:
+    column(rows, "payload")
+    return rows.select(*(name for name in _COLUMNS if name in rows.columns))
