@@ -14,10 +14,14 @@ from sluiceway.kernel.clock import Millis, parse_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.model.inspection import BrowseState
 
 COMMON = ("url", "queue", "requestTimeout", "apiKey", "caFile")
 SOURCE = (*COMMON, "consumer", "maxItemsPerTrigger", "minPartitions", "holdFor")
 SINK = (*COMMON, "mode", "chunkItems", "writeId")
+BROWSE = (*COMMON, "state")
+_LEASING = ("consumer", "maxItemsPerTrigger", "minPartitions", "holdFor")
+_STATES: tuple[BrowseState, ...] = ("ready", "leased", "scheduled")
 
 _LARGEST = 2**31 - 1
 
@@ -49,6 +53,14 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BrowseOptions:
+    """Options of `read`: which items."""
+
+    server: Server
+    states: tuple[BrowseState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
     """Options of `write` and `writeStream`. `mode` is `produce` or `settle`; `write_id` makes a batch write repeatable."""
 
@@ -70,6 +82,24 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
     )
 
 
+def leases(options: Mapping[str, str]) -> bool:
+    """Whether these are options of `readStream`: Spark does not say for which of the two it asks for the columns."""
+    return any(get(options, name) is not None for name in _LEASING)
+
+
+def browse_options(options: Mapping[str, str]) -> BrowseOptions:
+    """Raises `invalid_request` that names the option at fault."""
+    if leases(options):
+        given = next(name for name in _LEASING if get(options, name) is not None)
+        raise invalid(given, "spark.read looks and takes nothing, so it has no such option; to take what is ready, use spark.readStream")
+    _check_names(options, BROWSE, "browsing")
+    wanted = [text.strip() for text in (get(options, "state") or "ready").split(",")]
+    states = tuple(state for state in _STATES if state in wanted)
+    if len(states) < len(wanted):
+        raise invalid("state", "expected one or more of ready, leased and scheduled, each once, separated by commas")
+    return BrowseOptions(server_options(options), states)
+
+
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Raises `invalid_request` that names the option at fault."""
     _check_names(options, SINK, "writing")
@@ -85,7 +115,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 def server_options(options: Mapping[str, str]) -> Server:
     """The options that reading and writing share. Raises `invalid_request` that names the option at fault."""
-    _check_names(options, (*SOURCE, *SINK), "using")
+    _check_names(options, (*SOURCE, *SINK, *BROWSE), "using")
     url = required(options, "url", "the server, such as http://127.0.0.1:2319").rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -129,7 +159,7 @@ def duration(options: Mapping[str, str], name: str, default: str, least: Millis,
 
 def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
     """Spark's own options pass; a name that is nearly ours, or ours for the other direction, is a mistake."""
-    every = {name.lower(): name for name in (*SOURCE, *SINK)}
+    every = {name.lower(): name for name in (*SOURCE, *SINK, *BROWSE)}
     for key in options:
         name = every.get(key.lower())
         if name is None:
