@@ -184,3 +184,13 @@ def test_runs_are_counted_before_they_are_looked_at() -> None:
     for state, runs in expected.items():
         assert runs_of(rig.machine, [state]) == len(take(rig.machine, [state]).runs) == runs
     assert runs_of(rig.machine, ALL) == 10
+
+
+def test_a_place_outside_is_the_nearest_one_or_has_nothing() -> None:
+    rig = PinnedRig()
+    rig.produce(rows_of("a", "b"))
+    rig.commit()
+    snapshot = rig.pin(START + 500)
+    assert rig.served(each.piece for each in snapshot.listed(-(2**62), 5)) == rig.ready()
+    assert snapshot.listed(2, 5) == snapshot.listed(2**62, 5) == []
+    assert snapshot.listed(0, 0) == snapshot.listed(0, -(2**62)) == []

@@ -79,6 +79,7 @@ class Snapshot:
     def listed(self, position: int, limit: int) -> list[Listed]:
         """Up to `limit` items from that position on."""
         found: list[Listed] = []
+        position = max(0, position)
         at = bisect_right(self.ends, position)
         while limit > 0 and at < len(self.runs):
             run = self.runs[at]
