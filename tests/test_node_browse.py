@@ -94,7 +94,8 @@ async def test_a_snapshot_that_nobody_reads_is_let_go_with_what_it_kept(tmp_path
 
 
 @driven
-async def test_what_fits_on_one_page_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_what_fits_on_one_page_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(browsing, "SNAPSHOT_READ", 600_000)
     async with serving(tmp_path) as (service, store):
         await service.create_queue(spec("q"))
         await produce(service, "q", "a")

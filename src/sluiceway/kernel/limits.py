@@ -44,8 +44,8 @@ MAX_LEASE_BYTES = 32 << 20
 MAX_SNAPSHOTS = 100
 """Snapshots that an instance keeps for those who browse: each keeps what it refers to in the store, also when that is completed."""
 
-MAX_SNAPSHOT_RUNS = 500_000
-"""Runs of items in all snapshots of an instance together: about 300 bytes of memory each, and a second to take them all."""
+MAX_SNAPSHOT_RUNS = 300_000
+"""Runs of items in all snapshots of an instance together: about 300 bytes of memory each, and 3 µs in which nothing else is done."""
 
 SNAPSHOT_IDLE = 5 * 60_000
 """Milliseconds a snapshot is kept after a page of it was asked for."""
