@@ -42,10 +42,12 @@ def spark() -> SparkSession:
 @pytest.fixture(scope="module")
 def queue(world: Server) -> str:
     """Three partitions; in all, 3 leased items, 20 ready ones and 2 scheduled ones."""
-    made = world.create("looked-at", partitions=3)
+    made = world.create("looked-at", partitions=3, lease_timeout="1d")
     for text in "abc":
         world.produce(made, [f"leased {text}"])
-    world.call("/v1/queue.lease", queue_name=made, client_id="somebody", batch_size=3, max_partitions=3)
+    while left := 3 - world.count(made, "total_leased"):
+        # A call takes from the partitions that are not busy.
+        world.call("/v1/queue.lease", queue_name=made, client_id="somebody", batch_size=left, max_partitions=3, request_timeout="30s")
     for number in range(10):
         items = [{"utf8": f"{number}/{n}", "kind": f"k{n}", "headers": {"n": str(n)}, "reference": "r"} for n in range(2)]
         world.call("/v1/queue.produce", queue_name=made, items=items)
