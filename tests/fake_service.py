@@ -19,7 +19,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.health import Check
-from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.instances import Belonging, ClusterInfo
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
 from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
@@ -150,6 +150,9 @@ class FakeService:
         self.changed_by.append(by)
         self.queue(queue_name)
         return cast(Redriven, self._answer(request))
+
+    async def browse(self, queue_name: str, request: Browse) -> BrowsedPage:
+        return cast(BrowsedPage, self._answer(request))
 
     async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:
         return cast(ItemsPage, self._answer(request))

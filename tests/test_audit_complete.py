@@ -188,6 +188,7 @@ def test_what_is_read_or_excepted_leaves_none(caller: Caller) -> None:
         caller.ask(call)
     for call in ("queues.info", "queue.stats", "rebalances.plan", "queue.peek"):
         caller.ask(call, queue_name=name)
+    caller.ask("queue.browse", queue_name=name, partition=0)
     asked = {f"request-{number}" for number in range(int(made_by.partition("-")[2]), int(caller.request_id.partition("-")[2]) + 1)}
     entries = caller.ask("audit.list", limit=1_000)["items"]
     # Rebalances that were asked for before may still go on.

@@ -80,6 +80,7 @@ def direct() -> Direct:
         (item_calls.peek("q", 1, None, "k.1.L1", None), TWO),
         (item_calls.peek("q", 1, 1, None, None), TWO),
         (item_calls.peek("q", 1, None, None, None), None),
+        (item_calls.browse("q", 1, None, None, None, True), TWO),
         (item_calls.explain("q", "k.1.1"), TWO),
         (item_calls.complete("other", ["k.0.1"], (), None, NONE), None),
         (item_calls.produce("q", ["x"], None, item_calls.Key()), None),

@@ -159,6 +159,7 @@ def test_what_may_be_repeated() -> None:
         item_calls.extend("q", ["a.0.L1"], [], None, None, Check()),
         item_calls.settle("q", [], None),
         item_calls.peek("q", 10, None, None, None),
+        item_calls.browse("q", 0, ["ready"], None, 5, False),
         item_calls.explain("q", "a.0.1"),
         queue_calls.stats("q"),
         queue_calls.update_queue("q", None, {"reference": ""}),

@@ -14,7 +14,7 @@ import pytest
 from cluster_rig import Cluster, Gate, cluster, counts, lapse, put, shares
 from node_rig import eventually, rows, spec
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.inspection import DeleteItems, ListItems
+from sluiceway.model.inspection import Browse, DeleteItems, ListItems
 from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, Left, Reload, ShareRequest
 from sluiceway.model.requests import DONE, Clear, Extend, Lease, Peek, Produce, ProduceKey, QueueStats, Redrive, Selection, Settle
 from sluiceway.node.service import Service
@@ -47,6 +47,8 @@ async def asked(service: Service, request: ShareRequest) -> Any:
     "request_",
     [
         ListItems(0, 0, 10),
+        Browse(0, ("ready",), 10),
+        Browse(0, (), 10, "0a" * 24, 1),
         Peek(10, 0),
         Peek(10, 0, lease=1),
         Explain(0, 0),

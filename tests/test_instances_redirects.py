@@ -78,6 +78,7 @@ def test_who_asks_is_told_where_else_to_go_and_nothing_is_done(tmp_path: Path) -
                 ("queue.settle", {"items": [{"id": item, "outcome": "done"}]}),
                 ("queue.peek", {"lease_id": lease}),
                 ("queue.peek", {"partition": number}),
+                ("queue.browse", {"partition": number}),
                 ("queue.explain", {"id": item}),
             ]
             for call, fields in calls:

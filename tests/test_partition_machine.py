@@ -10,10 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from core_model import START, Rig, Row, array_of, batch_of
 from partition_model import Model, ModelLease
 from sluiceway.core import closed
-from sluiceway.core.inspecting import Listed, in_line, scheduled, why_left
+from sluiceway.core.inspecting import in_line, scheduled, why_left
 from sluiceway.core.looking import explain, lives_of, open_slices
 from sluiceway.core.records import LeaseState
 from sluiceway.core.rules import Rules
+from sluiceway.core.snapshots import Listed
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW

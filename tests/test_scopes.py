@@ -33,6 +33,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/queue.extend": {"lease_ids": ["aaaaaaaa.0.L0"]},
     "/v1/queue.settle": {"items": [{"id": ITEM, "outcome": "done"}]},
     "/v1/queue.peek": {},
+    "/v1/queue.browse": {"partition": 0},
     "/v1/queue.explain": {"id": ITEM},
     "/v1/queue.stats": {},
     "/v1/queue.pause": {},

@@ -20,7 +20,7 @@ from sluiceway.server.http import BodyMemory, Request
 JSON = "application/json"
 CALLS = [
     *("queue.produce", "queue.lease", "queue.complete", "queue.retry", "queue.release", "queue.settle", "queue.extend", "queue.peek"),
-    *("queue.explain", "queue.stats", "queue.clear", "queue.redrive", "queue.pause", "queue.resume"),
+    *("queue.browse", "queue.explain", "queue.stats", "queue.clear", "queue.redrive", "queue.pause", "queue.resume"),
     *("queues.create", "queues.update", "queues.list", "queues.info", "queues.delete"),
 ]
 
@@ -90,6 +90,7 @@ def test_unknown_field(server: Running) -> None:
         ("queue.settle", {"items": [{"id": "a.0.1", "outcome": "done"}]}),
         ("queue.extend", {"lease_ids": ["a.0.L1"]}),
         ("queue.peek", {}),
+        ("queue.browse", {"partition": 0}),
         ("queue.explain", {"id": "a.0.1"}),
         ("queue.stats", {}),
         ("queues.update", {"reference": "r"}),

@@ -177,14 +177,10 @@ def test_wrong_columns_are_told_before_anything_is_written(spark: SparkSession, 
     assert world.count(queue, "produced") == 0
 
 
-def test_a_missing_consumer_is_told_when_the_source_is_loaded(spark: SparkSession, world: Server) -> None:
+def test_a_missing_consumer_is_told_when_the_query_starts(spark: SparkSession, world: Server, tmp_path: Path) -> None:
+    stream = spark.readStream.format("sluiceway").options(url=world.url, queue="q").load()
     with pytest.raises(PySparkException, match="consumer: this option is required"):
-        spark.readStream.format("sluiceway").options(url=world.url, queue="q").load()
-
-
-def test_a_queue_is_not_read_as_a_table(spark: SparkSession, world: Server) -> None:
-    with pytest.raises(PySparkException, match=r"a queue is read as a stream: spark\.readStream"):
-        spark.read.format("sluiceway").options(url=world.url, queue="q", consumer="c").load().collect()
+        each_batch(stream, tmp_path / "checkpoint", lambda batch, number: None)
 
 
 def test_a_server_killed_in_mid_batch_does_not_fail_the_query(spark: SparkSession, world: Server, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fuzz.arrow_bodies import NOW, RECORD
 from sluiceway.model.requests import DONE, RELEASE
-from sluiceway.wire import json_audit, json_inspection, json_items, json_keys, json_queues, json_settling
+from sluiceway.wire import browsing, json_audit, json_inspection, json_items, json_keys, json_queues, json_settling
 
 Put = Callable[[bytes], object]
 ITEM: Final = "k7f3q2ma.0.7"
@@ -106,6 +106,11 @@ CALLS: Final[list[tuple[Put, dict[str, Any]]]] = [
     ),
     (lambda body: json_keys.decode_list_keys(body).checked(), {"pivot": "p", "limit": 5}),
     (json_keys.decode_revoke_key, {"key_id": "abcdefgh"}),
+    (
+        lambda body: browsing.decode_browse(body).request(RECORD),
+        {"queue_name": "q", "partition": 0, "states": ["ready", "scheduled"], "limit": 5, "payload": False},
+    ),
+    (lambda body: browsing.decode_browse(body).request(RECORD), {"queue_name": "q", "partition": 0, "cursor": f"{'0a' * 24}.77"}),
     (
         lambda body: json_inspection.decode_list_items(body).request(RECORD, False),
         {"queue_name": "q", "partition": 0, "limit": 5},

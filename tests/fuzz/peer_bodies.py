@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from fuzz.arrow_bodies import NOW, damaged
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
-from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems, Standing
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems, Standing
 from sluiceway.model.items import batch_from_rows, digest, fit
 from sluiceway.model.leased import Slice, common_schema, served
 from sluiceway.model.peers import Ask, Count, Learn, Load, PeerRequest, Poll, Polled
@@ -55,6 +55,7 @@ def _answers() -> list[tuple[PeerRequest, Any]]:
     return [
         (_ask(Lease("c", 9)), Leased([LeaseInfo(1, 4, 4, NOW), LeaseInfo(0, 5, 4, NOW)], batches)),
         (_ask(Peek(5)), batches),
+        (_ask(Browse(1, ("ready",), 9)), BrowsedPage([(batches[0], Standing(NOW)), (batches[1], Standing(None, NOW, 5))], "0a" * 24, 57)),
         (_ask(ListItems(1, 0, 9)), ItemsPage([(batches[0], Standing(NOW)), (batches[1], Standing(None, NOW, 5))], 57)),
         (_ask(Settle({}, 5)), Settled(1, 2, 3, 4, [("k7f3q2ma.0.5", "not_yours")])),
         (_ask(DeleteItems({}, 5)), Deleted(5, [("k7f3q2ma.0.5", "leased")])),
@@ -74,6 +75,8 @@ def sound() -> tuple[list[bytes], list[tuple[PeerRequest, bytes]], list[bytes]]:
         _ask(Extend([(1, 2)], 5, 6, offsets={3: some}, client_id="c")),
         _ask(DeleteItems({1: some, 2: some}, 5)),
         _ask(Lease("c", 9, 5_000, None, 3, "key")),
+        _ask(Browse(1, ("ready", "leased"), 9)),
+        _ask(Browse(1, (), 9, "0a" * 24, 57, False)),
         Learn(77),
         Poll((_INCARNATION, "other"), 5_000),
     ]

@@ -10,7 +10,7 @@ import msgspec
 from arena import MIB, QUEUE, Answer, Arena, answer, pour, send
 
 from sluiceway.kernel.limits import MAX_PEER_BYTES
-from sluiceway.model.inspection import ListItems
+from sluiceway.model.inspection import Browse, ListItems
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.peers import Ask, Explain, Learn, PeerRequest, Poll
 from sluiceway.model.requests import DONE, Extend, Lease, Peek, Produce, Selection, Settle
@@ -128,6 +128,8 @@ def far_numbers_with_the_secret(arena: Arena) -> None:
             answered += [
                 Ask(name, Explain(partition, number)),
                 Ask(name, ListItems(partition, number, number)),
+                Ask(name, Browse(partition, ("leased", "ready", "scheduled"), number)),
+                Ask(name, Browse(partition, (), number, "0a" * 24, number)),
                 Ask(name, Extend([(partition, number)], number, number)),
                 Ask(name, Settle({partition: [Selection(DONE, lease=number)]}, number)),
             ]

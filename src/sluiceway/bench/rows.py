@@ -24,7 +24,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.health import Check
-from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.leased import POSITION
 from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
 from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
@@ -233,6 +233,9 @@ class RowService:
         raise _unsupported()
 
     async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
+        raise _unsupported()
+
+    async def browse(self, queue_name: str, request: Browse) -> BrowsedPage:
         raise _unsupported()
 
     async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from typing import TypeVar
+from collections.abc import AsyncGenerator, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
-from sluiceway.client import rebalance_calls
-from sluiceway.client.answers import QueueInfo
+from sluiceway.client import item_calls, rebalance_calls
+from sluiceway.client.answers import Browsed, QueueInfo
 from sluiceway.client.http import seconds
+from sluiceway.client.item_calls import State
 from sluiceway.client.protocol import Call, Duration
 from sluiceway.client.rebalance_calls import Drain
 from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+
+if TYPE_CHECKING:
+    from sluiceway.client.arrow import BrowsedTable
 
 T = TypeVar("T")
 
@@ -57,6 +61,34 @@ class AsyncRebalances:
     async def cancel_rebalance(self, id: str) -> Rebalance:
         """As `Client.cancel_rebalance`."""
         return await self._run(rebalance_calls.cancel_rebalance(id))
+
+    async def browse(
+        self,
+        queue_name: str,
+        partition: int,
+        *,
+        states: Iterable[State] | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+        payload: bool = True,
+    ) -> Browsed:
+        """As `Client.browse`."""
+        return await self._run(item_calls.browse(queue_name, partition, states, cursor, limit, payload))
+
+    async def browse_arrow(
+        self,
+        queue_name: str,
+        partition: int,
+        *,
+        states: Iterable[State] | None = None,
+        cursor: str | None = None,
+        limit: int = 10_000,
+        payload: bool = True,
+    ) -> BrowsedTable:
+        """As `Client.browse_arrow`."""
+        from sluiceway.client.arrow import read_browsed
+
+        return await self._run(item_calls.browse(queue_name, partition, states, cursor, limit, payload).as_arrow(read_browsed))
 
     async def pause_partition(self, queue_name: str, partition: int) -> QueueInfo:
         """As `Client.pause_partition`."""

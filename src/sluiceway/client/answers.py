@@ -172,6 +172,44 @@ class Peeked(msgspec.Struct, frozen=True, kw_only=True):
     items: list[LeasedItem] = []
 
 
+class BrowsedItem(msgspec.Struct, frozen=True, kw_only=True):
+    """An item as it stood when the snapshot was taken: `state` is ready, leased or scheduled. `payload` is None if it was not asked for.
+
+    `attempts` counts the lease that it is in; `enqueue_at` is when a scheduled one is due.
+    """
+
+    state: str
+    id: str
+    origin: str
+    partition: int
+    attempts: int = 0
+    enqueued_at: datetime | None = None
+    enqueue_at: datetime | None = None
+    expire_deadline: datetime | None = None
+    lease_id: str | None = None
+    lease_deadline: datetime | None = None
+    kind: str | None = None
+    encoding: str | None = None
+    reference: str | None = None
+    headers: dict[str, str] | None = None
+    payload: bytes | None = msgspec.field(name="bytes", default=None)
+
+
+class Browsed(msgspec.Struct, frozen=True, kw_only=True):
+    """A page of what a partition had at one moment; `cursor` is that of the next one, None on the last. Iterating gives the items."""
+
+    queue_name: str
+    partition: int
+    items: list[BrowsedItem] = []
+    cursor: str | None = None
+
+    def __iter__(self) -> Iterator[BrowsedItem]:
+        return iter(self.items)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     """How many items were dropped."""
 

@@ -19,6 +19,21 @@ class _Head(msgspec.Struct):
     incarnation: str
     partition: int | None = None
     leases: list[Lease] = []
+    cursor: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BrowsedTable:
+    """A page of what a partition had at one moment, in the columns of `docs/api.md`. `cursor` is that of the next one; None: the last."""
+
+    queue_name: str
+    incarnation: str
+    partition: int
+    cursor: str | None
+    table: pa.Table
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +73,22 @@ def write_stream(rows: pa.RecordBatch | pa.Table) -> bytes:
 
 def read_leased(body: bytes) -> LeasedTable:
     """Raises ValueError (pyarrow's or msgspec's) if the body is not an Arrow answer of the server."""
+    head, table = _read(body)
+    return LeasedTable(head.queue_name, head.incarnation, head.partition, head.leases, table)
+
+
+def read_browsed(body: bytes) -> BrowsedTable:
+    """Raises as `read_leased`."""
+    head, table = _read(body)
+    if head.partition is None:
+        raise ValueError("the Arrow answer says nothing of its partition")
+    return BrowsedTable(head.queue_name, head.incarnation, head.partition, head.cursor, table)
+
+
+def _read(body: bytes) -> tuple[_Head, pa.Table]:
     with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
         table = stream.read_all()
     metadata = (table.schema.metadata or {}).get(b"sluiceway")
     if metadata is None:
         raise ValueError("the Arrow schema lacks the metadata `sluiceway`")
-    head = msgspec.json.decode(metadata, type=_Head)
-    return LeasedTable(head.queue_name, head.incarnation, head.partition, head.leases, table)
+    return msgspec.json.decode(metadata, type=_Head), table

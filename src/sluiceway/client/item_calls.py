@@ -24,6 +24,8 @@ from sluiceway.client.protocol import (
     time_text,
 )
 
+State = Literal["ready", "leased", "scheduled"]
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -223,6 +225,15 @@ def peek(queue_name: str, limit: int, partition: int | None, lease_id: str | Non
     fields = given(queue_name=queue_name, limit=limit, partition=partition, lease_id=lease_id, start=start)
     about = None if partition is None and lease_id is None else About(queue_name, [] if lease_id is None else [lease_id], partition)
     return call("/v1/queue.peek", answers.Peeked, fields, about=about)
+
+
+def browse(
+    queue_name: str, partition: int, states: Iterable[State] | None, cursor: str | None, limit: int | None, payload: bool
+) -> Call[answers.Browsed]:
+    wanted = None if states is None else listed(states, "states")
+    fields = given(queue_name=queue_name, partition=partition, states=wanted, cursor=cursor, limit=limit)
+    about = About(queue_name, [], partition)
+    return call("/v1/queue.browse", answers.Browsed, fields | ({} if payload else {"payload": False}), about=about)
 
 
 def explain(queue_name: str, item_id: str) -> Call[answers.Explanation]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
-from typing import TypeVar
+from collections.abc import Generator, Iterable
+from typing import TYPE_CHECKING, TypeVar
 
-from sluiceway.client import rebalance_calls
-from sluiceway.client.answers import QueueInfo
+from sluiceway.client import item_calls, rebalance_calls
+from sluiceway.client.answers import Browsed, QueueInfo
 from sluiceway.client.http import seconds
+from sluiceway.client.item_calls import State
 from sluiceway.client.protocol import Call, Duration
 from sluiceway.client.rebalance_calls import Drain
 from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+
+if TYPE_CHECKING:
+    from sluiceway.client.arrow import BrowsedTable
 
 T = TypeVar("T")
 
@@ -62,6 +66,38 @@ class Rebalances:
     def cancel_rebalance(self, id: str) -> Rebalance:
         """Have it go back to how it was. Raises `not_cancellable` once a partition was removed."""
         return self._run(rebalance_calls.cancel_rebalance(id))
+
+    def browse(
+        self,
+        queue_name: str,
+        partition: int,
+        *,
+        states: Iterable[State] | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+        payload: bool = True,
+    ) -> Browsed:
+        """A page of the partition as it was at one moment, without taking: items of these states (by default the ready ones).
+
+        The next page is that of the answer's `cursor`, without `states`. Raises `snapshot_gone` if the pages are asked for too slowly (5
+        minutes between two, an hour for all), or if the partition was opened anew or has gone to another instance: begin anew then.
+        """
+        return self._run(item_calls.browse(queue_name, partition, states, cursor, limit, payload))
+
+    def browse_arrow(
+        self,
+        queue_name: str,
+        partition: int,
+        *,
+        states: Iterable[State] | None = None,
+        cursor: str | None = None,
+        limit: int = 10_000,
+        payload: bool = True,
+    ) -> BrowsedTable:
+        """As `browse`, as one Arrow table."""
+        from sluiceway.client.arrow import read_browsed
+
+        return self._run(item_calls.browse(queue_name, partition, states, cursor, limit, payload).as_arrow(read_browsed))
 
     def pause_partition(self, queue_name: str, partition: int) -> QueueInfo:
         """Let one partition take and give out nothing, until it is resumed. What is leased can still be settled."""

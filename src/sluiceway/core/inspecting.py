@@ -5,23 +5,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.core.partition import Partition
 from sluiceway.core.records import to_array
+from sluiceway.core.snapshots import Listed
 from sluiceway.model.inspection import LeftReason, Standing
 from sluiceway.model.leased import Slice
-
-
-class Listed(NamedTuple):
-    """Items that stand alike; `lease` is 0 for those that wait."""
-
-    piece: Slice
-    lease: int
-    standing: Standing
 
 
 def in_line(partition: Partition, start: int, limit: int) -> list[Listed]:

@@ -14,6 +14,7 @@ from pyroaring import BitMap
 
 from sluiceway.core.forming import Forming, runs
 from sluiceway.core.records import Blob, Due, Extent, Header, Part, from_array, to_array
+from sluiceway.core.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.requests import Offsets
@@ -40,6 +41,8 @@ class Line:
         self._dropped: set[int] = set()
         self._forming: list[Forming] = []
         self._changed = False
+        self.snapshots: dict[str, Snapshot] = {}
+        """Of what is read page by page. Only in memory: who loads the partition anew knows of none."""
 
     def _touch(self, kind: RecordKind, number: int) -> None:
         self._touched[kind, number] = None
@@ -224,11 +227,36 @@ class Line:
 
     def _free(self, blob: Blob, rows: int) -> None:
         blob.open -= rows
-        if blob.open == 0:
+        self._drop_if_idle(blob)
+
+    def _drop_if_idle(self, blob: Blob) -> None:
+        """Nobody needs a blob without open rows, unless it is pinned."""
+        if blob.open == 0 and blob.pins == 0:
             del self.blobs[blob.number]
             self._touch(RecordKind.BLOB, blob.number)
             if all(forming.blob is not blob for forming in self._forming):
                 self._dropped.add(blob.number)
+
+    # ---- snapshots --------------------------------------------------------------------------------------------
+
+    def pin(self, name: str, snapshot: Snapshot) -> None:
+        """Keep what the snapshot refers to until it is let go: in the store, too, so that only its place is held in memory."""
+        self.snapshots[name] = snapshot
+        for run in snapshot.runs:
+            run.blob.pins += 1
+
+    def sweep(self) -> None:
+        """Drop what was pinned by somebody who had the partition before, and crashed or lost it."""
+        for blob in list(self.blobs.values()):
+            self._drop_if_idle(blob)
+
+    def _let_go_of_snapshots(self, now: Millis) -> None:
+        """End the snapshots whose time is over."""
+        for name in [name for name, snapshot in self.snapshots.items() if snapshot.until <= now]:
+            for run in self.snapshots.pop(name).runs:
+                run.blob.pins -= 1
+                if run.blob.number in self.blobs:
+                    self._drop_if_idle(run.blob)
 
 
 def _within(offsets: Offsets, first: int, count: int) -> BitMap:

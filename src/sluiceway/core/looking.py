@@ -206,6 +206,7 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
         partition.blobs[due.blob].open += len(rows)
         partition.scheduled_count += len(rows)
         heapq.heappush(partition.due_times, (due.due_at, number))
+    partition.sweep()
     return partition
 
 

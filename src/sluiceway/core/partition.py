@@ -359,6 +359,9 @@ class Partition(Gate):
         for heap in (self.due_times, self.expiries):
             if heap and (at is None or heap[0][0] < at):
                 at = heap[0][0]
+        for snapshot in self.snapshots.values():
+            if at is None or snapshot.until < at:
+                at = snapshot.until
         return at
 
     def _may_expire(self, first: int) -> bool:
@@ -368,6 +371,7 @@ class Partition(Gate):
     def tick(self, now: Millis, most: int | None = None) -> int:
         """Put back what ran out and what is due, and let die what expired, `most` leases and entries. Returns how many items moved."""
         moved = 0
+        self._let_go_of_snapshots(now)
         for _ in range(TIMER_BATCH if most is None else most):
             if (at := self.next_timer()) is None or at > now:
                 break

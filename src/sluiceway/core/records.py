@@ -39,7 +39,10 @@ Gone = Literal["expired", "retried", "released", "dead"]
 
 @dataclass(slots=True)
 class Blob:
-    """An immutable batch of rows, numbered by the offset that its first row was first given. `open` rows are not settled yet."""
+    """An immutable batch of rows, numbered by the offset that its first row was first given. `open` rows are not settled yet.
+
+    While it has `pins` it stays, although all of them are.
+    """
 
     number: int
     rows: int
@@ -47,6 +50,7 @@ class Blob:
     written_at: Millis
     nbytes: int
     open: int = 0
+    pins: int = 0
 
 
 @dataclass(slots=True)

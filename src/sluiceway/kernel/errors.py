@@ -106,6 +106,14 @@ KINDS: dict[str, ErrorKind] = {
         "A call was not a `POST`, or a page not a `GET`.",
         "Use the method in the answer's `Allow` header.",
     ),
+    "snapshot_gone": ErrorKind(
+        409,
+        False,
+        "The snapshot that is being read is not there any more",
+        "A page of `queue.browse` was asked for too long after the one before it, or an hour after the first; or the partition was opened "
+        "anew, or went to another instance.",
+        "Begin anew without a `cursor`, and drop what was read of that partition: it may be different now.",
+    ),
     "queue_exists": ErrorKind(
         409,
         False,

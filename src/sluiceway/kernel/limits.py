@@ -41,6 +41,21 @@ MAX_HEADER_BYTES = 8_192
 MAX_LEASE_BYTES = 32 << 20
 """Payload bytes in one lease (by the average of each blob), unless its first item alone is larger."""
 
+MAX_SNAPSHOTS = 100
+"""Snapshots that an instance keeps for those who browse: each keeps what it refers to in the store, also when that is completed."""
+
+MAX_SNAPSHOT_RUNS = 300_000
+"""Runs of items in all snapshots of an instance together: about 300 bytes of memory each, and 3 µs in which nothing else is done."""
+
+SNAPSHOT_IDLE = 5 * 60_000
+"""Milliseconds a snapshot is kept after a page of it was asked for."""
+
+SNAPSHOT_READ = 30_000
+"""Milliseconds a snapshot is kept after its last page: whoever lost that answer asks again."""
+
+MAX_SNAPSHOT_AGE = 3_600_000
+"""Milliseconds a snapshot is kept at most: what it pins is disk space that nobody can get back."""
+
 BLOB_BYTES = 1 << 20
 """Small produces of one turn share a blob up to this size; a larger request stands alone."""
 

@@ -41,6 +41,34 @@ class ItemsPage:
     last: int | None = None
 
 
+BrowseState = Literal["ready", "leased", "scheduled"]
+"""Where an item of a partition can be, but for those on their way to elsewhere."""
+
+
+@dataclass(slots=True)
+class Browse:
+    """Read up to `limit` items of a partition as it is now, of these states; or (from `position` on) of the `snapshot` of before."""
+
+    partition: int
+    states: tuple[BrowseState, ...]
+    limit: int
+    snapshot: str | None = None
+    position: int = 0
+    payload: bool = True
+
+
+@dataclass(slots=True)
+class BrowsedPage:
+    """Rows with the columns of `model.leased`, and how they stand; payloads that were not asked for are empty.
+
+    The next page begins at `position` of the `snapshot`; None: there is none.
+    """
+
+    rows: list[tuple[pa.RecordBatch, Standing]]
+    snapshot: str | None = None
+    position: int = 0
+
+
 @dataclass(slots=True)
 class DeleteItems:
     """Drop items (sorted, unique offsets by partition) that wait, ready or scheduled. Leased items stay.

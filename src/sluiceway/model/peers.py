@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.inspection import DeleteItems, ListItems
+from sluiceway.model.inspection import Browse, DeleteItems, ListItems
 from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
 
 
@@ -177,6 +177,7 @@ ShareRequest = (
     | DeleteItems
     | Redrive
     | ListItems
+    | Browse
     | Peek
     | Explain
     | Count

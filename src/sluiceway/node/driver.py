@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -15,6 +16,7 @@ from sluiceway.core.assignment.group import Token
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.looking import load
 from sluiceway.core.share import Share
+from sluiceway.core.snapshots import Snapshot
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -44,13 +46,14 @@ class Waiter(NamedTuple):
 
 class Around(NamedTuple):
     """What all drivers of an instance share. `backend` finds one by its name; `holds` says whether what was gained is still its own;
-    `may_reopen` whether a queue that was about to be deleted is still there, and stays."""
+    `may_reopen` whether a queue that was about to be deleted is still there, and stays; `snapshots` are those that partitions keep."""
 
     backend: Callable[[str], Backend]
     cache: BlobCache
     bury: Bury
     holds: Callable[[], bool]
     may_reopen: Callable[[QueueRecord], Awaitable[bool]]
+    snapshots: WeakSet[Snapshot]
     takeover_grace: Millis = 0
 
 
@@ -79,6 +82,7 @@ class QueueDriver:
         """Partitions that the queue has no more, and in which something is still in flight."""
         self._moved = asyncio.Event()
         self._changed = asyncio.Event()
+        self.snapshots, self.look_again = around.snapshots, self._turn_soon
         self.watchers: set[asyncio.Event] = set()
         """Set after each turn."""
         self._arrivals: dict[tuple[int, int], asyncio.Future[bool]] = {}

@@ -16,7 +16,7 @@ from sluiceway.core.routing import HERE, Part, Peer, by_owner, names_of, numbers
 from sluiceway.core.slots import home_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, LeaseAnywhere, Left, Load, Reload, ShareRequest
 from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import (
@@ -387,6 +387,10 @@ class Router:
 
     async def list_items(self, record: QueueRecord, request: ListItems) -> ItemsPage:
         page: ItemsPage = await self.owner_of(record, request.partition, request)
+        return page
+
+    async def browse(self, record: QueueRecord, request: Browse) -> BrowsedPage:
+        page: BrowsedPage = await self.owner_of(record, request.partition, request)
         return page
 
     async def explain(self, record: QueueRecord, partition: int, offset: int) -> Explanation:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import pyarrow as pa
 
@@ -25,7 +26,7 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.configuration import Configuration
 from sluiceway.model.health import Check
-from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, PeerRequest, ShareRequest
 from sluiceway.model.queue import QueueRecord, Verb
@@ -156,7 +157,7 @@ class Service:
         )
         self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
         grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
-        self._around = Around(self._backends.get, self._cache, send, self.ownership.holds, self._changes.may_reopen, grace)
+        self._around = Around(self._backends.get, self._cache, send, self.ownership.holds, self._changes.may_reopen, WeakSet(), grace)
         await self.ownership.start(self._meta, self)
         await self._changes.drop_rest()
         # All of them are known before the first opens: it may have items on their way to another.
@@ -454,6 +455,9 @@ class Service:
 
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
         return await self._router.explain(self.queue(queue_name), partition, offset)
+
+    async def browse(self, queue_name: str, request: Browse) -> BrowsedPage:
+        return await self._router.browse(self.queue(queue_name), request)
 
     async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
         return await self._router.peek(self.queue(queue_name), request)

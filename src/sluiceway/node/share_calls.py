@@ -10,10 +10,11 @@ from sluiceway.core.lane import not_here
 from sluiceway.core.routing import numbers_of
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
-from sluiceway.model.inspection import DeleteItems, ListItems
+from sluiceway.model.inspection import Browse, DeleteItems, ListItems
 from sluiceway.model.peers import Close, Count, Explain, FindLeases, GiveKeys, MoveOut, Reload, ShareRequest, Shut, TakeKeys
 from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
 from sluiceway.node import looking
+from sluiceway.node.browsing import browse
 from sluiceway.node.driver import QueueDriver
 from sluiceway.node.moving import move_out
 from sluiceway.node.redrive import redrive
@@ -54,6 +55,8 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, exi
         return await driver.reload(request.request_timeout)
     if isinstance(request, ListItems):
         return await looking.list_items(driver, request)
+    if isinstance(request, Browse):
+        return await browse(driver, request)
     if isinstance(request, Peek):
         return await looking.peek(driver, request)
     return _look(driver, request)

@@ -7,13 +7,14 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
+from sluiceway.server.instance_calls import may_stay
 from sluiceway.server.service import QueueService
-from sluiceway.wire import answers, json_inspection, shapes
+from sluiceway.wire import answers, browsing, json_inspection, shapes
 from sluiceway.wire.decoding import request_timeout
 
 
 class InspectionCalls:
-    """List, import and delete items, and load partitions again."""
+    """Browse, list, import and delete items, and load partitions again."""
 
     def __init__(self, service: QueueService, memory: AnswerMemory) -> None:
         self._service = service
@@ -22,6 +23,17 @@ class InspectionCalls:
     def endpoints(self) -> list[Endpoint]:
         errors = ("queue_not_found", "partition_damaged")
         return [
+            Endpoint(
+                "/v1/queue.browse",
+                "read",
+                self._browse,
+                browsing.BrowseCall,
+                browsing.Browsed,
+                "Read a partition as it is at one moment, page by page",
+                (*errors, "snapshot_gone", "too_many_items"),
+                gives_arrow=True,
+                redirects=True,
+            ),
             Endpoint(
                 "/v1/storage/items.list",
                 "read",
@@ -71,6 +83,15 @@ class InspectionCalls:
 
     async def _queue(self, request: Request, queue_name: str) -> QueueRecord:
         return await self._service.look_up(request.permit(queue_name))
+
+    async def _browse(self, request: Request) -> Body:
+        call = browsing.decode_browse(request.body)
+        record = await self._queue(request, call.queue_name)
+        wanted = call.request(record)
+        may_stay(self._service, request, record, (wanted.partition,))
+        page = await self._service.browse(call.queue_name, wanted)
+        async with self._memory.building(sum(batch.nbytes for batch, _ in page.rows)):
+            return browsing.browsed(record, wanted, page, arrow=request.wants_arrow)
 
     async def _list(self, request: Request, scheduled: bool = False) -> Body:
         call = json_inspection.decode_list_items(request.body)

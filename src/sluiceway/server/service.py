@@ -12,7 +12,7 @@ from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.health import Check
-from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.instances import Belonging, ClusterInfo
 from sluiceway.model.queue import QueueRecord, Verb
 from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
@@ -163,6 +163,10 @@ class QueueService(RebalanceService, Protocol):
 
     async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
         """Send dead items back. Raises `invalid_request` for a target that does not exist."""
+        ...
+
+    async def browse(self, queue_name: str, request: Browse) -> BrowsedPage:
+        """Read a partition as it was at one moment. Raises as `list_items`; `snapshot_gone`, `too_many_items`, `too_many_requests`."""
         ...
 
     async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
 from sluiceway.kernel.errors import invalid
-from sluiceway.spark.options import server_options, sink_options, source_options
+from sluiceway.spark.browse import BROWSED, BrowseReader
+from sluiceway.spark.options import browse_options, leases, server_options, sink_options, source_options
 from sluiceway.spark.rows import SCHEMA
 from sluiceway.spark.settle import BatchSettle, StreamSettle
 from sluiceway.spark.sink import BatchSink, StreamSink
@@ -17,7 +17,7 @@ from sluiceway.spark.source import LeaseStreamReader
 
 
 class SluicewaySource(DataSource):
-    """A queue as a stream source and as a batch and stream sink. The options are described in `docs/spark.md`."""
+    """A queue as a stream source, as a table to look at, and as a batch and stream sink. The options are described in `docs/spark.md`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -28,14 +28,18 @@ class SluicewaySource(DataSource):
         return "sluiceway"
 
     def schema(self) -> StructType:
-        # Spark asks this of readers only, as soon as they are loaded: the first place where a missing option can be told.
-        source_options(self.options)
-        return SCHEMA
+        # Spark asks this of readers only, as soon as they are loaded: the first place where a wrong option can be told.
+        if leases(self.options):
+            source_options(self.options)
+            return SCHEMA
+        browse_options(self.options)
+        return BROWSED
 
-    def reader(self, schema: StructType) -> NoReturn:
-        raise invalid("format", "a queue is read as a stream: spark.readStream, with trigger(availableNow=True) to stop when it is empty")
+    def reader(self, schema: StructType) -> BrowseReader:
+        return BrowseReader(schema, browse_options(self.options))
 
     def streamReader(self, schema: StructType) -> LeaseStreamReader:
+        source_options(self.options)
         if schema.simpleString() != SCHEMA.simpleString():
             raise invalid("schema", "the columns of an item are fixed; leave out .schema(...)")
         return LeaseStreamReader(source_options(self.options))

@@ -40,7 +40,8 @@ _AGAIN = (429, 503, 504)
 
 _ADVICE = {
     "unauthenticated": "which key is sent says the option apiKey (env:NAME, file:PATH), else SLUICEWAY_API_KEY of driver and executors",
-    "forbidden": "to read a queue a query needs the scopes consume and read on it, to write produce, to settle consume and read",
+    "forbidden": "a query needs scopes on its queue: to read a stream consume and read, to read a table read, to write produce, to settle "
+    "consume and read",
 }
 
 

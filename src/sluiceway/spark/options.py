@@ -15,10 +15,14 @@ from sluiceway.kernel.clock import Millis, parse_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.model.inspection import BrowseState
 
 COMMON = ("url", "queue", "requestTimeout", "apiKey", "caFile")
 SOURCE = (*COMMON, "consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss")
 SINK = (*COMMON, "mode", "chunkItems", "writeId")
+BROWSE = (*COMMON, "state")
+_LEASING = ("consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss")
+_STATES: tuple[BrowseState, ...] = ("ready", "leased", "scheduled")
 
 _LARGEST = 2**31 - 1
 
@@ -62,6 +66,14 @@ class SourceOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class BrowseOptions:
+    """Options of `read`: which items."""
+
+    server: Server
+    states: tuple[BrowseState, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SinkOptions:
     """Options of `write` and `writeStream`. `mode` is `produce` or `settle`; `write_id` makes a batch write repeatable."""
 
@@ -93,6 +105,27 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
     return read
 
 
+def leases(options: Mapping[str, str]) -> bool:
+    """Whether these are options of `readStream`: Spark does not say for which of the two it asks for the columns."""
+    return any(get(options, name) is not None for name in _LEASING)
+
+
+def browse_options(options: Mapping[str, str]) -> BrowseOptions:
+    """Raises `invalid_request` that names the option at fault."""
+    if leases(options):
+        given = next(name for name in _LEASING if get(options, name) is not None)
+        raise invalid(given, "spark.read looks and takes nothing, so it has no such option; to take what is ready, use spark.readStream")
+    _check_names(options, BROWSE, "browsing")
+    wanted = [text.strip() for text in (get(options, "state") or "ready").split(",")]
+    states = tuple(state for state in _STATES if state in wanted)
+    if len(states) < len(wanted):
+        raise invalid("state", "expected one or more of ready, leased and scheduled, each once, separated by commas")
+    server, queues = _server(options)
+    if len(queues) > 1:
+        raise invalid("queue", "one queue is looked at; only readStream takes several")
+    return BrowseOptions(server, states)
+
+
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
     """Raises `invalid_request` that names the option at fault."""
     _check_names(options, SINK, "writing")
@@ -111,7 +144,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 def server_options(options: Mapping[str, str]) -> Server:
     """The options that reading and writing share. Raises `invalid_request` that names the option at fault."""
-    _check_names(options, (*SOURCE, *SINK), "using")
+    _check_names(options, (*SOURCE, *SINK, *BROWSE), "using")
     return _server(options)[0]
 
 
@@ -182,7 +215,7 @@ def _yes(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
     """Spark's own options pass; a name that is nearly ours, or ours for the other direction, is a mistake."""
-    every = {name.lower(): name for name in (*SOURCE, *SINK)}
+    every = {name.lower(): name for name in (*SOURCE, *SINK, *BROWSE)}
     for key in options:
         if key.lower().startswith(_OF_A_TABLE):
             continue

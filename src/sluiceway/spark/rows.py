@@ -37,7 +37,7 @@ SCHEMA = StructType(
     ]
 )
 
-_OPTIONAL = {"kind": pa.utf8(), "encoding": pa.utf8(), "reference": pa.utf8(), "headers": HEADERS}
+OPTIONAL = {"kind": pa.utf8(), "encoding": pa.utf8(), "reference": pa.utf8(), "headers": HEADERS}
 
 
 def to_rows(batch: pa.RecordBatch, queue: str, lease_id: str, schema: pa.Schema) -> pa.RecordBatch:
@@ -46,18 +46,19 @@ def to_rows(batch: pa.RecordBatch, queue: str, lease_id: str, schema: pa.Schema)
     rows = batch.num_rows
     partition = batch.column("partition").cast(pa.utf8())
     columns = {
-        "id": _join_id(incarnation, partition, batch.column("offset")),
-        "origin": _join_id(incarnation, partition, batch.column("origin_offset")),
+        "id": join_id(incarnation, partition, batch.column("offset")),
+        "origin": join_id(incarnation, partition, batch.column("origin_offset")),
         "queue": pa.repeat(queue, rows),
         "lease_id": pa.repeat(lease_id, rows),
         **{name: batch.column(name) for name in ("partition", "offset", "attempts", "enqueued_at", "payload")},
     }
-    for name, kind in _OPTIONAL.items():
+    for name, kind in OPTIONAL.items():
         columns[name] = batch.column(name) if name in batch.schema.names else pa.nulls(rows, kind)
     if "origin" in batch.schema.names:
         columns["origin"] = pc.coalesce(batch.column("origin"), columns["origin"])
     return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
 
 
-def _join_id(incarnation: str, partition: pa.Array, offset: pa.Array) -> pa.Array:
+def join_id(incarnation: str, partition: pa.Array, offset: pa.Array) -> pa.Array:
+    """The ids of items of these partitions (as text) and offsets."""
     return pc.binary_join_element_wise(incarnation, partition, offset.cast(pa.utf8()), ".")

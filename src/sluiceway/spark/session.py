@@ -58,6 +58,7 @@ def session(app_name: str, /, **conf: object) -> SparkSession:
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.shuffle.partitions": "4",
+        "spark.sql.python.filterPushdown.enabled": "true",
         **conf,
     }
     builder = SparkSession.builder.appName(app_name)

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
-from sluiceway.model.inspection import Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.leased import POSITION
 from sluiceway.model.peers import (
@@ -66,11 +66,12 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Where an instance is asked, below the URL that its member record has."""
-VERSION: Final = 3
+VERSION: Final = 4
 """To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all.
 
 2: partitions come and go, hand over their keys, and move their items; an instance that knows nothing of that must not own any.
 3: a lease may be for one partition.
+4: partitions are browsed.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
@@ -97,6 +98,7 @@ KINDS_OF_REQUESTS: Final = {
         Kind(DeleteItems, Deleted),
         Kind(Redrive, Redriven),
         Kind(ListItems, ItemsPage),
+        Kind(Browse, BrowsedPage),
         Kind(Peek, list[pa.RecordBatch]),
         Kind(Explain, Explanation),
         Kind(Count, QueueStats),
