@@ -216,7 +216,7 @@ async def test_a_stream_that_is_being_made_has_no_seeds_yet(server: MotoServer, 
     proxy.after = lambda call, asked, answer: answer
     assert len((await stream.seeds("")).partitions) == 2
     # One of the same name that has fewer was made anew.
-    with pytest.raises(BrokenOffError, match="made anew"):
+    with pytest.raises(SluicewayError, match="made anew"):
         await stream.seeds(THIRD)
     await stream.close()
 

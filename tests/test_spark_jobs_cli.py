@@ -88,8 +88,9 @@ def test_from_files_to_outcomes(world: Server, tmp_path: Path) -> None:
     more = ("--once", "--strict", "--json", "--every", "0s")
     code, out, err = run(tmp_path, "process", "orders", "mine:judge", "--checkpoint", "c", *more, *to)
     assert code == 0, err
-    assert json.loads(out.splitlines()[-1]) == {"items": 3, "batches": 1, "stopped": False}
-    assert (world.count("orders", "completed"), world.count("orders", "retried")) == (2, 1)
+    # The batch that had failed is replayed; what it retries was not yet ready when that was counted, and so comes once more.
+    assert json.loads(out.splitlines()[-1]) == {"items": 4, "batches": 2, "stopped": False}
+    assert (world.count("orders", "completed"), world.count("orders", "retried")) == (2, 2)
 
 
 def test_it_goes_on_until_it_is_told_to_end(world: Server, tmp_path: Path) -> None:

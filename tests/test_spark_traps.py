@@ -49,7 +49,7 @@ def written(spark: SparkSession, folder: Path) -> list[str]:
 def test_planning_takes_no_lease_and_filters_may_be_pushed_or_not(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     queue = world.create("planned")
     world.produce(queue, ["a", "b", "c"])
-    assert spark.conf.get(PUSH_DOWN) == "false"
+    before = str(spark.conf.get(PUSH_DOWN))
     spark.conf.set(PUSH_DOWN, "true")
     try:
         some = read(spark, world, queue).where("payload <> cast('b' as binary)")
@@ -57,7 +57,7 @@ def test_planning_takes_no_lease_and_filters_may_be_pushed_or_not(spark: SparkSe
         assert world.count(queue, "total_leased") == world.count(queue, "leased") == 0
         to_files(some, tmp_path).awaitTermination()
     finally:
-        spark.conf.unset(PUSH_DOWN)
+        spark.conf.set(PUSH_DOWN, before)
     assert written(spark, tmp_path) == ["a", "c"]
     assert (world.count(queue, "completed"), world.count(queue, "leases")) == (3, 0)
 
