@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test explore lint audit bench bench-scale crash test-cluster test-rebalance test-tasks fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow explore lint audit bench bench-scale crash test-cluster test-rebalance test-tasks fuzz hostile sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
@@ -49,6 +49,9 @@ demo: setup ## A real Spark pipeline fed by a real queue, with a ledger at the e
 
 test: setup lint ## Lint, then every test but the slow ones
 	@$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
+
+test-slow: setup ## The tests that are too long for `make test`; those that kill on end are in `make crash`
+	@$(BIN)/python -m pytest -m "slow and not crash" $(PARALLEL) $(ARGS)
 
 lint: setup ## Style, types and the floors
 	@$(BIN)/ruff check $(LINTED)

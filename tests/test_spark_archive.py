@@ -314,6 +314,7 @@ def verified(shell: Shell, folder: Path) -> str:
     return shell.says("spark", "archive", "--verify", str(folder / "a"))
 
 
+@pytest.mark.slow
 def test_the_command(
     spark: SparkSession, world: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:

@@ -179,6 +179,7 @@ print(ingest(session("load", **{"spark.master": sys.argv[3]}), [folder / "in"], 
 """
 
 
+@pytest.mark.slow
 def test_a_load_that_is_killed_and_repeated_has_every_row_once(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     world.create("load", partitions=3)
     (tmp_path / "in").mkdir()

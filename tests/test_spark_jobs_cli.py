@@ -67,6 +67,7 @@ def outcome(items):
 """
 
 
+@pytest.mark.slow
 def test_from_files_to_outcomes(world: Server, tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n1\n2\n3\n")
     (tmp_path / "mine.py").write_text(MODULE)
@@ -93,6 +94,7 @@ def test_from_files_to_outcomes(world: Server, tmp_path: Path) -> None:
     assert (world.count("orders", "completed"), world.count("orders", "retried")) == (2, 2)
 
 
+@pytest.mark.slow
 def test_it_goes_on_until_it_is_told_to_end(world: Server, tmp_path: Path) -> None:
     world.create("going")
     (tmp_path / "in").mkdir()
@@ -110,6 +112,7 @@ def test_it_goes_on_until_it_is_told_to_end(world: Server, tmp_path: Path) -> No
     assert (process.returncode, out) == (0, "stored 2 items in 1 batch; stopped\n"), err
 
 
+@pytest.mark.slow
 def test_a_load_that_is_interrupted_says_so(world: Server, tmp_path: Path) -> None:
     world.create("interrupted")
     world.call("/v1/queue.pause", queue_name="interrupted")
@@ -147,6 +150,7 @@ def test_a_function_is_found_or_it_is_said_what_is_missing(tmp_path: Path, monke
         find_function("needs_another", "judge")
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_there_ends_with_4(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n")
     code, _, err = run(tmp_path, "ingest", "orders", "a.txt", "--url", "http://127.0.0.1:9", "--request-timeout", "1s", "--json")

@@ -156,6 +156,7 @@ def _commands(shell: Shell, folder: Path) -> None:
     assert shell.ends(*how)[0] == 2
 
 
+@pytest.mark.slow
 def test_the_command(
     spark: SparkSession,
     world: Server,
