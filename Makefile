@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow explore lint audit bench bench-scale crash test-cluster test-rebalance test-tasks fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow explore lint audit bench bench-scale crash test-cluster test-rebalance test-tasks test-spark fuzz hostile sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
@@ -88,6 +88,9 @@ test-rebalance: setup ## Add, remove and move partitions of real servers under l
 
 test-tasks: setup ## Simulated schedules, and captures of real streams whose tasks are killed and frozen (ARGS='schedules --seeds 2000': some of it)
 	@PYTHONPATH=tests:tests/crash $(BIN)/python -m tasks_campaign.campaign $(ARGS)
+
+test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
+	@PYTHONPATH=tests:tests/crash $(BIN)/python -m spark_campaign.campaign $(ARGS)
 
 fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
 	@PYTHONPATH=tests $(BIN)/python -m fuzz.decoders 100000 $(ARGS)

@@ -114,4 +114,5 @@ CAPTURES = {"spark capture"}
 JOBS = {"spark ingest", "spark process"}
 ARCHIVES = {"spark archive"}
 REDRIVES = {"spark redrive"}
+COPIES = {"spark copy"}
 """Commands that have their tests in files of their own."""

@@ -196,12 +196,11 @@ class KinesisWorld:
     def names(self, records: pa.RecordBatch) -> list[str]:
         return [payload.decode() for payload in records.column("payload").to_pylist()]
 
-    async def branch(self) -> bool:
+    async def branch(self) -> None:
         left, right = open_shards(self.client, self.stream)[:2]
         split(self.client, self.stream, left)
         middle = open_shards(self.client, self.stream)[1]
         merge(self.client, self.stream, middle, right)
-        return True
 
     async def nowhere(self, position: str) -> str:
         place = parse_position(position)

@@ -44,6 +44,13 @@ class Source:
             self.run(f"CREATE TABLE {table}")
         self.run("CREATE PUBLICATION {name} FOR TABLE " + ", ".join(table.partition("(")[0] for table in tables))
 
+    async def begin(self, *tables: str) -> tuple[PostgresStream, str]:
+        """Publish the tables, if any are named, and make the slot: a stream, and where reading begins."""
+        if tables:
+            self.publish(*tables)
+        stream = self.stream()
+        return stream, await begin(stream)
+
     def stream(self, port: int | None = None) -> PostgresStream:
         return PostgresStream("cap", self.server.dsn(port), [self.name])
 

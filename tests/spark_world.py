@@ -30,10 +30,11 @@ def until(what: str, condition: Callable[[], object], seconds: float = PATIENCE)
 
 
 class Server:
-    """`sluiceway serve` in a process of its own, which can be killed and started again on the same data and port."""
+    """`sluiceway serve` in a process of its own, which can be killed and started again on the same data and port. `config`: its file."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, config: Path | None = None) -> None:
         self._folder = folder
+        self._config = ["--config", str(config)] if config else []
         self._port = 0
         self.url = ""
         self.start()
@@ -43,7 +44,7 @@ class Server:
         told.unlink(missing_ok=True)
         command = [sys.executable, "-m", "sluiceway.server.run", "--data", str(self._folder / "data"), "--port", str(self._port)]
         with (self._folder / "server.log").open("ab") as log:
-            self._process = subprocess.Popen([*command, "--url-file", str(told)], stdout=log, stderr=log)
+            self._process = subprocess.Popen([*command, *self._config, "--url-file", str(told)], stdout=log, stderr=log)
         until("the server listens", lambda: told.exists() or self._process.poll() is not None)
         assert self._process.poll() is None, (self._folder / "server.log").read_text()
         self.url = told.read_text().strip()
@@ -74,8 +75,8 @@ class Server:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[Server]:
-    running = Server(folder)
+def server(folder: Path, config: Path | None = None) -> Iterator[Server]:
+    running = Server(folder, config)
     try:
         yield running
     finally:

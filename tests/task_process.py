@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pyarrow as pa
 
-from sluiceway import capture
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture import CaptureConfig, run_member
+from sluiceway.capture.config import STREAMS
 from sluiceway.client.aio import AsyncClient
 from sluiceway.client.capture_sink import QueueSink
 from sluiceway.model.tasks import Kept
@@ -30,7 +31,7 @@ KIND = "scripted"
 
 def know_the_stream() -> None:
     """The scripted stream is one kind, and chunks are small."""
-    capture.STREAMS[KIND] = "tasks_rig"
+    STREAMS[KIND] = "tasks_rig"
     defaults = QueueSink.__init__.__kwdefaults__
     assert defaults is not None
     defaults["chunk_items"] = 2
@@ -46,8 +47,9 @@ class Point:
         if name == self.name and not self.passed:
             self.passed = True
             assert self.store is not None
-            # In the store's own thread, since who stands still in the middle of a transaction keeps all others out of the file.
-            await self.store._run(lambda: os.kill(os.getpid(), signal.SIGSTOP))
+            # In the store's own thread, since who stands still in the middle of a transaction keeps all others out of the file. And by a
+            # signal to that thread: of one to the process any thread may take note, and this one begin the next transaction meanwhile.
+            await self.store._run(lambda: signal.pthread_kill(threading.get_ident(), signal.SIGSTOP))
 
     async def telling(self, what: str, work: Callable[[], Awaitable[Any]]) -> Any:
         """What becomes of that, if it is after the process stood still."""
@@ -99,7 +101,7 @@ def stand_still_at(point: Point) -> None:
 async def main(configs: list[dict[str, Any]]) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    await asyncio.gather(*(capture.run_member(capture.CaptureConfig(**config), stop=stop) for config in configs))
+    await asyncio.gather(*(run_member(CaptureConfig(**config), stop=stop) for config in configs))
 
 
 if __name__ == "__main__":

@@ -15,21 +15,23 @@ import pytest
 from node_rig import eventually
 from server_process import closed_port
 from server_running import running
-from sluiceway import capture
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.capture import (
     Begun,
     CaptureConfig,
+    Claim,
+    Handler,
     TaskRunner,
-    _agreed,
     captures,
     forget,
     look,
-    open_meta,
-    open_positions,
     open_stream,
     run_member,
 )
+from sluiceway.capture import begun as capture_begun
+from sluiceway.capture import member as capture_member
+from sluiceway.capture.config import STREAMS
+from sluiceway.capture.parts import open_meta, open_positions
 from sluiceway.core.assignment.group import Keys, MemberRecord, Parameters, Resource
 from sluiceway.core.assignment.tasks_state import State
 from sluiceway.kernel.errors import SluicewayError
@@ -50,7 +52,7 @@ def from_options(name: str, options: dict[str, str]) -> ChangeStream:
 
 @pytest.fixture(autouse=True)
 def kind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setitem(capture.STREAMS, KIND, __name__)
+    monkeypatch.setitem(STREAMS, KIND, __name__)
     yield
     SCRIPTS.clear()
 
@@ -112,8 +114,8 @@ async def test_a_handler_of_ones_own_needs_no_queue(tmp_path: Path) -> None:
     SCRIPTS["s"] = Script([Part("a", (), 3, 1)])
     read: list[bytes] = []
 
-    def reads(stream: ChangeStream, positions: PositionStore) -> capture.Handler:
-        async def handle(claim: capture.Claim) -> Any:
+    def reads(stream: ChangeStream, positions: PositionStore) -> Handler:
+        async def handle(claim: Claim) -> Any:
             batch = await stream.read(claim.token, claim.position)
             await positions.commit(claim.opening, type(claim.kept)(position=batch.upto))
             read.extend(batch.records.column("payload").to_pylist())
@@ -137,7 +139,7 @@ async def test_another_stream_or_log_under_the_same_name_is_refused(tmp_path: Pa
         target = {"url": server.url, "queue": server.queue()}
         async with member(config(tmp_path, **target)):
             pass
-        monkeypatch.setitem(capture.STREAMS, "other", __name__)
+        monkeypatch.setitem(STREAMS, "other", __name__)
         with pytest.raises(SluicewayError, match="was begun with in_this_process, not other"):
             await run_member(config(tmp_path, stream="other", **target), stop=asyncio.Event())
         with pytest.raises(SluicewayError, match="was begun with the log meta, not kafka:"):
@@ -146,7 +148,7 @@ async def test_another_stream_or_log_under_the_same_name_is_refused(tmp_path: Pa
 
 def agreed(begun: Begun | None, **fields: Any) -> Begun:
     given = {"name": "o", "meta": "sqlite:x", "stream": "kinesis", "options": {"stream": "a"}, "url": "http://h:1", "queue": "q"}
-    return _agreed(begun, CaptureConfig(**(given | fields)))
+    return capture_begun.agreed(begun, CaptureConfig(**(given | fields)))
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ def test_what_may_change_of_a_capture() -> None:
 @driven
 async def test_a_meta_store_that_is_away_at_the_beginning_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     SCRIPTS["s"] = Script([Part("a", (), 3, 1)])
-    monkeypatch.setattr(capture, "_AGAIN", 0.01)
+    monkeypatch.setattr(capture_member, "_AGAIN", 0.01)
     read, away = SqliteMetaStore.read, [True, True, True]
 
     async def refuse(store: SqliteMetaStore, *given: Any, **more: Any) -> Any:
@@ -210,7 +212,7 @@ async def test_a_meta_store_that_is_away_at_the_beginning_is_waited_for(tmp_path
     stop = asyncio.Event()
     stop.set()
     await run_member(told, stop=stop)
-    monkeypatch.setattr(capture, "BEGIN_FOR", 50)
+    monkeypatch.setattr(capture_member, "BEGIN_FOR", 50)
     with pytest.raises(SluicewayError, match="it is away"):
         await run_member(told, stop=asyncio.Event())
 
@@ -358,7 +360,7 @@ async def test_the_meta_store_may_be_named_by_where_its_url_is(tmp_path: Path, m
 
 
 def test_a_stream_whose_extra_is_missing_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(capture.STREAMS, "kinesis", "a_module_that_is_not_there")
+    monkeypatch.setitem(STREAMS, "kinesis", "a_module_that_is_not_there")
     with pytest.raises(SluicewayError, match=r"kinesis needs a_module_that_is_not_there; .*pip install 'sluiceway\[kinesis\]'"):
         open_stream("kinesis", "orders", {})
     with pytest.raises(SluicewayError, match="expected one of kinesis, postgres, queue"):

@@ -16,6 +16,7 @@ import pytest
 from cli_shell import Shell
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.cli.common import wide_console
+from sluiceway.cli.consumers import ConsumerRow
 from sluiceway.cli.top import BackendRow, Look, QueueRow, frame, summarise
 from sluiceway.client import Client, PartitionStats, QueueStats
 from sluiceway.client.answers import LogicalQueueStats
@@ -86,11 +87,11 @@ def test_a_look_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(Client, "_attempt", noted)
         (look,) = shell.json("top", "--once", "-n", "3")
         assert ([row["queue_name"] for row in look["queues"]], look["more"]) == (["q0", "q1", "q2"], True)
-        assert asked == ["/v1/queues.list", *["/v1/queue.stats"] * 3]
+        assert asked == ["/v1/queues.list", *["/v1/queue.stats"] * 3, "/v1/consumers.list"]
         asked.clear()
         # Without a terminal there is nothing to watch.
         assert "q4" in shell.says("top", "q4")
-        assert asked == ["/v1/queue.stats"]
+        assert asked == ["/v1/queue.stats", "/v1/consumers.list"]
         code, _, err = shell.ends("top", "q5")
         assert code == 3
         assert "queue_not_found" in err
@@ -143,3 +144,43 @@ def test_a_terminal_is_left_clean_by_ctrl_c_and_a_lost_server_is_told(tmp_path: 
         assert text.rindex(on) < text.rindex(off), "the screen and the cursor are given back"
     assert text.endswith(b"interrupted\r\n")
     assert b"Traceback" not in text
+
+
+def test_consumers_are_shown_with_their_queries_first(capsys: pytest.CaptureFixture[str]) -> None:
+    polling = [ConsumerRow("q", f"c{n}", "", "", None, 1, n, None, 7, None) for n in range(12)]
+    look = Look(
+        [QueueRow("q", 2, 7, 5, 6, 7)],
+        [],
+        [],
+        False,
+        1,
+        [*polling, ConsumerRow("q", "s", "bill", "running", 3, 4, 5, 8_112.4, 7, "12:00:01")],
+    )
+    wide_console().print(frame(look, "http://x"))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["q", "s", "bill", "running", "3", "4", "5", "8,112", "7", "12:00:01"] in lines
+    assert ["q", "c1", "-", "-", "-", "1", "1", "-", "7", "-"] in lines
+    assert not any(line[:2] == ["q", "c0"] for line in lines)
+    assert any(line[:4] == ["…", "and", "1", "more"] for line in lines)
+
+
+def test_who_consumes_is_listed_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    with ServerProcess(tmp_path / "data") as server, Client(server.url, client_id="billing") as client:
+        for name in ("orders", "returns"):
+            client.create_queue(name)
+            client.produce(name, ["x"] * 3)
+        client.lease("orders", batch_size=2)
+        monkeypatch.setenv("SLUICEWAY_URL", server.url)
+        shell = Shell("", monkeypatch, capsysbinary)
+        assert [line.split()[:7] for line in shell.says("consumer", "list").splitlines()[1:]] == [
+            ["orders", "billing", "-", "-", "-", "1", "2"]
+        ]
+        (found,) = shell.json("consumer", "list", "orders")
+        assert (found["ready"], found["consumers"][0]["client_id"]) == (1, "billing")
+        assert "no consumers" in shell.ends("consumer", "list", "returns")[2]
+        (look,) = shell.json("top", "--once")
+        assert [(row["queue_name"], row["client_id"], row["items"], row["lag"]) for row in look["consumers"]] == [
+            ("orders", "billing", 2, 1)
+        ]

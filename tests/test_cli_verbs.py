@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_shell import ARCHIVES, CAPTURES, JOBS, REBALANCES, REDRIVES, WITHOUT_JSON, Shell, covering, leaves
+from cli_shell import ARCHIVES, CAPTURES, COPIES, JOBS, REBALANCES, REDRIVES, WITHOUT_JSON, Shell, covering, leaves
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.client import Client
 from test_cli_tasks import KEPT, RECORDS, write_capture
@@ -416,7 +416,7 @@ def test_demo(shell: Shell, tmp_path: Path) -> None:
 
 
 def test_every_command_has_a_test() -> None:
-    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | JOBS
+    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS
 
 
 def test_every_command_speaks_json() -> None:

@@ -172,6 +172,7 @@ def test_what_may_be_repeated() -> None:
         admin_calls.list_rounds(None),
         item_calls.explain_partition("q", 0),
         queue_calls.list_queues(None, None),
+        queue_calls.list_consumers(None, None, None),
         rebalance_calls.plan_rebalance("q", None),
         rebalance_calls.get_rebalance("7-a"),
         rebalance_calls.list_rebalances(None, False, None, None),

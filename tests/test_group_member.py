@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
+from frozen import freeze
 from postgres_server import server_or_skip
 from server_process import PATIENCE
 from sluiceway.core.assignment.group import Keys, read_group
@@ -366,19 +366,6 @@ class Process:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
-    def freeze(self, store: Path) -> None:
-        """In the middle of a transaction it would keep everybody else out of the file; that is not what is tested."""
-        while True:
-            self.signal(signal.SIGSTOP)
-            with contextlib.closing(sqlite3.connect(store, timeout=2, isolation_level=None)) as look:
-                try:
-                    look.execute("BEGIN IMMEDIATE")
-                except sqlite3.OperationalError:
-                    self.signal(signal.SIGCONT)
-                else:
-                    look.execute("ROLLBACK")
-                    return
-
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -402,7 +389,7 @@ def test_processes_that_are_killed_and_frozen(tmp_path: Path) -> None:
             had = dict(processes[0].items)
             await until(lambda: divided(*processes[1:]))
             assert all((processes[1].items | processes[2].items)[item] > token for item, token in had.items())
-            processes[1].freeze(tmp_path / "meta.sqlite")
+            freeze(processes[1].signal, tmp_path / "meta.sqlite")
             frozen = dict(processes[1].items)
             await until(lambda: divided(processes[2]))
             assert all(processes[2].items[item] > token for item, token in frozen.items())

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,8 +22,10 @@ from kafka_member import OPTIONS, Arrivals
 from kafka_server import KafkaServer, server_or_skip
 from node_rig import eventually
 from postgres_server import free_port, wait_until
+from sluiceway.adapters.synclog import kafka_election
 from sluiceway.adapters.synclog.kafka import KafkaSyncLog
 from sluiceway.adapters.synclog.kafka_election import KafkaElection
+from sluiceway.adapters.synclog.kafka_topics import ensure
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Group
@@ -36,6 +39,7 @@ numbers = itertools.count()
 _MEMBER = """
 import asyncio, json, sys
 from sluiceway.adapters.synclog.kafka_election import KafkaElection
+from sluiceway.adapters.synclog.kafka_topics import ensure
 
 async def main(bootstrap, capture, name, session, heartbeat):
     election = KafkaElection(bootstrap, capture, session_timeout=int(session), heartbeat=int(heartbeat))
@@ -198,6 +202,23 @@ async def test_captures_do_not_disturb_each_other(server: KafkaServer, capture: 
     async with members(server, capture, "one") as (one,), members(server, f"{capture}-b", "two") as (two,):
         await asyncio.gather(one.join(), two.join())
         await eventually(lambda: agreed([one]) and agreed([two]))
+
+
+@driven
+async def test_a_fault_of_the_client_does_not_end_its_part(server: KafkaServer, capture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    failed: list[Exception] = []
+
+    async def fail_once(*given: Any) -> None:
+        if not failed:
+            failed.append(ValueError("not today"))
+            raise failed[0]
+        await ensure(*given)
+
+    monkeypatch.setattr(kafka_election, "ensure", fail_once)
+    async with members(server, capture, "one") as (one,):
+        await one.join()
+        await eventually(lambda: agreed([one]))
+    assert failed
 
 
 @driven

@@ -16,7 +16,7 @@ from server_running import Running, eventually, running
 from sluiceway.client.lineage import MOST_OPEN, QueueLineage, from_options
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import CHANGES, BrokenOffError, ChangeStream, UnknownPositionError
-from sluiceway.testing.change_stream_suite import ChangeStreamSuite, World, next_batch
+from sluiceway.testing.change_stream_suite import BranchingStreamSuite, BranchingWorld, next_batch
 from sluiceway.testing.drive import driven
 
 
@@ -48,9 +48,8 @@ class QueueWorld:
     def names(self, records: pa.RecordBatch) -> list[str]:
         return names(records)
 
-    async def branch(self) -> bool:
+    async def branch(self) -> None:
         await aside(self.place.rebalance, 2, other_side=True)
-        return True
 
     async def nowhere(self, position: str) -> str:
         return "999999x1"
@@ -64,9 +63,9 @@ class QueueWorld:
             each.is_cut = False
 
 
-class TestQueue(ChangeStreamSuite):
+class TestQueue(BranchingStreamSuite):
     @pytest.fixture
-    def world(self, served: Running) -> World:
+    def world(self, served: Running) -> BranchingWorld:
         return QueueWorld(served)
 
 
@@ -407,8 +406,8 @@ async def test_what_is_no_position_is_not_taken_for_one(one: Place, position: st
         ({"queue": "q"}, "url", "required"),
         ({"url": "http://x"}, "queue", "required"),
         ({"url": "http://x", "queue": "q", "holdfro": "1d"}, "holdfro", "did you mean holdFor"),
-        ({"url": "http://x", "queue": "q", "zzz": "1"}, "zzz", "expected url"),
-        ({"url": "http://x", "queue": "q", "holdFor": "10ms"}, "holdFor", "expected 1s"),
+        ({"url": "http://x", "queue": "q", "zzz": "1"}, "zzz", "there are url"),
+        ({"url": "http://x", "queue": "q", "holdFor": "10ms"}, "holdFor", "from 1s to"),
         ({"url": "http://x", "queue": "q", "holdFor": "soon"}, "holdFor", "soon"),
         ({"url": "http://x", "queue": "q", "apiKey": "slw_secret"}, "apiKey", "env:NAME or file:PATH"),
         ({"url": "nonsense", "queue": "q"}, "url", "not a URL"),

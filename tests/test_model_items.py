@@ -223,6 +223,10 @@ def test_headers_are_measured_together_names_included() -> None:
     check_sizes(batch_from_rows([{"payload": b"", "headers": fits}]))
     with pytest.raises(SluicewayError, match=rf"items\[1\]\.headers: larger than {MAX_HEADER_BYTES} bytes"):
         check_sizes(batch_from_rows([{"payload": b"", "headers": fits}, {"payload": b"", "headers": [*fits, ("c", "")]}]))
+    some = batch_from_rows([{"payload": b"", "headers": [*fits, ("c", "")]}, {"payload": b""}, {"payload": b"", "headers": fits}])
+    check_sizes(some.slice(1))
+    with pytest.raises(SluicewayError, match=r"items\[1\]\.headers"):
+        check_sizes(pa.concat_batches([some.slice(1, 1), some]))
 
 
 def test_no_rows_are_within_every_limit() -> None:

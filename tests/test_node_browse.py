@@ -32,6 +32,13 @@ def after(page: BrowsedPage, request: Browse = READY) -> Browse:
     return Browse(request.partition, (), request.limit, page.snapshot, page.position, request.payload)
 
 
+async def begin(service: Service, letters: str) -> None:
+    """A queue with one item for each letter, each in a blob of its own."""
+    await service.create_queue(spec("q"))
+    for letter in letters:
+        await produce(service, "q", letter)
+
+
 async def rest(service: Service, page: BrowsedPage, request: Browse = READY) -> list[str]:
     """What the following pages have."""
     found = []
@@ -62,9 +69,7 @@ async def until_blobs(service: Service, store: Store, count: int) -> None:
 @driven
 async def test_pages_are_of_one_moment_and_what_is_gone_meanwhile_is_kept_for_them(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, store):
-        await service.create_queue(spec("q"))
-        for text in "abcde":
-            await produce(service, "q", text)
+        await begin(service, "abcde")
         first = await service.browse("q", READY)
         assert texts(first) == ["a", "b"]
         await settle(service, "q", await lease(service, "q"))
@@ -81,9 +86,7 @@ async def test_pages_are_of_one_moment_and_what_is_gone_meanwhile_is_kept_for_th
 @driven
 async def test_a_snapshot_that_nobody_reads_is_let_go_with_what_it_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as (service, store):
-        await service.create_queue(spec("q"))
-        for text in "abcde":
-            await produce(service, "q", text)
+        await begin(service, "abcde")
         first = await service.browse("q", READY)
         await settle(service, "q", await lease(service, "q"))
         assert await blobs(service, store) == 5
@@ -97,8 +100,7 @@ async def test_a_snapshot_that_nobody_reads_is_let_go_with_what_it_kept(tmp_path
 async def test_what_fits_on_one_page_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(browsing, "SNAPSHOT_READ", 600_000)
     async with serving(tmp_path) as (service, store):
-        await service.create_queue(spec("q"))
-        await produce(service, "q", "a")
+        await begin(service, "a")
         page = await service.browse("q", READY)
         assert (texts(page), page.snapshot) == (["a"], None)
         await settle(service, "q", await lease(service, "q"))
@@ -109,8 +111,7 @@ async def test_what_fits_on_one_page_leaves_nothing_behind(tmp_path: Path, monke
 @driven
 async def test_what_is_completed_while_its_page_is_read_is_on_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, store):
-        await service.create_queue(spec("q"))
-        await produce(service, "q", "a")
+        await begin(service, "a")
         service._cache._batches.clear()
 
         async def settled(_: PartitionRef) -> None:
@@ -130,9 +131,7 @@ async def test_what_is_completed_while_its_page_is_read_is_on_it(tmp_path: Path)
 @driven
 async def test_a_snapshot_ends_with_the_opening_of_its_partition(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, store):
-        await service.create_queue(spec("q"))
-        for text in "abcde":
-            await produce(service, "q", text)
+        await begin(service, "abcde")
         first = await service.browse("q", READY)
         await service.clear("q", Clear(request_timeout=5_000))
         assert await blobs(service, store) == 5
@@ -146,9 +145,7 @@ async def test_what_a_dead_instance_kept_is_removed_by_the_next(tmp_path: Path) 
     store = Store(tmp_path / "partitions")
     service = service_on(tmp_path, store)
     await service.start()
-    await service.create_queue(spec("q"))
-    for text in "abcde":
-        await produce(service, "q", text)
+    await begin(service, "abcde")
     await service.browse("q", READY)
     await service.clear("q", Clear(request_timeout=5_000))
     await service.stop()
@@ -160,9 +157,7 @@ async def test_what_a_dead_instance_kept_is_removed_by_the_next(tmp_path: Path) 
 @driven
 async def test_snapshots_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as (service, _):
-        await service.create_queue(spec("q"))
-        for text in "abcde":
-            await produce(service, "q", text)
+        await begin(service, "abcde")
         monkeypatch.setattr(browsing, "MAX_SNAPSHOTS", 2)
         pages = [await service.browse("q", READY) for _ in range(2)]
         assert await code(service, READY) == "too_many_requests"
@@ -193,8 +188,7 @@ async def test_a_page_is_no_larger_than_a_lease(tmp_path: Path, monkeypatch: pyt
 @driven
 async def test_a_store_that_cannot_be_read_is_said_and_asked_again(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, store):
-        await service.create_queue(spec("q"))
-        await produce(service, "q", "a")
+        await begin(service, "a")
         service._cache._batches.clear()
 
         async def broken(_: PartitionRef) -> None:

@@ -67,9 +67,6 @@ class TwoTables:
     def names(self, records: Any) -> list[str]:
         return [json.loads(payload)["new"]["label"] for payload in records["payload"].to_pylist()]
 
-    async def branch(self) -> bool:
-        return False
-
     async def nowhere(self, position: str) -> str:
         return "0/10"
 
@@ -123,9 +120,7 @@ TYPES: list[tuple[str, str, Any]] = [
 
 @driven
 async def test_each_type_is_read(source: Source) -> None:
-    source.publish("{name} (" + ", ".join(f"c{n} {kind}" for n, (kind, _, _) in enumerate(TYPES)) + ")")
-    stream = source.stream()
-    position = await begin(stream)
+    stream, position = await source.begin("{name} (" + ", ".join(f"c{n} {kind}" for n, (kind, _, _) in enumerate(TYPES)) + ")")
     source.run("INSERT INTO {name} VALUES (" + ", ".join(value for _, value, _ in TYPES) + ")")
     ((record,), _) = await read_records(stream, source.name, position, 1)
     assert record["new"] == {f"c{n}": value for n, (_, _, value) in enumerate(TYPES)}
@@ -137,8 +132,7 @@ async def test_each_type_is_read(source: Source) -> None:
 async def test_each_kind_of_change_is_read(source: Source) -> None:
     source.publish("{name} (id int PRIMARY KEY, name text, big text)", '"{name}.odd" (a int, b int, PRIMARY KEY (b, a))')
     source.run("ALTER TABLE {name} ALTER big SET STORAGE EXTERNAL")
-    stream = source.stream()
-    position = await begin(stream)
+    stream, position = await source.begin()
     source.run(
         "INSERT INTO {name} VALUES (1, 'one', repeat('x', 10000))",
         "UPDATE {name} SET name = 'uno'",
@@ -170,8 +164,7 @@ async def test_each_kind_of_change_is_read(source: Source) -> None:
 async def test_the_replica_identity_is_the_key(source: Source) -> None:
     source.publish("{name} (id int, name text)", "{name}_u (id int NOT NULL UNIQUE, name text)")
     source.run("ALTER TABLE {name} REPLICA IDENTITY FULL", "ALTER TABLE {name}_u REPLICA IDENTITY USING INDEX {name}_u_id_key")
-    stream = source.stream()
-    position = await begin(stream)
+    stream, position = await source.begin()
     for table in ("{name}", "{name}_u"):
         source.run(f"INSERT INTO {table} VALUES (1, 'a')", f"UPDATE {table} SET name = 'b'", f"DELETE FROM {table}")
     records, upto = await read_records(stream, source.name, position, 6)
@@ -191,9 +184,7 @@ async def test_the_replica_identity_is_the_key(source: Source) -> None:
 
 @driven
 async def test_transactions_come_whole_in_the_order_of_their_commits(source: Source) -> None:
-    source.publish("{name} (id int PRIMARY KEY)")
-    stream = source.stream()
-    position = await begin(stream)
+    stream, position = await source.begin("{name} (id int PRIMARY KEY)")
     with psycopg.connect(source.server.dsn()) as late:
         late.execute(f"INSERT INTO {source.name} SELECT generate_series(1, 50)".encode())
         source.run("INSERT INTO {name} VALUES (100)", "BEGIN", "INSERT INTO {name} VALUES (101)", "ROLLBACK")
@@ -217,9 +208,7 @@ async def test_transactions_come_whole_in_the_order_of_their_commits(source: Sou
 
 @driven
 async def test_the_same_texts_whatever_the_session_is_set_to(source: Source) -> None:
-    source.publish("{name} (a timestamptz, b interval, c bytea, d double precision, e money, f regclass)")
-    stream = source.stream()
-    position = await begin(stream)
+    stream, position = await source.begin("{name} (a timestamptz, b interval, c bytea, d double precision, e money, f regclass)")
     source.run("INSERT INTO {name} VALUES ('2026-01-31 08:00Z', '1 day 2 hours', 'x', 0.1::float8 + 0.2, 1.5, 'pg_class')")
     first = await next_batch(stream, source.name, position)
     odd = {
@@ -242,9 +231,7 @@ async def test_the_same_texts_whatever_the_session_is_set_to(source: Source) -> 
 @driven
 async def test_what_a_killed_server_would_lose_is_not_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "MOVE_BYTES", 1)
-    source.publish("{name} (id int PRIMARY KEY)")
-    stream = source.stream()
-    position = await begin(stream)
+    stream, position = await source.begin("{name} (id int PRIMARY KEY)")
     source.server.pause_wal_writer()
     source.run("CREATE TABLE {name}_other ()")
     source.run("SET synchronous_commit = off", "INSERT INTO {name} SELECT generate_series(1001, 2000)")
@@ -270,9 +257,7 @@ async def test_what_a_killed_server_would_lose_is_not_read(source: Source, monke
 
 @driven
 async def test_the_heartbeat_is_not_ahead(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    source.publish("{name} (id int PRIMARY KEY)")
-    stream = source.stream()
-    position = await begin(stream)
+    stream, position = await source.begin("{name} (id int PRIMARY KEY)")
     promised = 0
     for n in range(5):
         source.run(f"INSERT INTO {{name}} VALUES ({n})")

@@ -53,6 +53,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "/v1/storage/scheduled.list": {},
     "/v1/storage/items.import": {"items": [{"payload": "eA=="}]},
     "/v1/storage/items.delete": {"ids": [ITEM]},
+    "/v1/consumers.list": {},
+    "/v1/consumers.report": {"client_id": "c", "query": {"id": "q", "state": "running"}},
 }
 """What each call on one queue needs beside its name."""
 FIELDS = {

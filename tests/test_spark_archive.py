@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from functools import partial
@@ -22,7 +23,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session
 from sluiceway.spark.jobs import Place, Progress, Shape, ingest
 from sluiceway.spark.jobs.archive import archive
-from sluiceway.spark.jobs.archive_files import Location, open_archive, read_manifest, verify
+from sluiceway.spark.jobs.archive_files import Location, Manifest, open_archive, read_manifest, verify, write_manifest
 from spark_world import Server, kill_group, server, start_child, until
 
 pytestmark = pytest.mark.spark
@@ -112,6 +113,27 @@ def test_a_batch_is_not_replaced_by_one_with_other_items(spark: SparkSession, wo
     with pytest.raises(SluicewayError, match=f"batch {location.name} is in the archive with other items; take a new checkpoint"):
         archive(spark, place, to=root, checkpoint=tmp_path / "c", once=True)
     assert produced(root) == expected(1_000)
+
+
+def test_a_batch_that_is_cut_off_is_counted_by_the_run_that_ends_it(
+    spark: SparkSession, world: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = world.create("cut-off", partitions=2)
+    fill(world, queue, 30)
+    place = Place(world.url, queue)
+    there = threading.Event()
+
+    def write_and_wait(location: Location, manifest: Manifest) -> None:
+        write_manifest(location, manifest)
+        there.set()
+        until("the query is told to stop", lambda: not any(query.isActive for query in spark.streams.active))
+
+    with monkeypatch.context() as waiting:
+        waiting.setattr(sys.modules["sluiceway.spark.jobs.archive"], "write_manifest", write_and_wait)
+        first = archive(spark, place, to=tmp_path / "a", checkpoint=tmp_path / "c", stop=there.is_set)
+    rest = archive(spark, place, to=tmp_path / "a", checkpoint=tmp_path / "c", once=True)
+    assert (first.stopped, first.items + rest.items, first.batches + rest.batches) == (True, 30, 1)
+    assert produced(tmp_path / "a") == expected(30)
 
 
 KILLED = """

@@ -20,13 +20,14 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import http
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import Server
+from sluiceway.spark.owners import AGAIN, About, Owners, about
 
 
-def client_of(url: str, request_timeout: int = 60_000, **options: str) -> Client:
+def client_of(url: str, request_timeout: int = 60_000, **options: Any) -> Client:
     return Client(Server(url, "q", request_timeout, **options))
 
 
-Answer = tuple[int, bytes] | tuple[int, bytes, str]
+Answer = tuple[int, bytes] | tuple[int, bytes, dict[str, str]]
 
 
 def problem(status: int, code: str) -> tuple[int, bytes]:
@@ -36,26 +37,30 @@ def problem(status: int, code: str) -> tuple[int, bytes]:
 class Script:
     """A server that gives the answers of a script, one a request, and keeps what it was sent. An empty answer drops the connection.
 
-    A third part of an answer is its Retry-After.
+    A third part of an answer are more of its headers.
     """
 
     def __init__(self, answers: list[Answer]) -> None:
         self.seen: list[tuple[str, bytes]] = []
-        script, seen = iter(answers), self.seen
+        self.keys: list[str | None] = []
+        self.answers = answers
+        """Those that were not given yet."""
+        script, seen, keys = answers, self.seen, self.keys
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
                 seen.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
-                status, body, *wait = next(script)
+                keys.append(self.headers["authorization"])
+                status, body, *more = script.pop(0)
                 if not status:
                     self.close_connection = True
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
                 self.send_response(status)
-                if wait:
-                    self.send_header("retry-after", wait[0])
+                for name, value in more[0].items() if more else ():
+                    self.send_header(name, value)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -133,7 +138,7 @@ def test_the_last_error_is_raised_when_the_time_is_up(monkeypatch: pytest.Monkey
 def test_a_server_that_asks_to_wait_is_not_asked_before(said: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
-    with scripted((*problem(429, "rate_limited"), said), OK) as script:
+    with scripted((*problem(429, "rate_limited"), {"retry-after": said}), OK) as script:
         client = client_of(script.url)
         client.call("/v1/queue.stats", {})
         client.close()
@@ -177,3 +182,148 @@ def test_arrow_is_sent_and_fetched() -> None:
         path, body = script.seen[0]
         assert path == "/v1/queue.produce?idempotency_key=a%2Fb+c"
         assert pa.ipc.open_stream(body).read_all().to_batches() == [batch]
+
+
+# ---- direct -----------------------------------------------------------------------------------------------------
+
+
+def owned(*addresses: str | None) -> tuple[int, bytes]:
+    """What `queues.info` says of partitions 0, 1, …"""
+    return 200, json.dumps({"partitions": [{"partition": n, "address": each} for n, each in enumerate(addresses)]}).encode()
+
+
+def paths(script: Script) -> list[str]:
+    return [path.rpartition("/")[2] for path, _ in script.seen]
+
+
+PEEK = {"queue_name": "q", "lease_id": "k7f3q2ma.1.L4"}
+
+
+@pytest.mark.parametrize(
+    ("body", "numbers"),
+    [
+        ({"lease_id": "k.1.L4"}, {1}),
+        ({"partition": 0, "cursor": "x"}, {0}),
+        ({"lease_ids": ["k.1.L4", "k.20.L1"]}, {1, 20}),
+        ({"ids": ["k.1.4"], "lease_ids": []}, {1}),
+        ({"lease_id": "nonsense"}, {None}),
+        ({"lease_id": "k.x.1"}, {None}),
+        ({"lease_id": None, "partition": None}, None),
+        ({"lease_ids": []}, None),
+        ({"batch_size": 3}, None),
+    ],
+)
+def test_what_a_call_is_about_is_told_by_its_body(body: dict[str, object], numbers: set[int | None] | None) -> None:
+    assert about({"queue_name": "q", **body}) == (None if numbers is None else About("q", frozenset(numbers)))
+
+
+def test_one_owner_of_all_of_it_is_known_and_no_other() -> None:
+    owners = Owners("http://base:1")
+    there = [{"partition": n, "address": each} for n, each in enumerate(["http://a:1/", "http://b:1", "http://a:1", None])]
+    owners.learn("q", there)
+
+    def of(*numbers: int | None, queue: str = "q") -> str | None:
+        return owners.of(About(queue, frozenset(numbers)))
+
+    assert (of(0), of(1), of(0, 2)) == ("http://a:1", "http://b:1", "http://a:1")
+    assert [of(0, 1), of(3), of(0, 3), of(9), of(None), of(0, None), of(0, queue="other")] == [None] * 7
+
+
+@pytest.mark.parametrize("address", ["https://one:1", "ftp://one:1", "one:1", "nonsense", "http://", "http://one:x", ""])
+def test_no_key_goes_to_an_address_of_another_scheme(address: str) -> None:
+    owners = Owners("http://base:1")
+    owners.learn("q", [{"partition": 0, "address": address}])
+    assert owners.of(About("q", frozenset([0]))) is None
+
+
+def test_a_direct_call_goes_to_the_owner_with_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEY", "slw_k7f3q2ma_secret")
+    with scripted(OK, OK, OK) as owner, scripted(owned(None, owner.url, owner.url), OK) as base:
+        client = client_of(base.url, api_key="env:KEY", direct=True)
+        assert client.call("/v1/queue.extend", PEEK) == {"fine": True}
+        outcomes = pa.record_batch({"partition": pa.array([1, 2, 1], pa.int32())})
+        client.send_arrow("/v1/queue.settle", {"queue_name": "q"}, outcomes)
+        client.call("/v1/queue.browse", {"queue_name": "q", "partition": 2})
+        client.call("/v1/queue.lease", {"queue_name": "q"})
+        client.close()
+        assert (paths(base), paths(owner)) == (
+            ["queues.info", "queue.lease"],
+            ["queue.extend", "queue.settle?queue_name=q", "queue.browse"],
+        )
+        assert base.keys + owner.keys == ["Bearer slw_k7f3q2ma_secret"] * 5
+
+
+def test_a_client_that_is_not_direct_asks_its_server_only() -> None:
+    with scripted((*OK, {"x-sluiceway-served-by": "http://127.0.0.1:1"}), OK) as base:
+        client = client_of(base.url)
+        client.call("/v1/queue.extend", PEEK)
+        client.call("/v1/queue.extend", PEEK)
+        client.close()
+        assert paths(base) == ["queue.extend"] * 2
+
+
+AWAY = (307, b"{}", {"location": "http://127.0.0.1:1/"})
+
+
+@pytest.mark.parametrize("fault", [DROPPED, problem(503, "unavailable"), problem(404, "lease_not_found"), AWAY])
+def test_whatever_an_owner_does_but_succeed_the_server_is_asked(fault: Answer) -> None:
+    with scripted(fault) as owner, scripted(owned(None, owner.url), OK) as base:
+        client = client_of(base.url, direct=True)
+        assert client.call("/v1/queue.extend", PEEK) == {"fine": True}
+        client.close()
+        assert (paths(owner), paths(base)) == (["queue.extend"], ["queues.info", "queue.extend"])
+
+
+def test_an_owner_that_is_gone_costs_no_pause_and_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it waited")))
+    with closed_port() as port, scripted(owned(None, f"http://127.0.0.1:{port}"), OK, OK) as base:
+        client = client_of(base.url, direct=True)
+        client.call("/v1/queue.extend", PEEK)
+        client.call("/v1/queue.extend", PEEK)
+        client.close()
+        assert paths(base) == ["queues.info", "queue.extend", "queue.extend"], "who has it is not asked again within a second"
+        assert [f"127.0.0.1:{port}" in record.message for record in caplog.records] == [True]
+
+
+def test_owners_are_asked_for_again_when_one_had_to_pass_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
+    with scripted() as new, scripted((*OK, {"x-sluiceway-served-by": new.url})) as old, scripted(owned(None, old.url)) as base:
+        client = client_of(base.url, direct=True)
+        client.call("/v1/queue.extend", PEEK)
+        clock[0] += AGAIN
+        base.answers.append(owned(None, new.url))
+        new.answers.append(OK)
+        client.call("/v1/queue.extend", PEEK)
+        client.close()
+        assert (paths(base), paths(old), paths(new)) == (["queues.info"] * 2, ["queue.extend"], ["queue.extend"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        problem(403, "forbidden"),
+        problem(503, "unavailable"),
+        (200, b"<html>"),
+        (200, b"{}"),
+        (200, b"[]"),
+        (200, b'{"partitions": 3}'),
+        owned(None, None),
+    ],
+)
+def test_a_server_that_does_not_tell_the_owners_is_asked_for_everything(told: Answer) -> None:
+    with scripted(told, OK) as base:
+        client = client_of(base.url, direct=True)
+        assert client.call("/v1/queue.extend", PEEK) == {"fine": True}
+        client.close()
+        assert paths(base) == ["queues.info", "queue.extend"]
+
+
+@pytest.mark.parametrize("direct", [False, True])
+def test_no_redirect_is_followed(direct: bool) -> None:
+    with scripted() as elsewhere, scripted((307, b"{}", {"location": f"{elsewhere.url}/v1/queue.lease"})) as base:
+        client = client_of(base.url, direct=direct)
+        with pytest.raises(SluicewayError, match="status 307"):
+            client.call("/v1/queue.lease", {"queue_name": "q"})
+        client.close()
+        assert elsewhere.seen == []

@@ -80,13 +80,14 @@ def test_what_matches_goes_back_and_the_rest_stays(spark: SparkSession, world: S
     # What was produced into the dead queue itself has no source, no reason and no attempts, whatever it says.
     assert look(spark, place, where="source is null and reason is null and attempts is null").homeless == 1
 
+    origins = {each["reference"]: each["origin"] for each in waiting(world, place.queue)}
     done = redrive(spark, place, where=where, checkpoint=tmp_path / "c", max_items=8)
     assert (done.redriven, done.targets, done.stopped) == (9, {one: 5, two: 4}, False)
     assert texts(world, one) == [f"one {n}" for n in range(5)]
     assert texts(world, two) == [f"two {n}" for n in range(1, 5)]
-    assert all(
-        (each["headers"], each["attempts"], each["kind"]) == ({"n": "1"}, 0, f"kind {each['reference']}") for each in waiting(world, two)
-    )
+    for each in waiting(world, two):
+        assert each["headers"] == {"n": "1", "sluiceway-origin": origins[each["reference"]]}
+        assert (each["attempts"], each["kind"]) == (0, f"kind {each['reference']}")
     left = texts(world, place.queue)
     assert left == sorted(["liar", "two 0", *(f"{name} {n}" for name in ("one", "two") for n in range(5, 10))])
     assert world.count(place.queue, "leases") == 0

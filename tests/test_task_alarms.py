@@ -6,13 +6,15 @@ import asyncio
 from typing import Any
 
 import msgspec
+import pytest
 
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.core.assignment.tasks_state import Snapshot, encode
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.node.tasks import FAILURES
-from sluiceway.ports.change_stream import BrokenOffError
+from sluiceway.node.task_timing import FAILURES
+from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
+from sluiceway.sim.checks import InjectedMistakeError
 from sluiceway.sim.meta import SimMetaStore
 from tasks_rig import Part, Script
 from tasks_world import NAME, TIMING, Member, World
@@ -81,7 +83,7 @@ def test_a_fence_that_the_log_will_tell_of_is_none() -> None:
 def test_a_reader_in_which_something_is_cancelled_is_begun_again() -> None:
     async def story(world: World) -> None:
         member = world.start()
-        reads, calls = member.runner._handler, []
+        reads, calls = member.runner._runs._handler, []
 
         async def handler(claim: Any) -> Any:
             calls.append(claim)
@@ -91,7 +93,7 @@ def test_a_reader_in_which_something_is_cancelled_is_begun_again() -> None:
                 await promise
             return await reads(claim)
 
-        member.runner._handler = handler
+        member.runner._runs._handler = handler
         world.script.held = False
         await world.until(lambda: world.done)
         assert len(calls) > 1
@@ -182,14 +184,54 @@ def _snapshot(member: Member) -> bytes:
     return encode(Snapshot(member.runner.state))
 
 
+def _refuse_all(world: World) -> None:
+    async def refuse(*_: object) -> None:
+        # So that there is time in which it is not known yet.
+        await asyncio.sleep(1)
+        raise SluicewayError("forbidden", "the key has no scope for this")
+
+    world.ledger.land = refuse  # type: ignore[method-assign, assignment]
+
+
+def test_an_alarm_of_the_target_stays_while_the_stream_is_read_again_and_again() -> None:
+    async def story(world: World) -> None:
+        member = world.start()
+        _refuse_all(world)
+        await world.until(lambda: member.runner.alarms)
+        for _ in range(1_000):
+            assert member.runner.alarms == {"p0": "the key has no scope for this"}
+            await asyncio.sleep(0.1)
+
+    World(10, held()).live(story)
+
+
+@pytest.mark.parametrize("unknown", [False, True])
+def test_a_partition_that_breaks_off_until_it_moves_is_let_go_of(unknown: bool) -> None:
+    """Otherwise what the stream holds for it here would be held for as long as the process lives."""
+
+    def gone(*_: Any) -> Any:
+        raise UnknownPositionError("the stream has no such position")
+
+    async def story(world: World) -> None:
+        if unknown:
+            world.script.read = gone  # type: ignore[method-assign, assignment]
+        else:
+            _refuse_all(world)
+        first = world.start()
+        await world.until(lambda: len(first.runner.alarms) == 4)
+        second = world.start()
+        await world.until(lambda: len(first.runner.state.owned("m2")) == 2)
+        # By the first one: who has it now cannot hand it on either, and keeps it.
+        await world.until(lambda: set(world.script.left) == set(first.runner.state.owned("m2")), seconds=10)
+        assert len(second.runner.state.owned("m2")) == 2
+
+    World(11, held(4)).live(story)
+
+
 def test_who_leaves_takes_its_alarms_along() -> None:
     async def story(world: World) -> None:
         member = world.start()
-
-        async def refuse(*_: object) -> None:
-            raise SluicewayError("forbidden", "the key has no scope for this")
-
-        world.ledger.land = refuse  # type: ignore[method-assign, assignment]
+        _refuse_all(world)
         await world.until(lambda: board(world))
         assert board(world) == {"m1": {"p0": "the key has no scope for this"}}
         del world.ledger.land
@@ -228,19 +270,26 @@ def test_what_breaks_off_for_long_is_an_alarm_until_it_is_read_again() -> None:
     World(8, held()).live(story)
 
 
-def test_a_stream_that_does_not_answer_for_long_is_an_alarm() -> None:
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (BrokenOffError("the server is away"), "the server is away; it is tried again"),
+        (InjectedMistakeError("ShardId"), "InjectedMistakeError: ShardId; it is tried again"),
+    ],
+)
+def test_a_stream_that_does_not_answer_for_long_is_an_alarm(error: Exception, told: str) -> None:
     async def story(world: World) -> None:
         member = world.start()
         seeds, asked = world.script.seeds, []
 
         def fail(after: str) -> Any:
             asked.append(after)
-            raise BrokenOffError("the server is away")
+            raise error
 
         world.script.seeds = fail  # type: ignore[method-assign]
         await world.until(lambda: member.runner.alarms)
         assert len(asked) >= FAILURES
-        assert member.runner.alarms == {"": "the server is away; it is tried again"}
+        assert member.runner.alarms == {"": told}
         world.script.seeds = seeds  # type: ignore[method-assign]
         await world.until(lambda: not member.runner.alarms)
 

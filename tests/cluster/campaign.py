@@ -9,10 +9,9 @@ from __future__ import annotations
 import argparse
 import random
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from ledger import Tally
@@ -26,6 +25,7 @@ from cluster.freezing import run_freezing
 from cluster.history import History
 from cluster.kills import Pace, run_kills, run_stops
 from cluster.report import Report
+from cluster.scenarios import conduct
 from cluster.traffic import Traffic
 from postgres_server import PostgresServer
 
@@ -133,33 +133,8 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> int:
     given = arguments().parse_args()
-    reports: list[Report] = []
-    begun = time.monotonic()
-    with ExitStack() as stack:
-        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluiceway-cluster-")))
-        folder.mkdir(parents=True, exist_ok=given.keep is None)
-        postgres = stack.enter_context(PostgresServer())
-        campaign = Campaign(given, folder, postgres)
-        for name in given.scenarios or SCENARIOS:
-            reports.append(report := Report(name))
-            try:
-                SCENARIOS[name](campaign, report)
-            except Exception as error:
-                report.fail(repr(error))
-    wrong = [f"{report.name}: {line}" for report in reports for line in report.wrong]
-    for line in wrong[:40]:
-        print(f"WRONG {line}")
-    told = [f"{report.name}: {'; '.join(report.figures) or 'nothing measured'}" for report in reports]
-    missed = [f"{report.name}: {line}" for report in reports for line in report.missed]
-    verdict = "FAILED" if wrong else "ok"
-    if missed:
-        told.append(f"aims missed: {'; '.join(missed)}")
-    print(
-        " | ".join(
-            [f"{verdict}: {len(wrong)} wrong in {len(reports)} scenarios, {time.monotonic() - begun:.0f} s, seed {given.seed}", *told]
-        )
-    )
-    return 1 if wrong else 0
+    begin = lambda folder, stack: Campaign(given, folder, stack.enter_context(PostgresServer()))  # noqa: E731
+    return conduct("cluster", given, SCENARIOS, begin, f", seed {given.seed}")
 
 
 if __name__ == "__main__":

@@ -7,18 +7,16 @@ anything was wrong. What was aimed at and missed is said there as well, and is n
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from ledger import Tally
 
 from cluster.fleet import started
 from cluster.report import Report
+from cluster.scenarios import conduct
 from postgres_server import PostgresServer
 from rebalance.cancels import cancel_at_every_step
 from rebalance.copying import run_copies
@@ -187,36 +185,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> int:
     given = arguments().parse_args()
-    # Whoever ends it this way is to find no server that it has left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    reports: list[Report] = []
-    begun = time.monotonic()
-    with ExitStack() as stack:
-        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluiceway-rebalance-")))
-        folder.mkdir(parents=True, exist_ok=given.keep is None)
-        postgres = stack.enter_context(PostgresServer())
-        campaign = Campaign(given, folder, postgres)
-        for name in given.scenarios or SCENARIOS:
-            reports.append(report := Report(name))
-            try:
-                SCENARIOS[name](campaign, report)
-            except Exception as error:
-                report.fail(repr(error))
-            report.say(f"ended after {report.seconds:.0f} s")
-    return summed_up(reports, time.monotonic() - begun)
-
-
-def summed_up(reports: list[Report], seconds: float) -> int:
-    """Prints what was wrong, and the line at the end; returns the exit code."""
-    wrong = [f"{report.name}: {line}" for report in reports for line in report.wrong]
-    for line in wrong[:40]:
-        print(f"WRONG {line}")
-    told = [f"{report.name}: {'; '.join(report.figures) or 'nothing measured'}" for report in reports]
-    missed = [f"{report.name}: {line}" for report in reports for line in report.missed]
-    if missed:
-        told.append(f"aims missed: {'; '.join(missed)}")
-    print(" | ".join([f"{'FAILED' if wrong else 'ok'}: {len(wrong)} wrong in {len(reports)} scenarios, {seconds:.0f} s", *told]))
-    return 1 if wrong else 0
+    return conduct("rebalance", given, SCENARIOS, lambda folder, stack: Campaign(given, folder, stack.enter_context(PostgresServer())))
 
 
 if __name__ == "__main__":

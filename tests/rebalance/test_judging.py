@@ -10,7 +10,8 @@ import pytest
 from ledger import Tally
 
 from cluster.report import Report
-from rebalance.campaign import SCENARIOS, arguments, summed_up
+from cluster.scenarios import summed_up
+from rebalance.campaign import SCENARIOS, arguments
 from rebalance.copying import Item, differences
 from rebalance.moves import steps_between
 from rebalance.moving import wrong_entries, wrong_steps

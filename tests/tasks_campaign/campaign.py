@@ -7,18 +7,14 @@ anything was wrong.
 from __future__ import annotations
 
 import argparse
-import json
-import signal
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 from cluster.report import Report
+from cluster.scenarios import conduct
 from kafka_server import KafkaServer, NoServerError
-from rebalance.campaign import summed_up
 from tasks_campaign.cost import run_cost
 from tasks_campaign.processes import BatchTasks, PlainTasks, SparkTasks
 from tasks_campaign.schedules import run_schedules
@@ -113,31 +109,7 @@ def arguments() -> argparse.ArgumentParser:
 
 def main() -> int:
     given = arguments().parse_args()
-    # Whoever ends it this way is to find no process that it has left behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    reports: list[Report] = []
-    begun = time.monotonic()
-    with ExitStack() as stack:
-        folder = given.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluiceway-tasks-")))
-        folder.mkdir(parents=True, exist_ok=given.keep is None)
-        campaign = Campaign(given, folder)
-        for name in given.scenarios or SCENARIOS:
-            reports.append(report := Report(name))
-            try:
-                SCENARIOS[name](campaign, report)
-            except Exception as error:
-                report.fail(repr(error))
-            report.say(f"ended after {report.seconds:.0f} s")
-    seconds = time.monotonic() - begun
-    return as_json(reports, seconds) if given.json else summed_up(reports, seconds)
-
-
-def as_json(reports: list[Report], seconds: float) -> int:
-    """The same as `summed_up`, for programs."""
-    wrong = sum(len(report.wrong) for report in reports)
-    scenarios = {report.name: {"wrong": report.wrong, "figures": report.figures, "missed": report.missed} for report in reports}
-    print(json.dumps({"ok": not wrong, "wrong": wrong, "seconds": round(seconds), "scenarios": scenarios}, ensure_ascii=False))
-    return 1 if wrong else 0
+    return conduct("tasks", given, SCENARIOS, lambda folder, _: Campaign(given, folder))
 
 
 if __name__ == "__main__":

@@ -83,4 +83,9 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == ["scale"]:
         sys.exit(scale.main(sys.argv[2:]))
+    if sys.argv[1:2] == ["spark"]:
+        # Spark is an extra that nothing else here needs.
+        from sluiceway.bench import spark
+
+        sys.exit(spark.main(sys.argv[2:]))
     main()

@@ -25,6 +25,7 @@ _ROOMS = {
     "rebalance": "rebalance",
     **dict.fromkeys(("backend", "key", "audit", "events"), "admin"),
     "instance": "instances",
+    "consumer": "consumers",
     "tasks": "tasks",
     "top": "top",
     "context": "contexts",

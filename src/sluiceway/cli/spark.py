@@ -18,7 +18,7 @@ from sluiceway.cli.asked import Asked
 from sluiceway.cli.common import EXIT_INTERRUPTED, Output, counted, duration_option, printing
 from sluiceway.cli.session import Session, connected
 from sluiceway.cli.spark_jobs import ingest, missing, pairs, process
-from sluiceway.cli.spark_more_jobs import archive, redrive
+from sluiceway.cli.spark_more_jobs import archive, copy, redrive
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
 
@@ -46,6 +46,7 @@ spark.add_command(ingest)
 spark.add_command(process)
 spark.add_command(archive)
 spark.add_command(redrive)
+spark.add_command(copy)
 
 
 @spark.command(context_settings={"allow_interspersed_args": False})

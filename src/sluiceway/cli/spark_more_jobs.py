@@ -1,7 +1,10 @@
-"""`sluiceway spark archive` and `redrive`: a queue into Parquet files that can be verified; dead items back, those that SQL chooses."""
+"""`sluiceway spark archive`, `redrive` and `copy`: a queue into Parquet files that can be verified; dead items back, those that SQL
+chooses; what a rebalance drains, or a whole queue, to elsewhere.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,6 +15,7 @@ from sluiceway.cli.spark_jobs import JobOptions, a_job, ended, job, missing
 
 if TYPE_CHECKING:
     from sluiceway.spark.jobs.archive_files import Verified
+    from sluiceway.spark.jobs.copy import Copied
     from sluiceway.spark.jobs.redrive import Look, Redriven
 
 
@@ -142,3 +146,56 @@ def _sent(done: Redriven) -> str:
 
 def _by_target(targets: dict[str, int]) -> list[str]:
     return [f"{count:,} to {printable(name.encode())}" for name, count in sorted(targets.items())]
+
+
+# -- copy -------------------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@queue_argument()
+@click.option("--checkpoint", metavar="DIR", required=True, type=click.Path(file_okay=False), help="Where it is noted how far it is.")
+@click.option("--to-queue", metavar="NAME", help="Copy all that is ready, to this queue. [default: what drains, to the open partitions]")
+@click.option("--to-url", metavar="URL", help="The server of that queue. [default: the same]")
+@click.option("--to-key", default="", metavar="WHERE", help="Where the API key for --to-url is: env:NAME or file:PATH.")
+@click.option("--to-ca-file", default="", metavar="PATH", help="Certificates of the authority that made the certificate of --to-url.")
+@click.option("--follow", is_flag=True, help="With --to-queue: go on with what comes, until Ctrl-C.")
+@click.option("--max-items", type=click.IntRange(1), default=50_000, show_default=True, help="Items in one batch.")
+@click.option("--consumer", metavar="NAME", default="copy", show_default=True, help="The owner of the leases.")
+@duration_option("--hold-for", default="1d", help="How long items stay leased while it stands still.")
+@a_job
+def copy(
+    session: Session,
+    job_options: JobOptions,
+    queue: str,
+    to_queue: str | None,
+    to_url: str | None,
+    to_key: str,
+    to_ca_file: str,
+    follow: bool,
+    **options: Any,
+) -> int:
+    """Move what is ready in the draining partitions of QUEUE to its open ones, or all that is ready in it to another queue, of any server.
+
+    Each item is there once. They are new items, whose headers say what they were: sluiceway-origin, -attempts and -enqueued-at.
+    """
+    if to_queue is None and (to_url or follow):
+        raise click.UsageError("--to-url and --follow go with --to-queue")
+    if to_url is None and (to_key or to_ca_file):
+        raise click.UsageError("--to-key and --to-ca-file go with --to-url")
+    with job(session, job_options, "copy", queue) as running:
+        from sluiceway.spark import jobs
+
+        to = None
+        if to_queue is not None and to_url is not None:
+            to = jobs.Place(to_url, to_queue, api_key=to_key, ca_file=to_ca_file, request_timeout=job_options.request_timeout)
+        elif to_queue is not None:
+            to = replace(running.place, queue=to_queue)
+        what: dict[str, Any] = {"to": to, "follow": follow, "tell": running.tell, "stop": running.stop}
+        done = jobs.copy(running.spark, running.place, **what, **options)
+        session.print(done, _copied(done))
+        return EXIT_INTERRUPTED if done.stopped and not follow else 0
+
+
+def _copied(done: Copied) -> str:
+    batches = "1 batch" if done.batches == 1 else f"{done.batches:,} batches"
+    return f"copied {counted(done.items, 'item')} in {batches}; {done.left:,} left" + ("; stopped" if done.stopped else "")

@@ -1,4 +1,4 @@
-"""`sluiceway top`: the queues, the backends and what is wrong, as they are now."""
+"""`sluiceway top`: the queues, who consumes them, the backends and what is wrong, as they are now."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import click
 
 from sluiceway.cli.common import Rows, duration_option, print_json, printable, table
+from sluiceway.cli.consumers import ConsumerRow, consumer_table, rows_of
 from sluiceway.cli.session import Session, connected
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 MOST_QUEUES = 50
 """Queues in one look: each is a call."""
+_CONSUMERS_SHOWN = 12
+"""In a terminal: Spark queries first, then those who have most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +62,7 @@ class Look:
     problems: list[str]
     more: bool
     instances: int
+    consumers: list[ConsumerRow] = field(default_factory=list)
 
 
 def summarise(stats: Sequence[QueueStats], before: Mapping[str, QueueStats], seconds: float, problems: Iterable[str], more: bool) -> Look:
@@ -123,6 +127,11 @@ def frame(look: Look, url: str, note: str = "") -> Group:
         parts.append(Text("… and more queues; name those that you want: sluiceway top QUEUE…"))
     if not rows:
         parts.append(Text("no queues"))
+    if look.consumers:
+        first = sorted(look.consumers, key=lambda each: (not each.query, -each.items))[:_CONSUMERS_SHOWN]
+        parts += [Text(), consumer_table(each for each in look.consumers if each in first)]
+    if len(look.consumers) > _CONSUMERS_SHOWN:
+        parts.append(Text(f"… and {len(look.consumers) - _CONSUMERS_SHOWN} more consumers: sluiceway consumer list"))
     figures = ("partitions", "available", "degraded", "commit ms")
     backends = [(each.backend, each.partitions, each.available, each.degraded, f"{each.commit_time_ms:.1f}") for each in look.backends]
     if backends:
@@ -139,7 +148,7 @@ def _rate(rate: float | None) -> str:
 
 
 class Looker:
-    """Looks again and again: one call for the names, one a queue, one for the problems."""
+    """Looks again and again: one call for the names, one a queue, one for the consumers, one for the problems."""
 
     def __init__(self, session: Session, queues: Sequence[str], most: int) -> None:
         self._session, self._queues, self._most = session, queues, most
@@ -156,7 +165,12 @@ class Looker:
         now = time.monotonic()
         look = summarise(found, self._before, now - self._at, self._session.problems(), more)
         self._before, self._at = {each.queue_name: each for each in found}, now
-        return look
+        return replace(look, consumers=self._consumers()) if found else look
+
+    def _consumers(self) -> list[ConsumerRow]:
+        """Those of the queues that are looked at: of more than a hundred queues, the first."""
+        page = self._session.client.list_consumers(self._queues[0] if len(self._queues) == 1 else None)
+        return rows_of(each for each in page.items if each.queue_name in self._before)
 
     def _stats(self, name: str) -> QueueStats | None:
         try:
@@ -176,7 +190,7 @@ class Looker:
 )
 @connected
 def top(session: Session, queues: tuple[str, ...], once: bool, interval: str, most: int | None) -> None:
-    """Watch the server's queues, backends and problems, until Ctrl-C.
+    """Watch the server's queues, consumers (Spark queries among them), backends and problems, until Ctrl-C.
 
     With --json: one object a look.
     """

@@ -39,6 +39,7 @@ from sluiceway.client.answers import (
     Round,
     Staged,
 )
+from sluiceway.client.consumers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
 from sluiceway.client.consuming import DeadItem, RetryItem
 from sluiceway.client.errors import CallError
 from sluiceway.client.http import DEFAULT_URL
@@ -87,6 +88,8 @@ __all__ = [
     "Client",
     "Completed",
     "Consumer",
+    "ConsumerInfo",
+    "ConsumerPage",
     "CreatedKey",
     "DeadItem",
     "Event",
@@ -107,6 +110,8 @@ __all__ = [
     "PartitionStats",
     "Produced",
     "Producer",
+    "QueryInfo",
+    "QueueConsumers",
     "QueueInfo",
     "QueuePage",
     "QueueStats",

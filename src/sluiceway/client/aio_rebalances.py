@@ -1,4 +1,4 @@
-"""What `AsyncClient` can do with rebalances and single partitions."""
+"""What `AsyncClient` can do with rebalances, single partitions and consumers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from sluiceway.client import item_calls, rebalance_calls
+from sluiceway.client import item_calls, queue_calls, rebalance_calls
 from sluiceway.client.answers import Browsed, QueueInfo
+from sluiceway.client.consumers import ConsumerPage
 from sluiceway.client.http import seconds
 from sluiceway.client.item_calls import State
 from sluiceway.client.protocol import Call, Duration
@@ -107,3 +108,7 @@ class AsyncRebalances:
             if not found.is_open:
                 return
             await asyncio.sleep(pause)
+
+    async def list_consumers(self, queue_name: str | None = None, *, pivot: str | None = None, limit: int | None = None) -> ConsumerPage:
+        """As `Client.list_consumers`."""
+        return await self._run(queue_calls.list_consumers(queue_name, pivot, limit))

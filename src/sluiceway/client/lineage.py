@@ -24,7 +24,6 @@ import os
 import re
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -38,11 +37,12 @@ from sluiceway.client.answers import Ignored, QueueInfo
 from sluiceway.client.arrow import LeasedTable
 from sluiceway.client.errors import CallError
 from sluiceway.client.rebalances import Rebalance
-from sluiceway.kernel.clock import Millis, format_duration, parse_duration
+from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import parse_lease_id
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.kernel.options import duration, named, required
 from sluiceway.model.tasks import Born
 from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
@@ -402,19 +402,10 @@ def _records(leased: LeasedTable) -> pa.RecordBatch:
 
 def from_options(name: str, options: Mapping[str, str]) -> QueueLineage:
     """The stream of the queue that the options name, for the capture of that name. Raises `invalid_request` that names the option."""
-    known = {each.lower(): each for each in OPTIONS}
-    said: dict[str, str] = {}
-    for key, value in options.items():
-        if key.lower() not in known:
-            near = get_close_matches(key.lower(), list(known), n=1)
-            raise invalid(key, f"there is no such option; did you mean {known[near[0]]}?" if near else f"expected {', '.join(OPTIONS)}")
-        said[known[key.lower()]] = value
-    for each, what in (("url", "the server, such as http://127.0.0.1:2319"), ("queue", "the name of a queue")):
-        if not said.get(each):
-            raise invalid(each, f"this option is required: {what}")
-    hold_for = parse_duration(said.get("holdFor", format_duration(HOLD_FOR)), "holdFor")
-    if not LEAST_HOLD <= hold_for <= MAX_LEASE_TIMEOUT:
-        raise invalid("holdFor", f"expected {format_duration(LEAST_HOLD)} to {format_duration(MAX_LEASE_TIMEOUT)}")
+    said = named(options, OPTIONS)
+    url = required(said, "url", "the server, such as http://127.0.0.1:2319")
+    queue = required(said, "queue", "the name of a queue")
+    hold_for = duration(said, "holdFor", format_duration(HOLD_FOR), LEAST_HOLD, MAX_LEASE_TIMEOUT)
     consumer = check_text(said.get("consumer") or "capture", "consumer")
     api_key = None
     if said.get("apiKey"):
@@ -422,11 +413,11 @@ def from_options(name: str, options: Mapping[str, str]) -> QueueLineage:
         if api_key is None:
             raise invalid("apiKey", "a key does not stand here itself; say where it is: env:NAME or file:PATH")
     client = AsyncClient(
-        said["url"],
+        url,
         # Of this capture alone: others that had the same would be taken for it.
         client_id=check_text(f"{consumer}/{name}", "consumer"),
         retry_for=RETRY_FOR,
         api_key=api_key,
         ca_file=said.get("caFile") or None,
     )
-    return QueueLineage(client, check_queue_name(said["queue"], "queue"), hold_for)
+    return QueueLineage(client, check_queue_name(queue, "queue"), hold_for)

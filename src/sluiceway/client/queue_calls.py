@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Literal, TypedDict
 
 from sluiceway.client import answers
+from sluiceway.client.consumers import ConsumerPage
 from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
 
 Verb = Literal["produce", "lease"]
@@ -83,3 +84,7 @@ def redrive(
 
 def stats(queue_name: str) -> Call[answers.QueueStats]:
     return call("/v1/queue.stats", answers.QueueStats, {"queue_name": queue_name})
+
+
+def list_consumers(queue_name: str | None, pivot: str | None, limit: int | None) -> Call[ConsumerPage]:
+    return call("/v1/consumers.list", ConsumerPage, given(queue_name=queue_name, pivot=pivot, limit=limit))

@@ -1,4 +1,4 @@
-"""What `Client` can do with rebalances and single partitions."""
+"""What `Client` can do with rebalances, single partitions and consumers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import time
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from sluiceway.client import item_calls, rebalance_calls
+from sluiceway.client import item_calls, queue_calls, rebalance_calls
 from sluiceway.client.answers import Browsed, QueueInfo
+from sluiceway.client.consumers import ConsumerPage
 from sluiceway.client.http import seconds
 from sluiceway.client.item_calls import State
 from sluiceway.client.protocol import Call, Duration
@@ -116,3 +117,7 @@ class Rebalances:
             if not found.is_open:
                 return
             time.sleep(pause)
+
+    def list_consumers(self, queue_name: str | None = None, *, pivot: str | None = None, limit: int | None = None) -> ConsumerPage:
+        """Who consumes the queue; without a name, the queues that have consumers, page by page."""
+        return self._run(queue_calls.list_consumers(queue_name, pivot, limit))

@@ -152,6 +152,15 @@ MAX_KEY_STREAMS = 100
 STREAM_SEND_TIMEOUT = 10_000
 """Milliseconds in which a reader of events must take what it was sent, some 64 KiB: one that does not read is cut off."""
 
+MAX_CONSUMERS = 1_000
+"""Consumers of a queue that an instance remembers, or tells another instance of: some 200 bytes each."""
+
+MAX_CONSUMERS_SHOWN = 200
+"""Consumers of one queue in an answer: more than anybody reads. Those with queries, and with most items, come first."""
+
+MAX_QUERIES = 100
+"""Queries that tell an instance of themselves, by queue: each may be 3 KB, and is what its client says that it is."""
+
 MAX_METRIC_QUEUES = 200
 """Queues with metrics of their own, some 20 series each; the rest is summed up, so that a scrape stays small however many there are."""
 

@@ -166,9 +166,16 @@ def check_sizes(batch: pa.RecordBatch) -> None:
     if "headers" in batch.schema.names:
         headers = batch.column("headers")
         if headers.null_count < len(headers) and headers.get_total_buffer_size() > MAX_HEADER_BYTES:
-            for row, pairs in enumerate(headers.to_pylist()):
-                if pairs and sum(len(k.encode()) + len((v or "").encode()) for k, v in pairs) > MAX_HEADER_BYTES:
-                    raise SluicewayError("invalid_request", f"items[{row}].headers: larger than {MAX_HEADER_BYTES} bytes", "items")
+            _check_headers(headers)
+
+
+def _check_headers(headers: pa.MapArray) -> None:
+    each = pc.add(pc.binary_length(headers.keys), pc.fill_null(pc.binary_length(headers.items), 0))
+    upto = np.concatenate(([0], np.cumsum(each.to_numpy(zero_copy_only=False), dtype=np.int64)))
+    lengths = np.diff(upto[headers.offsets.to_numpy(zero_copy_only=False)])
+    over = np.flatnonzero((lengths > MAX_HEADER_BYTES) & headers.is_valid().to_numpy(zero_copy_only=False))
+    if len(over):
+        raise SluicewayError("invalid_request", f"items[{over[0]}].headers: larger than {MAX_HEADER_BYTES} bytes", "items")
 
 
 def _check_lengths(column: pa.Array, name: str, limit: int) -> None:

@@ -234,4 +234,10 @@ class Polled:
     loads: Mapping[str, Load] = field(default_factory=dict)
 
 
-PeerRequest = Ask | Learn | Poll
+class ListConsumers(NamedTuple):
+    """Say who consumes those of the queues (incarnations) that you know. Answered by Consumers, by incarnation."""
+
+    incarnations: tuple[str, ...]
+
+
+PeerRequest = Ask | Learn | Poll | ListConsumers

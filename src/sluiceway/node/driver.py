@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from sluiceway.adapters import system
 from sluiceway.core.assignment.group import Token
+from sluiceway.core.consumers import ConsumerBook
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.looking import load
 from sluiceway.core.share import Share
@@ -22,19 +23,17 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.leased import Slice
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.peers import Load, MoveOut
+from sluiceway.model.peers import MoveOut
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, ProduceKey, QueueStats
 from sluiceway.node.backends import Backend, BackendDownError
 from sluiceway.node.blobs import BlobCache
 from sluiceway.node.closing import Closing
 from sluiceway.node.delivery import Delivery, Seat
+from sluiceway.node.transfers import Bury, Transfers
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
-
-Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[None]]
-"""Produces a transfer's rows (of that partition of that queue) where they go; returns when they are durable there."""
 
 
 class Waiter(NamedTuple):
@@ -70,13 +69,16 @@ class QueueDriver:
         self._queue = Share(record.incarnation, record.lease_timeout, around.takeover_grace)
         self._delivery = Delivery(around.cache, self._seat, self._stop_partition, self._return)
         self.measure, self.withdraw, self.will_serve = self._queue.measure, self._queue.withdraw, self._queue.will_serve
+        self.load = self._queue.load
         self._tasks: set[asyncio.Task[None]] = set()
         self._sending: dict[int, asyncio.Task[None]] = {}
+        self.consumers = ConsumerBook()
         self._timer: asyncio.TimerHandle | None = None
         self._turn_due = False
         self._stopped = False
         self._ended = False
         self._closing = Closing(lambda: around.may_reopen(self.record))
+        self.close_for = self._closing.close_for
         self._unopened: set[int] = set()
         self._removed: set[int] = set()
         """Partitions that the queue has no more, and in which something is still in flight."""
@@ -85,8 +87,8 @@ class QueueDriver:
         self.snapshots, self.look_again = around.snapshots, self._turn_soon
         self.watchers: set[asyncio.Event] = set()
         """Set after each turn."""
-        self._arrivals: dict[tuple[int, int], asyncio.Future[bool]] = {}
-        """Who waits for a transfer (partition, number): whether its items have arrived, or stay here."""
+        self._transfers = Transfers(self._queue, lambda: self.record, self.rows, around.bury, self._stop_partition, self._turn)
+        self.arrival = self._transfers.arrival
         self.configure(record)
 
     # ---- from the service -------------------------------------------------------------------------------------
@@ -134,8 +136,7 @@ class QueueDriver:
         self._unopened.discard(number)
         self._removed.discard(number)
         self._moved.set()
-        for place in [place for place in self._arrivals if place[0] == number]:
-            self._arrivals.pop(place).cancel()
+        self._transfers.forget(number)
 
     def owns(self, number: int) -> bool:
         """Whether that partition is served here."""
@@ -234,6 +235,8 @@ class QueueDriver:
         ticket = Ticket(request, system.now() + request.request_timeout)
         ticket.waiter = Waiter(asyncio.get_running_loop().create_future(), payload)
         self._queue.submit(ticket)
+        if isinstance(request, Lease):
+            self.consumers.saw(request.client_id, system.now())
         self._turn_soon()
         return ticket
 
@@ -251,10 +254,6 @@ class QueueDriver:
         if isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
             self._give_back(ticket.waiter.future)
         ticket.waiter.future.cancel()
-
-    def close_for(self, timeout: Millis) -> None:
-        """Take no request for so long, as the queue may be about to be deleted; 0: take them again."""
-        self._closing.close_for(timeout)
 
     def _check_serving(self) -> None:
         if self._stopped or self._closing.closed:
@@ -290,26 +289,14 @@ class QueueDriver:
         self._drop_lapsed()
         return self._queue.stats()
 
-    def load(self) -> Load:
-        """What other instances need to know of it."""
-        return self._queue.load()
+    def waiting(self) -> list[str]:
+        """The client of each lease that waits here."""
+        return [ticket.request.client_id for ticket in self._queue.waiters.values() if isinstance(ticket.request, Lease)]
 
     async def send_away(self, request: TakeOut | MoveOut) -> tuple[int, asyncio.Future[bool]]:
         """Begin a transfer of ready items, or of scheduled ones. Returns how many they are, and what tells whether they have arrived."""
         begun: TransferBegun = await self.ask(request)
         return begun.items, self.arrival(request.partition, begun.number)
-
-    def arrival(self, partition: int, number: int) -> asyncio.Future[bool]:
-        """What tells whether a transfer's items have arrived, or stay here; cancelled when another instance has to do with it."""
-        lane = self._queue.lanes.get(partition)
-        if lane is not None and number in lane.partition.transfers:
-            return self._arrivals.setdefault((partition, number), asyncio.get_running_loop().create_future())
-        known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if lane is None:
-            known.cancel()
-        else:
-            known.set_result(True)
-        return known
 
     # ---- turns ------------------------------------------------------------------------------------------------
 
@@ -357,7 +344,7 @@ class QueueDriver:
         elif isinstance(effect, Open) and not self._stopped:
             self._spawn(self._open(effect))
         elif isinstance(effect, Transfer) and not self._stopped:
-            self._sending[effect.partition] = self._spawn(self._transfer(effect))
+            self._sending[effect.partition] = self._spawn(self._transfers.send(effect))
         elif isinstance(effect, Fault):
             log.error("queue %s, partition %d: a turn failed", self.record.queue_name, effect.partition, exc_info=effect.error)
 
@@ -424,34 +411,6 @@ class QueueDriver:
         self._turn_soon()
         self._unopened.discard(effect.partition)
         self._moved.set()
-
-    async def _transfer(self, effect: Transfer) -> None:
-        done, nowhere = False, False
-        try:
-            rows = await self.rows(effect.partition, effect.number, effect.slices)
-            if sum(batch.num_rows for batch in rows) == sum(len(piece.rows) for piece in effect.slices):
-                await self._around.bury(self.record, effect.partition, effect, rows)
-            else:
-                self._check_over(effect)
-            done = True
-        except SluicewayError as error:
-            nowhere = error.code == "queue_not_found" and not effect.reason
-            log.warning("queue %s, partition %d: transfer %d: %s", self.record.queue_name, effect.partition, effect.number, error)
-        except Exception:
-            log.exception("queue %s, partition %d: transfer %d failed", self.record.queue_name, effect.partition, effect.number)
-        self._queue.transferred(effect.partition, effect.number, done, system.now(), nowhere=nowhere)
-        self._turn()
-        arrival = self._arrivals.pop((effect.partition, effect.number), None) if done or nowhere else None
-        if arrival is not None and not arrival.done():
-            arrival.set_result(done)
-
-    def _check_over(self, effect: Transfer) -> None:
-        """Rows of a transfer are gone. So they should be once it is over; before, they are lost, and to say it is done would hide that."""
-        lane = self._queue.lanes.get(effect.partition)
-        if lane is not None and effect.number in lane.partition.transfers:
-            error = DamagedError(f"blobs of transfer {effect.number} are missing")
-            self._stop_partition(effect.partition, error)
-            raise SluicewayError("partition_damaged", str(error))
 
     # ---- replies ----------------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from sluiceway.model.configuration import Configuration
 from sluiceway.model.health import Check
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.meta import Stamp
-from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, PeerRequest, ShareRequest
+from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, PeerRequest, ShareRequest
 from sluiceway.model.queue import QueueRecord, Verb
 from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
@@ -58,6 +58,7 @@ from sluiceway.node.backend_pool import BackendInfo, BackendPool, OpenStore
 from sluiceway.node.blobs import BlobCache
 from sluiceway.node.catalog import Catalog
 from sluiceway.node.cluster_secret import secret_of
+from sluiceway.node.consumers import ConsumerView
 from sluiceway.node.demand import Demand
 from sluiceway.node.driver import Around, QueueDriver
 from sluiceway.node.following import Following
@@ -145,6 +146,7 @@ class Service:
         if self._membership is not None:
             self.secret = await secret_of(self._meta)
             self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret))
+        self.consumers = ConsumerView(self._driver_of, self.ownership, self._transport)
         self._demand = None if self._transport is None else Demand(self._transport, self._driver_of)
         self._catalog = Catalog(self._meta, self)
         self._following = Following(self._meta, self._catalog, self.ownership, self._transport)
@@ -290,6 +292,8 @@ class Service:
             await self.ownership.follow(request.stamp)
             await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
             return True
+        if isinstance(request, ListConsumers):
+            return await self.consumers.here(request)
         assert self._demand is not None, "only instances of a cluster ask"
         return await self._demand.answer(request, self._drivers.values())
 

@@ -103,10 +103,7 @@ class MetaElection:
         if group is None or group == self._told:
             return
         self._told = group
-        try:
-            told(group)
-        except Exception:
-            log.exception("group %s: what is told who leads failed", self._group)
+        told(group)
 
 
 def _group(member: GroupMember, before: Group | None) -> Group | None:

@@ -12,7 +12,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -41,7 +41,7 @@ class Claim:
     moved: bool = False
     """Something was committed: what failed before does not fail any more."""
     reads: bool = False
-    """Something was read, perhaps nothing: the stream is no cause for an alarm."""
+    """Something new was read, perhaps nothing: neither the stream nor the sink is a cause for an alarm."""
 
     @property
     def token(self) -> str:
@@ -79,6 +79,72 @@ class Habits(NamedTuple):
     hint: Millis = 1_000
     patience: Millis = 10_000
 
+    def is_due(self, kept: Kept, done: Kept, committed_at: Millis) -> bool:
+        """Whether what has moved over nothing is to be committed; `kept` is what was, at that time."""
+        every = self.rest if replace(done, at=kept.at) == kept else self.heartbeat
+        return done != kept and system.steady() - committed_at >= every
+
+
+# ---- for every handler -------------------------------------------------------------------------------------------------
+
+
+async def read_on(stream: ChangeStream, claim: Claim, position: str, habits: Habits) -> Batch:
+    """What comes after that position; perhaps nothing, after a moment."""
+    began = system.steady()
+    batch = await stream.read(claim.token, position, None, habits.limit)
+    if batch.records.num_rows and batch.upto is None:
+        raise UnknownPositionError("the stream gave records, and no position after them")
+    if batch.children and batch.end is None:
+        claim.tell_children(batch.children)
+    if not batch.records.num_rows and batch.upto is None and batch.end is None:
+        # The stream should have waited. If it has not, it is not asked all the time.
+        await asyncio.sleep(max(0, began + habits.pause - system.steady()) / 1000)
+    return batch
+
+
+async def read_planned(stream: ChangeStream, claim: Claim, position: str, plan: str, habits: Habits) -> Batch:
+    """The batch that was being handed on when its last owner went. It may be there already, all or in part."""
+    batch = await stream.read(claim.token, position, plan, habits.limit)
+    if batch.upto != plan or not batch.records.num_rows:
+        raise UnknownPositionError(f"the batch from {position!r} to {plan!r} is not there any more, as it was planned")
+    return batch
+
+
+async def first_of(work: asyncio.Future[Any], stopping: asyncio.Event, timeout: Millis | None = None) -> None:
+    """Until the work is done, or it is to stop, or the time is over."""
+    asked = asyncio.ensure_future(stopping.wait())
+    try:
+        await asyncio.wait((work, asked), timeout=None if timeout is None else timeout / 1000, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        asked.cancel()
+
+
+async def drop(read: asyncio.Task[Batch], patience: Millis) -> None:
+    """Nothing goes on when this returns, but a thread that cannot be cancelled and that writes nothing."""
+    try:
+        await asyncio.wait((read,), timeout=patience / 1000)
+    finally:
+        read.cancel()
+    await asyncio.wait((read,))
+    if not read.cancelled():
+        # It was not needed, so what it failed with does not matter. Asked, lest it is called unheard.
+        read.exception()
+
+
+def handed_on(kept: Kept, upto: str | None, at: Millis | None, behind: Millis | None, rows: int = 0) -> Kept:
+    """What is to be committed when so many records up to there are, or where there are none. The rest as in a Batch."""
+    return replace(
+        kept,
+        position=kept.position if upto is None else upto,
+        plan=None,
+        at=kept.at if at is None else at if kept.at is None else max(kept.at, at),
+        behind=kept.behind if behind is None else behind,
+        records=kept.records + rows,
+    )
+
+
+# ---- the usual one -----------------------------------------------------------------------------------------------------
+
 
 class PartitionReader:
     """The usual handler: reads a stream, and hands on to a sink."""
@@ -111,7 +177,7 @@ class _Reading:
         stopping = self._claim.stopping
         try:
             if self._kept.plan is not None:
-                await self._hand_on(await self._planned(self._kept.plan))
+                await self._hand_on(await read_planned(self._stream, self._claim, self._position, self._kept.plan, self._habits))
             while self._end is None and not stopping.is_set():
                 batch = await self._next()
                 if batch is None:
@@ -130,33 +196,23 @@ class _Reading:
                 self._ahead.cancel()
             raise
         finally:
-            await self._drop_ahead()
+            if self._ahead is not None:
+                await drop(self._ahead, self._habits.patience)
         await self._hint(0)
         return self._end
 
     # ---- reading ----------------------------------------------------------------------------------------------------
-
-    async def _planned(self, plan: str) -> Batch:
-        """The batch that was being handed on when its last owner went. It may be there already, all or in part."""
-        batch = await self._stream.read(self._claim.token, self._position, plan, self._habits.limit)
-        if batch.upto != plan or not batch.records.num_rows:
-            raise UnknownPositionError(f"the batch from {self._position!r} to {plan!r} is not there any more, as it was planned")
-        return batch
 
     async def _next(self) -> Batch | None:
         """What comes next; None: stop instead. What was handed on is committed, if that takes a while."""
         if self._ahead is None:
             self._read_ahead()
         assert self._ahead is not None
-        asked = asyncio.ensure_future(self._claim.stopping.wait())
-        try:
-            if self._kept.plan is not None:
-                await asyncio.wait((self._ahead, asked), timeout=self._habits.settle / 1000, return_when=asyncio.FIRST_COMPLETED)
-                if not self._ahead.done():
-                    await self._commit(self._done)
-            await asyncio.wait((self._ahead, asked), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            asked.cancel()
+        if self._kept.plan is not None:
+            await first_of(self._ahead, self._claim.stopping, self._habits.settle)
+            if not self._ahead.done():
+                await self._commit(self._done)
+        await first_of(self._ahead, self._claim.stopping)
         if self._claim.stopping.is_set():
             return None
         ahead, self._ahead = self._ahead, None
@@ -165,35 +221,11 @@ class _Reading:
         return batch
 
     def _read_ahead(self) -> None:
-        self._ahead = asyncio.create_task(self._read_on(self._position))
-
-    async def _read_on(self, position: str) -> Batch:
-        began = system.steady()
-        batch = await self._stream.read(self._claim.token, position, None, self._habits.limit)
-        if not batch.records.num_rows and batch.upto is None and batch.end is None:
-            # The stream should have waited. If it has not, it is not asked all the time.
-            await asyncio.sleep(max(0, began + self._habits.pause - system.steady()) / 1000)
-        return batch
-
-    async def _drop_ahead(self) -> None:
-        """Nothing goes on when this returns, but a thread that cannot be cancelled and that writes nothing."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
-            return
-        try:
-            await asyncio.wait((ahead,), timeout=self._habits.patience / 1000)
-        finally:
-            ahead.cancel()
-        await asyncio.wait((ahead,))
-        if not ahead.cancelled():
-            # It was not needed, so what it failed with does not matter. Asked, lest it is called unheard.
-            ahead.exception()
+        self._ahead = asyncio.create_task(read_on(self._stream, self._claim, self._position, self._habits))
 
     # ---- handing on -------------------------------------------------------------------------------------------------
 
     async def _plan(self, batch: Batch) -> None:
-        if batch.upto is None:
-            raise UnknownPositionError("the stream gave records, and no position after them")
         await self._commit(replace(self._done, plan=batch.upto, batch=self._done.batch + 1))
 
     async def _hand_on(self, batch: Batch) -> None:
@@ -206,30 +238,15 @@ class _Reading:
 
     def _note(self, batch: Batch) -> None:
         """That it is handed on, or has nothing to be handed on."""
-        at, before = batch.at, self._done.at
-        self._done = replace(
-            self._kept,
-            position=self._done.position if batch.upto is None else batch.upto,
-            plan=None,
-            at=before if at is None else at if before is None else max(before, at),
-            behind=self._done.behind if batch.behind is None else batch.behind,
-            records=self._done.records + batch.records.num_rows,
-        )
-        if batch.upto is not None:
-            self._position = batch.upto
-        if batch.end is not None:
-            self._end = batch.end
-        elif batch.children:
-            self._claim.tell_children(batch.children)
+        self._done = handed_on(self._done, batch.upto, batch.at, batch.behind, batch.records.num_rows)
+        self._position = batch.upto or self._position
+        self._end = batch.end
 
     # ---- committing -------------------------------------------------------------------------------------------------
 
     async def _keep_up(self) -> None:
         """Commit what was handed on at once, and what is no record from time to time."""
-        resting = replace(self._done, at=self._kept.at) == self._kept
-        every = self._habits.rest if resting else self._habits.heartbeat
-        due = self._done != self._kept and system.steady() - self._committed_at >= every
-        if due or self._kept.plan is not None:
+        if self._kept.plan is not None or self._habits.is_due(self._kept, self._done, self._committed_at):
             await self._commit(self._done)
 
     async def _commit(self, kept: Kept) -> None:

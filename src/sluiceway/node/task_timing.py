@@ -6,6 +6,9 @@ from typing import NamedTuple
 
 from sluiceway.kernel.clock import Millis
 
+FAILURES = 8
+"""So often in a row, which takes a minute, a partition breaks off, or the stream does not say which there are, before that is an alarm."""
+
 
 class Timing(NamedTuple):
     """All in milliseconds, but for `snapshot`.

@@ -1,8 +1,7 @@
 """A member of a group of tasks in this process: follows the log, does what the machine wants, tells it what became of that.
 
-docs/tasks.md says what the machine rests on. What this file owes it: nothing blocks a step; a reader's last word (`Stopped`, `Ended`,
-`BrokenOff`) comes when nothing goes on under its grant any more; `fenced` is said for a higher grant only; the member begins with the
-whole log and a position store that answers.
+docs/tasks.md says what the machine rests on. What this file owes it: nothing blocks a step; the member begins with the whole log and a
+position store that answers. What it owes to the readers of partitions is in `task_runs.py`.
 """
 
 from __future__ import annotations
@@ -18,18 +17,15 @@ from sluiceway.core.assignment.task_member import (
     Alarm,
     Append,
     AskSeeds,
-    BrokenOff,
     ChildrenFound,
     Effect,
     Elected,
-    Ended,
     Event,
     Folded,
     Going,
     JoinGroup,
     LeaveGroup,
     Open,
-    Opened,
     Pace,
     Prepared,
     Preset,
@@ -37,7 +33,6 @@ from sluiceway.core.assignment.task_member import (
     Restored,
     SeedsFound,
     Stop,
-    Stopped,
     TaskMember,
     Tick,
 )
@@ -50,9 +45,10 @@ from sluiceway.node.task_alarms import AlarmBoard, Alarms
 from sluiceway.node.task_chores import drop_old
 from sluiceway.node.task_log import PAGE, decoded, whole
 from sluiceway.node.task_reader import Claim, Handler
-from sluiceway.node.task_timing import Timing
-from sluiceway.ports.change_stream import BrokenOffError, ChangeStream, StaleBatchError, UnknownPositionError
-from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
+from sluiceway.node.task_runs import Runs
+from sluiceway.node.task_timing import FAILURES, Timing
+from sluiceway.ports.change_stream import BrokenOffError, ChangeStream
+from sluiceway.ports.position_store import PositionStore, PositionUnknownError
 from sluiceway.ports.sync_log import Election, LogUnavailableError, SyncLog
 
 __all__ = ["TaskRunner", "Timing"]
@@ -63,21 +59,8 @@ APPEND = 500
 """Records that are appended at a time, at most."""
 GOODBYE = 10.0
 """Seconds that leaving the election may take."""
-FAILURES = 8
-"""So often in a row, which takes a minute, a partition breaks off, or the stream does not say which there are, before that is an alarm."""
 MAIL = 100
 """Events that make one step of the member, at most. A step costs by the partitions that there are, and little by its events."""
-
-
-class _Run:
-    """What goes on in a partition under a grant."""
-
-    def __init__(self, token: str, grant: int) -> None:
-        self.token, self.grant = token, grant
-        self.begin: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """From where to read."""
-        self.stopping = asyncio.Event()
-        self.claim: Claim | None = None
 
 
 class TaskRunner:
@@ -103,15 +86,15 @@ class TaskRunner:
     ) -> None:
         """`board`: where its alarms can be seen by others."""
         self.name = name
-        self._log, self._election, self._positions, self._stream, self._handler = log, election, positions, stream, handler
+        self._log, self._election, self._positions, self._stream = log, election, positions, stream
         self._timing = timing or Timing()
         self._member = TaskMember(name, preset, pace)
         self._mail: list[Event] = []
         self._woken = asyncio.Event()
-        self._runs: dict[tuple[str, int], _Run] = {}
-        self._failures: dict[str, int] = {}
-        """How often each partition has failed since it last went on."""
         self._alarms = Alarms(name, board, self._timing.again)
+        self._runs = Runs(
+            name, positions, stream, handler, self._alarms, self._timing, tell=self._tell, found=self._found, begin=self._begin
+        )
         self._current_at: Millis = 0
         """When it last began to read the log, and found nothing new."""
         self._pending: dict[bytes, None] = {}
@@ -144,7 +127,7 @@ class TaskRunner:
     @property
     def claims(self) -> dict[str, Claim]:
         """What it reads now."""
-        return {run.token: run.claim for run in self._runs.values() if run.claim is not None}
+        return self._runs.claims
 
     @property
     def leads(self) -> bool:
@@ -240,15 +223,8 @@ class TaskRunner:
         match effect:
             case Append():
                 self._say(encode(effect.record))
-            case Open():
-                run = self._runs[effect.token, effect.grant] = _Run(effect.token, effect.grant)
-                self._begin(self._live(run))
-            case Read():
-                self._runs[effect.token, effect.grant].begin.set_result(effect.position)
-            case Stop():
-                # If there is none, its last word is in the mail.
-                if (stopped := self._runs.get((effect.token, effect.grant))) is not None:
-                    stopped.stopping.set()
+            case Open() | Read() | Stop():
+                self._runs.carry_out(effect)
             case JoinGroup():
                 self._in_group = True
                 self._begin(self._election.join(self.name, lambda group: self._tell(Elected(group))))
@@ -368,15 +344,14 @@ class TaskRunner:
     async def _ask(self, after: str) -> None:
         try:
             upto, partitions = await self._stream.seeds(after)
-        except BrokenOffError as error:
-            log.warning("%s: the stream does not say which partitions there are: %s", self.name, error)
-            self._unsown += 1
-            if self._unsown >= FAILURES:
-                self._alarms.of_stream(f"{error}; it is tried again")
         except SluicewayError as error:
             self._alarms.of_stream(str(error))
-        except Exception:
+        except BrokenOffError as error:
+            self._unsaid_seeds(str(error))
+        except Exception as error:
+            # The stream's own fault. What is read of it meanwhile must not end with that.
             log.exception("%s: the stream failed when it was asked for its partitions", self.name)
+            self._unsaid_seeds(f"{type(error).__name__}: {error}")
         else:
             self._unsown = 0
             self._alarms.of_stream("")
@@ -386,112 +361,21 @@ class TaskRunner:
             self._asked, self._ask_again = after, system.steady() + self._timing.seeds
             self._seeking = False
 
-    # ---- readers ------------------------------------------------------------------------------------------------------
-
-    async def _live(self, run: _Run) -> None:
-        last = await self._fare(run)
-        if isinstance(last, BrokenOff) and not last.why:
-            await self._leave_alone(run)
-        elif not isinstance(last, BrokenOff) or last.why == "fenced":
-            self._went_well(run.token)
-        del self._runs[run.token, run.grant]
-        is_left = not isinstance(last, BrokenOff) or last.why == "fenced"
-        if is_left and all(each.token != run.token for each in self._runs.values()):
-            self._stream.left(run.token)
-        self._tell(last)
-
-    async def _fare(self, run: _Run) -> Stopped | Ended | BrokenOff:
-        """All that goes on in a partition under this grant. When it returns, nothing does."""
-        token, grant = run.token, run.grant
-        try:
-            opening, kept = await self._positions.open(token, grant)
-            if not run.stopping.is_set():
-                self._tell(Opened(token, grant, kept.position))
-                await self._begun(run)
-            if run.stopping.is_set():
-                return Stopped(token, grant)
-            run.claim = Claim(opening, kept, run.begin.result(), lambda children: self._found(token, children), run.stopping)
-            try:
-                end = await self._handler(run.claim)
-            finally:
-                if run.claim.moved:
-                    self._went_well(token)
-            return Stopped(token, grant) if end is None else Ended(token, grant, end.children, end.ended_at)
-        except FencedError as error:
-            if error.grant <= grant:
-                return BrokenOff(token, grant)
-            self._alarms.fenced(token, grant, error.grant)
-            return BrokenOff(token, grant, "fenced")
-        except UnknownPositionError as error:
-            self._alarms.of_partition(token, str(error))
-            return BrokenOff(token, grant, "unknown")
-        except BrokenOffError as error:
-            self._broke_off(token, str(error))
-        except PositionUnknownError as error:
-            log.warning("%s: partition %s broke off: %s", self.name, token, error)
-        except StaleBatchError as error:
-            # Somebody else has it by now, as the position store will say. If it does not, the position is older than the batch.
-            if token in self._failures:
-                self._alarms.of_partition(token, f"{error}; were positions restored from a backup, or is the capture's name used anew?")
-            else:
-                log.warning("%s: partition %s is read by another: %s", self.name, token, error)
-        except SluicewayError as error:
-            self._alarms.of_partition(token, str(error))
-        except asyncio.CancelledError:
-            # A library may cancel what it had promised, which is not the same as that this is to end.
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
-                raise
-            self._broke_off(token, "what it waited for was cancelled")
-        except Exception as error:
-            log.exception("%s: partition %s failed", self.name, token)
-            self._broke_off(token, f"{type(error).__name__}: {error}")
-        finally:
-            run.claim = None
-        return BrokenOff(token, grant)
-
-    def _broke_off(self, token: str, why: str) -> None:
+    def _unsaid_seeds(self, why: str) -> None:
         """That may mend itself. If it does not for long, somebody should hear of it."""
-        log.warning("%s: partition %s broke off: %s", self.name, token, why)
-        if self._failures.get(token, 0) + 1 >= FAILURES:
-            self._alarms.of_partition(token, f"{why}; it is tried again")
-
-    async def _begun(self, run: _Run) -> None:
-        """Until the member says where to begin, or that it shall not."""
-        asked = asyncio.ensure_future(run.stopping.wait())
-        try:
-            await asyncio.wait((run.begin, asked), return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            asked.cancel()
-
-    def _went_well(self, token: str) -> None:
-        self._failures.pop(token, None)
-        self._alarms.of_partition(token, "")
+        log.warning("%s: the stream does not say which partitions there are: %s", self.name, why)
+        self._unsown += 1
+        if self._unsown >= FAILURES:
+            self._alarms.of_stream(f"{why}; it is tried again")
 
     def _calm_down(self) -> None:
-        """What ails partitions of others is for others to say, and only a leader asks the stream."""
-        partitions, alarms = self.state.partitions, self._alarms
-        for token in self._failures.keys() | alarms.partitions:
-            if token not in partitions or partitions[token].owner != self.name:
-                self._went_well(token)
-        for claim in self.claims.values():
-            if claim.moved:
-                self._went_well(claim.token)
-            elif claim.reads:
-                alarms.of_partition(claim.token, "")
+        self._runs.calm_down(self.state)
+        # Only a leader asks the stream.
         if not self.leads:
             self._unsown = 0
-            alarms.of_stream("")
+            self._alarms.of_stream("")
         # What is in the mail may be a later grant.
-        alarms.calm(self.state, 0 if self._mail else self._current_at, 3 * self._timing.chores)
-
-    async def _leave_alone(self, run: _Run) -> None:
-        """Before it is opened again, for longer each time; unless it is to stop."""
-        failures = self._failures[run.token] = self._failures.get(run.token, 0) + 1
-        pause = min(self._timing.longest_pause, self._timing.again * 2 ** min(failures - 2, 16)) if failures > 1 else 0
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause / 1000):
-                await run.stopping.wait()
+        self._alarms.calm(self.state, 0 if self._mail else self._current_at, 3 * self._timing.chores)
 
     def _found(self, token: str, children: tuple[Born, ...]) -> None:
         """Only the leader says what is known before a partition ends; its owner says it once more at the end."""

@@ -58,8 +58,8 @@ class SyncLog(Protocol):
 class Election(Protocol):
     """Names the leader of those who take part. Each process makes one of its own, for one member.
 
-    `told` is called on the event loop with each change, in order. At least the leader is told all members. A member that lost its place is
-    told that nobody leads (`Group(generation, "", ())`). Two may be named at once for a while: the log decides.
+    `told` is called on the event loop with each change, in order; it raises nothing. At least the leader is told all members. A member
+    that lost its place is told that nobody leads (`Group(generation, "", ())`). Two may be named at once for a while: the log decides.
     """
 
     async def join(self, name: str, told: Callable[[Group], None]) -> None:

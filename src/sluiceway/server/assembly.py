@@ -18,6 +18,7 @@ from sluiceway.server import logs
 from sluiceway.server.app import App, Fittings, Guard, Meter, create_app
 from sluiceway.server.audit_calls import AuditCalls
 from sluiceway.server.config_calls import ConfigCalls
+from sluiceway.server.consumer_calls import ConsumerCalls
 from sluiceway.server.events import EventStreams
 from sluiceway.server.guard import KeyGuard, OpenDoor
 from sluiceway.server.key_calls import KeyCalls
@@ -65,7 +66,12 @@ class Assembly:
         self._audit.keep = configuration.server.audit_entries
         self.reloader = Reloader(loaded, service, self._apply, door.tls)
         events = EventStreams(Watch(service), guard.recheck)
-        rooms = (KeyCalls(lambda: self._keys), AuditCalls(lambda: service.audit), ConfigCalls(service, self.reloader))
+        rooms = (
+            KeyCalls(lambda: self._keys),
+            AuditCalls(lambda: service.audit),
+            ConfigCalls(service, self.reloader),
+            ConsumerCalls(service),
+        )
         self.app: App = create_app(
             service,
             Fittings(

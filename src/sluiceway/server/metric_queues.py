@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, get_args
 from sluiceway.core.states import ShownState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_METRIC_QUEUES
+from sluiceway.model.consumers import Query, QueryState
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import QueueStats
 
@@ -36,6 +37,8 @@ PARTITION_STATES: Final[tuple[str, ...]] = get_args(ShownState)
 _UNKNOWN: Final = ("unavailable", "error")
 """The states of a partition that may never have been open."""
 
+QUERY_STATES: Final[tuple[str, ...]] = get_args(QueryState)
+
 Counts = tuple[int, ...]
 _ZERO: Final[Counts] = (0,) * len(COUNTERS)
 
@@ -57,14 +60,22 @@ class Seen(NamedTuple):
     """Items in partitions that are being drained."""
     parts: Mapping[int, Counts] = MappingProxyType({})
     """What each partition has counted, of those of which `counters` are the sum."""
+    consumers: int = 0
+    """Clients that asked for items within the last minute."""
+    queries: dict[str, int] = dict.fromkeys(QUERY_STATES, 0)
+    """Those that told of themselves, by state."""
+    query_rate: float = 0.0
+    query_duration: float = 0.0
+    """Of the running ones: items a second together, and the longest batch (ms)."""
 
     @property
     def size(self) -> int:
         return sum(self.items.values())
 
 
-def seen(record: QueueRecord, stats: QueueStats) -> Seen:
-    """The queue's partitions, added up."""
+def seen(record: QueueRecord, stats: QueueStats, consumers: int = 0, queries: Sequence[Query] = ()) -> Seen:
+    """The queue's partitions, and its queries, added up."""
+    running = [query for query in queries if query.state == "running"]
     parts = stats.partitions
     # One that was open and has failed keeps its counts; one that never was has none, and would seem to have counted all at once later.
     known = all(part.state not in _UNKNOWN or part.produced for part in parts)
@@ -90,6 +101,10 @@ def seen(record: QueueRecord, stats: QueueStats) -> Seen:
         _sum(counted.values()) if known else None,
         sum(part.total + part.transferring for part in parts if part.state == "draining"),
         counted if known else {},
+        consumers,
+        {state: sum(query.state == state for query in queries) for state in QUERY_STATES},
+        sum(query.processed_per_s for query in running),
+        max((query.batch_duration for query in running), default=0),
     )
 
 
@@ -164,6 +179,10 @@ class QueueLabels:
                 degraded=total.degraded + queue.degraded,
                 commit_time=max(total.commit_time, queue.commit_time),
                 draining=total.draining + queue.draining,
+                consumers=total.consumers + queue.consumers,
+                queries=_added(total.queries, queue.queries),
+                query_rate=total.query_rate + queue.query_rate,
+                query_duration=max(total.query_duration, queue.query_duration),
             )
         return total
 

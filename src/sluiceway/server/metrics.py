@@ -149,7 +149,7 @@ class Metrics:
         for record in self._service.queues():
             rebalances += record.rebalance is not None
             try:
-                found.append(seen(record, self._service.stats(record.queue_name)))
+                found.append(seen(record, self._service.stats(record.queue_name), *self._service.consumers.told(record)))
             except SluicewayError:
                 # Deleted while others were counted.
                 continue
@@ -213,6 +213,15 @@ class _Queues(Collector):
         documentation = "Queues that are being rebalanced, as this instance knows."
         yield GaugeMetricFamily("sluiceway_rebalances_open", documentation, value=self.rebalances)
         yield self._gauge("draining_items", "Items left in partitions that are being drained.", [each.draining for each in self.divided])
+        asked = "Clients that asked this instance for items of the queue within the last minute."
+        yield self._gauge("consumers", asked, [each.consumers for each in self.divided])
+        yield self._gauges(
+            "queries", "Spark queries that told this instance of themselves.", "state", [each.queries for each in self.divided]
+        )
+        rate = "Items a second of those that run, while their last batch ran."
+        yield self._gauge("query_items_per_second", rate, [each.query_rate for each in self.divided])
+        longest = [each.query_duration / 1000 for each in self.divided]
+        yield self._gauge("query_batch_duration_seconds", "The longest last batch of those that run.", longest)
         slowest = [each.commit_time / 1000 for each in self.divided]
         yield self._gauge("commit_duration_seconds", "Moving average of a commit, of the slowest partition.", slowest)
         for at, (name, documentation) in enumerate(COUNTERS.items()):

@@ -333,6 +333,41 @@ _REBALANCES: Final = {
     "RebalancePage.items": "The rebalances of this page.",
 }
 
+_CONSUMERS: Final = {
+    "ConsumersListCall.queue_name": "Only the consumers of this queue; null: of every queue that has some.",
+    "ConsumersListCall.limit": "The most queues to look at.",
+    "ConsumersReportCall.client_id": "The consumer that the query is.",
+    "query": "The query, in place of what it told before.",
+    "QueryFields.id": "The query, whoever runs it: of Spark, the id in its checkpoint.",
+    "QueryInfo.id": "The query, whoever runs it: of Spark, the id in its checkpoint.",
+    "run_id": "This run of it.",
+    "QueryFields.name": "What it is called; empty: nothing.",
+    "QueryInfo.name": "What it is called; empty: nothing.",
+    "QueryFields.state": "`running`, `stopped` or `failed`.",
+    "QueryInfo.state": "`running`, `stopped` or `failed`.",
+    "QueryFields.batch": "The number of its last batch; null: there was none.",
+    "QueryInfo.batch": "The number of its last batch; null: there was none.",
+    "QueryFields.items": "Items of that batch.",
+    "QueryInfo.items": "Items of that batch.",
+    "input_per_s": "Items a second that came in since the batch before.",
+    "processed_per_s": "Items a second while the batch ran.",
+    "batch_duration": "How long the batch took.",
+    "error": "Why it failed; empty: it has not.",
+    "told_at": "When it told so.",
+    "ConsumerInfo.client_id": "The consumer, as it calls itself.",
+    "ConsumerInfo.leases": "Its live leases.",
+    "ConsumerInfo.items": "Items that are open in them.",
+    "ConsumerInfo.lease_deadline": "When the first of them runs out, unless it is extended; null: it has none.",
+    "waiting": "Its lease calls that wait for items.",
+    "seen_at": "When it last asked for items; null: not within the last minute.",
+    "queries": "Its queries that have told of themselves.",
+    "QueueConsumers.leased": "Items that are leased.",
+    "consumers": "Its consumers, by name.",
+    "more": "Whether there are consumers beside these, which are those with queries and with most items.",
+    "ConsumerPage.items": "The queues of this page that have consumers.",
+    "silent": "Instances that did not answer: what they know of consumers is missing.",
+}
+
 _HEALTH: Final = {
     "alive": "Always true: who is not alive does not answer.",
     "Ready.ready": "Whether every partition serves.",
@@ -346,4 +381,6 @@ _HEALTH: Final = {
     "EventsQuery.queue_name": "Only what is about this queue.",
 }
 
-FIELDS: Final[dict[str, str]] = _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _CLUSTER | _REBALANCES | _HEALTH
+FIELDS: Final[dict[str, str]] = (
+    _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _CLUSTER | _REBALANCES | _CONSUMERS | _HEALTH
+)

@@ -1,8 +1,9 @@
-"""Floor 5: the data pipeline on Spark. A stream source, a batch and stream sink, outcomes by column, and a local session."""
+"""Floor 5: the data pipeline on Spark. A stream source, a batch and stream sink, outcomes by column, a local session, a listener."""
 
 from __future__ import annotations
 
+from sluiceway.spark.listener import watch
 from sluiceway.spark.session import session
 from sluiceway.spark.settle import settle
 
-__all__ = ["session", "settle"]
+__all__ = ["session", "settle", "watch"]

@@ -33,15 +33,17 @@ class Admission:
         self._consumer = consumer
         self._most_bytes = most_bytes
 
-    def take(self, queue: str, key: str, most: int, lease_timeout: Millis, wait: Millis) -> list[HeldLease]:
+    def take(self, queue: str, key: str, most: int, lease_timeout: Millis, wait: Millis, partition: int | None = None) -> list[HeldLease]:
         """Up to `most` items, by one keyed call after another until one answers with none; the first waits so long for an item.
 
         Call k always has the same key, so a driver that died in between finds the first calls' leases again and goes on from there.
+        With a `partition` only from that one.
         """
         leases: list[HeldLease] = []
         items = calls = 0
         nbytes = 0.0
-        average = self._average_next(queue) if self._most_bytes is not None and most > 0 else 0.0
+        where = {"max_partitions": MAX_PARTITIONS} if partition is None else {"partition": partition}
+        average = self._average_next(queue, partition) if self._most_bytes is not None and most > 0 else 0.0
         while items < most:
             answer = self._client.call(
                 "/v1/queue.lease",
@@ -50,7 +52,7 @@ class Admission:
                     "client_id": self._consumer,
                     "lease_key": f"{key}/{calls}",
                     "batch_size": min(MAX_ITEMS_ARROW, most - items, self._fitting(nbytes, average)),
-                    "max_partitions": MAX_PARTITIONS,
+                    **where,
                     "lease_timeout": format_duration(lease_timeout),
                     "request_timeout": format_duration(0 if calls else wait),
                     "payload": False,
@@ -76,9 +78,10 @@ class Admission:
             return MAX_ITEMS_ARROW
         return max(1, int((self._most_bytes - nbytes) / average)) if average else _SAMPLE
 
-    def _average_next(self, queue: str) -> float:
+    def _average_next(self, queue: str, partition: int | None) -> float:
         """Bytes of an item of those that come next; 0: there is none."""
-        return _average([self._sizes({"queue_name": queue, "limit": _SAMPLE})])
+        where = {} if partition is None else {"partition": partition}
+        return _average([self._sizes({"queue_name": queue, "limit": _SAMPLE, **where})])
 
     def _average_of(self, queue: str, leases: list[HeldLease]) -> float:
         """Bytes of an item of these leases. The same leases always give the same answer."""

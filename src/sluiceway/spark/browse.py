@@ -16,8 +16,9 @@ from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, In, InputP
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
-from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.spark.columns import ITEM, JsonColumns, check_columns
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import BrowseOptions
 from sluiceway.spark.rows import OPTIONAL, join_id
@@ -51,10 +52,11 @@ class Part(InputPartition):
 
 
 class BrowseReader(DataSourceReader):
-    """Reads the columns of `schema`, which are some of BROWSED. Raises `invalid_request` for others."""
+    """Reads the columns of `schema`, which are some of BROWSED, or made of payloads. Raises `invalid_request` for others."""
 
     def __init__(self, schema: StructType, options: BrowseOptions) -> None:
-        self._schema = check_columns(schema)
+        self._columns = JsonColumns(schema, BROWSED) if options.json else None
+        self._schema = self._columns.read if self._columns else check_columns(schema, BROWSED)
         self._options = options
         self._states = options.states
         self._numbers: frozenset[int] | None = None
@@ -64,7 +66,7 @@ class BrowseReader(DataSourceReader):
         """Read only the states and partitions that these let through; returns the other filters, which are Spark's to apply."""
         for each in filters:
             values = _allowed(each)
-            column = each.attribute[0] if isinstance(each, EqualTo | In) and len(each.attribute) == 1 else ""
+            column = self._column(each.attribute) if isinstance(each, EqualTo | In) else ""
             if values is not None and column == "state":
                 self._states = tuple(state for state in self._states if state in values)
             elif values is not None and column == "partition":
@@ -72,6 +74,12 @@ class BrowseReader(DataSourceReader):
                 self._numbers = numbers if self._numbers is None else self._numbers & numbers
             else:
                 yield each
+
+    def _column(self, path: tuple[str, ...]) -> str:
+        """Which column of an item that is; empty: none. Members of payloads may have the names of such columns."""
+        if self._columns is None:
+            return path[0] if len(path) == 1 else ""
+        return path[1] if len(path) == 2 and path[0] == ITEM else ""
 
     def partitions(self) -> Sequence[InputPartition]:
         """Those that the queue has now. In a list of none Spark puts one of its own, of which nothing is read."""
@@ -101,7 +109,8 @@ class BrowseReader(DataSourceReader):
                 about = json.loads(answer.schema.metadata[b"sluiceway"])
                 for batch in answer:
                     if batch.num_rows:
-                        yield _rows(batch, about["incarnation"], server.queue, schema)
+                        rows = _rows(batch, about["incarnation"], server.queue, schema)
+                        yield self._columns.make(rows) if self._columns else rows
                 begin = {"cursor": about["cursor"]} if about["cursor"] else {}
         finally:
             client.close()
@@ -120,18 +129,6 @@ class PushedFilters:
 
     def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
         return list(self._narrow(filters))
-
-
-def check_columns(schema: StructType) -> StructType:
-    """The columns that are wanted. Raises `invalid_request` for one that an item does not have, or that has another type."""
-    known = {field.name: field for field in BROWSED}
-    for field in schema:
-        if field.name not in known:
-            raise invalid("schema", f"there is no column {field.name!r}; an item has {', '.join(known)}")
-        if field.dataType.simpleString() != known[field.name].dataType.simpleString():
-            said = f"the column {field.name!r} is of the type {known[field.name].dataType.simpleString()}"
-            raise invalid("schema", f"{said}, not {field.dataType.simpleString()}")
-    return schema
 
 
 def _allowed(each: Filter) -> frozenset[Any] | None:

@@ -20,21 +20,15 @@ from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Kept
-from sluiceway.node.task_reader import REST, Claim
+from sluiceway.node.task_reader import Claim, Habits, drop, first_of, handed_on, read_on, read_planned
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeStream, End, UnknownPositionError
 from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
 from sluiceway.spark.capture_plan import Done, Slice, choose, judge
 
 log = logging.getLogger(__name__)
 
-_PAUSE: Millis = 200
-"""Between two reads that show nothing."""
-_HEARTBEAT: Millis = 5_000
-"""How often a position that has moved over nothing is recorded. If it has not, and nothing is new but the time, that is done each REST."""
 _LINGER: Millis = 50
 """How long a batch waits for the offers of other partitions, once it has one."""
-_PATIENCE: Millis = 10_000
-"""So long a read that nobody needs any more may take to return."""
 
 
 class _Offer(NamedTuple):
@@ -82,7 +76,7 @@ class Offering:
     """All partitions that are this member's, and what they offer. Everything on one event loop."""
 
     def __init__(self, stream: ChangeStream, positions: PositionStore, limit: int) -> None:
-        self._stream, self._positions, self._limit = stream, positions, limit
+        self._stream, self._positions, self._habits = stream, positions, Habits(limit=limit)
         self._held: dict[str, _Held] = {}
         self._news = asyncio.Event()
         self._count = 0
@@ -149,64 +143,45 @@ class Offering:
             batch = await self._next(held)
             if batch is None:
                 break
-            if batch.records.num_rows:
-                if batch.upto is None:
-                    raise UnknownPositionError("the stream gave records, and no position after them")
-                if batch.end is None and batch.children:
-                    held.claim.tell_children(batch.children)
-                held.kept = await self._record(held, done) if done != held.kept else held.kept
+            if batch.upto is not None and batch.records.num_rows:
+                held.kept = await self._record(held, done)
                 held.offer = _offer(batch.upto, batch)
                 return None
-            done = _over_nothing(done, batch)
-            if batch.upto is not None:
-                held.position = batch.upto
+            done = handed_on(done, batch.upto, batch.at, batch.behind)
+            held.position = batch.upto or held.position
             if batch.end is not None:
-                held.kept = await self._record(held, done) if done != held.kept else held.kept
+                held.kept = await self._record(held, done)
                 await self._hint(held)
                 return batch.end
-            if batch.children:
-                held.claim.tell_children(batch.children)
-            rests = replace(done, at=held.kept.at) == held.kept
-            if done != held.kept and system.steady() - held.committed_at >= (REST if rests else _HEARTBEAT):
+            if self._habits.is_due(held.kept, done, held.committed_at):
                 held.kept = await self._record(held, done)
                 await self._hint(held)
             self._reach(held, _offer(held.position, batch))
             if self._until is not None and held.reached:
                 self._news.set()
                 await stopping.wait()
-        if done != held.kept:
-            held.kept = await self._record(held, done)
+        held.kept = await self._record(held, done)
         return None
 
     async def _next(self, held: _Held) -> Batch | None:
         """What comes next; None: stop instead."""
-        stop = asyncio.ensure_future(held.claim.stopping.wait())
-        read = asyncio.ensure_future(self._read(held))
+        read = asyncio.create_task(read_on(self._stream, held.claim, held.position, self._habits))
         try:
-            await asyncio.wait((read, stop), return_when=asyncio.FIRST_COMPLETED)
-            if not read.done():
-                # A thread that cannot be cancelled writes nothing; but nothing shall go on when this returns.
-                await asyncio.wait((read,), timeout=_PATIENCE / 1000)
-        finally:
-            stop.cancel()
+            await first_of(read, held.claim.stopping)
+            if held.claim.stopping.is_set():
+                return None
+            held.claim.reads = True
+            return read.result()
+        except asyncio.CancelledError:
             read.cancel()
-        if held.claim.stopping.is_set():
-            await asyncio.wait((read,))
-            if not read.cancelled():
-                read.exception()
-            return None
-        return read.result()
-
-    async def _read(self, held: _Held) -> Batch:
-        began = system.steady()
-        batch = await self._stream.read(held.claim.token, held.position, None, self._limit)
-        held.claim.reads = True
-        if not batch.records.num_rows and batch.upto is None and batch.end is None:
-            # The stream should have waited. If it has not, it is not asked all the time.
-            await asyncio.sleep(max(0, began + _PAUSE - system.steady()) / 1000)
-        return batch
+            raise
+        finally:
+            await drop(read, self._habits.patience)
 
     async def _record(self, held: _Held, kept: Kept) -> Kept:
+        """That is what is recorded of it from now on, or is already."""
+        if kept == held.kept:
+            return kept
         await self._positions.commit(held.claim.opening, kept)
         held.claim.moved = True
         held.committed_at = system.steady()
@@ -236,14 +211,7 @@ class Offering:
             return True
         offer = held.offer
         at, behind = (offer.at, offer.behind) if offer is not None else (None, None)
-        kept = replace(
-            held.kept,
-            position=done.upto,
-            plan=None,
-            at=_later(held.kept.at, at),
-            behind=held.kept.behind if behind is None else behind,
-            records=held.kept.records + done.rows,
-        )
+        kept = handed_on(held.kept, done.upto, at, behind, done.rows)
         if not await self._commit(held, kept):
             return False
         held.position, held.in_flight = done.upto, False
@@ -282,9 +250,7 @@ class Offering:
         """A plan that was found: what is it?"""
         held.busy = True
         try:
-            batch = await self._stream.read(held.claim.token, held.position, plan, self._limit)
-            if batch.upto != plan or not batch.records.num_rows:
-                raise UnknownPositionError(f"the batch from {held.position!r} to {plan!r} is not there any more, as it was planned")
+            batch = await read_planned(self._stream, held.claim, held.position, plan, self._habits)
             held.claim.reads = True
             held.offer = _offer(plan, batch)
             return True
@@ -366,19 +332,6 @@ class Offering:
 
 def _offer(upto: str, batch: Batch) -> _Offer:
     return _Offer(upto, batch.records.num_rows, batch.at, batch.behind, batch.end)
-
-
-def _over_nothing(kept: Kept, batch: Batch) -> Kept:
-    return replace(
-        kept,
-        position=kept.position if batch.upto is None else batch.upto,
-        at=_later(kept.at, batch.at),
-        behind=kept.behind if batch.behind is None else batch.behind,
-    )
-
-
-def _later(one: Millis | None, other: Millis | None) -> Millis | None:
-    return other if one is None else one if other is None else max(one, other)
 
 
 async def _relay(stopping: asyncio.Event, changed: asyncio.Event) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
@@ -13,7 +12,7 @@ from sluiceway.core.assignment.task_member import Preset
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
-from sluiceway.spark.options import count, duration, get, required
+from sluiceway.kernel.options import count, duration, get, required, unknown
 
 KNOWN = ("name", "meta", "log", "stream", "preset", "maxRowsPerTrigger", "maxRowsPerPartition", "requestTimeout")
 OF_STREAM = "stream."
@@ -59,10 +58,7 @@ def has_password(url: str) -> bool:
 
 def _check_names(options: Mapping[str, str]) -> None:
     """Spark's own options pass; a name that is nearly ours is a mistake."""
-    every = {name.lower(): name for name in KNOWN}
+    known = [name.lower() for name in KNOWN]
     for key in options:
-        lower = key.lower()
-        if lower in every or lower.startswith(OF_STREAM):
-            continue
-        if near := get_close_matches(lower, list(every), n=1, cutoff=0.75):
-            raise invalid(key, f"there is no such option; did you mean {every[near[0]]}?")
+        if key.lower() not in known and not key.lower().startswith(OF_STREAM) and (error := unknown(key, KNOWN, 0.75)):
+            raise error

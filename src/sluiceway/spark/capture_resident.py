@@ -194,7 +194,7 @@ class Leash:
             except OSError as error:
                 if self._closed:
                     return
-                # Too many open files, for instance: nobody else lets tasks in.
+                # Too many open files, for instance: nobody else lets tasks in. This thread does nothing else, so it may sleep.
                 log.warning("a task could not be let in: %s", error)
                 time.sleep(_AGAIN)
                 continue

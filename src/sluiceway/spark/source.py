@@ -14,7 +14,8 @@ import threading
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
@@ -25,6 +26,8 @@ from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.spark.admission import Admission
+from sluiceway.spark.collector import spare_collector
+from sluiceway.spark.columns import JsonColumns
 from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import HeldLease, Offset, Slice
 from sluiceway.spark.options import SourceOptions
@@ -52,11 +55,22 @@ class Task(InputPartition):
         self.slices = slices
 
 
-class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's side of the queues. Spark keeps one in a process of its own beside the driver, and copies for tasks."""
+class Part(NamedTuple):
+    """What an equal part of each batch comes from: a queue, or one partition of it."""
 
-    def __init__(self, options: SourceOptions) -> None:
+    queue: str
+    partition: int | None = None
+
+
+class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One streaming query's side of the queues. Spark keeps one in a process of its own beside the driver, and copies for tasks.
+
+    The rows are those of SCHEMA, unless `columns` make others of them.
+    """
+
+    def __init__(self, options: SourceOptions, columns: JsonColumns | None = None) -> None:
         self._options = options
+        self._columns = columns
         self._nonce = uuid.uuid4().hex[:12]
         self._client: Client | None = None
         self._keeper: LeaseKeeper | None = None
@@ -64,10 +78,10 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._leased_sequence = 0
         self._committed_sequence = 0
         self._available_now = False
-        self._quota: dict[str, int] | None = None
+        self._quota: dict[Part, int] | None = None
 
     def initialOffset(self) -> dict[str, Any]:
-        return Offset(self._nonce).to_dict()
+        return self._named(Offset(self._nonce))
 
     def getDefaultReadLimit(self) -> ReadLimit:
         # Spark carries one limit only, so that of bytes is looked up where it is needed.
@@ -80,20 +94,20 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Close the batch that ends at `start`, lease the next one. Nothing to lease: `start` itself."""
         at = Offset.parse(start)
         self._close(at)
-        by_queue = self._lease(at, limit)
+        by_part = self._lease(at, limit)
         if self._available_now:
             # Counted after the first batch, because that one may be leases found again, which are not ready and count no more.
             if self._quota is None:
-                self._quota = {queue: self._ready(queue) for queue in by_queue}
+                self._quota = {part: self._ready(part) for part in by_part}
             else:
-                taken = {queue: sum(lease.count for lease in leases) for queue, leases in by_queue.items()}
-                self._quota = {queue: max(0, quota - taken[queue]) for queue, quota in self._quota.items()}
-        several = len(by_queue) > 1
-        leases = [replace(lease, queue=queue if several else "") for queue, some in by_queue.items() for lease in some]
+                taken = {part: sum(lease.count for lease in leases) for part, leases in by_part.items()}
+                self._quota = {part: max(0, quota - taken.get(part, 0)) for part, quota in self._quota.items()}
+        several = len(self._options.queues) > 1
+        leases = [replace(lease, queue=part.queue if several else "") for part, some in by_part.items() for lease in some]
         if not leases:
             return start
         self._leased_sequence = at.sequence + 1
-        return at.following(leases, self._options.min_partitions).to_dict()
+        return self._named(at.following(leases, self._options.min_partitions))
 
     def commit(self, end: dict[str, Any]) -> None:
         """The batch that ends at `end` is in Spark's logs. Its leases are closed in `latestOffset` already; see `_check_logged`."""
@@ -120,13 +134,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Task)
-        schema = to_arrow_schema(SCHEMA, timezone="UTC")
-        client = Client(self._options.server)
-        try:
-            for part in partition.slices:
-                yield from _read_slice(client, self._options, part, schema)
-        finally:
-            client.close()
+        return read_slices(partition.slices, self._options, self._columns)
 
     def stop(self) -> None:
         """Leases stay: a restart from the checkpoint finds them, or they expire."""
@@ -134,6 +142,11 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._keeper.stop()
         if self._client is not None:
             self._client.close()
+
+    def _named(self, offset: Offset) -> dict[str, Any]:
+        """The offset, and whose it is: for people, and for who listens to the query. A replay does not read that."""
+        about = {"consumer": self._options.consumer, "queue": ",".join(self._options.queues), "url": _shown(self._options.server.url)}
+        return dict(sorted({**offset.to_dict(), **about}.items()))
 
     def _check_logged(self, before: Offset, batch: Offset) -> None:
         """Raises `invalid_request` if Spark keeps its logs behind the batches that it runs.
@@ -159,7 +172,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         if self._keeper is not None:
             self._keeper.release()
-        for queue, some in _portions(at.leases, self._options):
+        for queue, some in portions(at.leases, self._options):
             answer = self._checked().call("/v1/queue.complete", {"queue_name": queue, "lease_ids": some})
             # After a restart it is natural that they are closed already.
             if answer["ignored"] and self._keeper is not None:
@@ -167,28 +180,43 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 log.warning("leases gone before their batch was done, so their items may be served again: %s", gone)
         self._closed_sequence = at.sequence
 
-    def _lease(self, at: Offset, limit: ReadLimit) -> dict[str, list[HeldLease]]:
-        """Lease the next batch, by queue. Each queue has an equal part of the limits, which does not depend on what the others have: so a
+    def _parts(self) -> list[Part]:
+        """What is leased from. Partitions that the queue has not, or not any more, are passed over: what was in them is elsewhere."""
+        queues, chosen = self._options.queues, self._options.partitions
+        if chosen is None:
+            return [Part(queue) for queue in queues]
+        found = self._checked().call("/v1/queues.info", {"queue_name": queues[0]})["partitions"]
+        wanted = [each for each in found if (each["state"] == chosen if chosen == "draining" else each["partition"] in chosen)]
+        return [Part(queues[0], each["partition"]) for each in wanted]
+
+    def _lease(self, at: Offset, limit: ReadLimit) -> dict[Part, list[HeldLease]]:
+        """Lease the next batch, by part. Each has an equal part of the limits, which does not depend on what the others have: so a
         driver that died in between finds the same leases again, whatever has come in meanwhile.
         """
-        queues, options = self._options.queues, self._options
+        parts, options = self._parts(), self._options
+        if not parts:
+            if not self._available_now:
+                # Spark asks again at once.
+                threading.Event().wait(_IDLE_WAIT / 1000)
+            return {}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize
         nbytes = None if isinstance(limit, ReadAllAvailable) else options.max_bytes_per_trigger
-        admission = Admission(self._checked(), options.consumer, None if nbytes is None else max(1, nbytes // len(queues)))
+        admission = Admission(self._checked(), options.consumer, None if nbytes is None else max(1, nbytes // len(parts)))
         lease_timeout = options.hold_for if at.sequence else min(_UNLOGGED_HOLD, options.hold_for)
-        leases: dict[str, list[HeldLease]] = {}
-        for queue in queues:
-            share = max(1, most // len(queues))
+        leases: dict[Part, list[HeldLease]] = {}
+        for part in parts:
+            share = max(1, most // len(parts))
             if self._quota is not None:
-                share = min(share, self._quota[queue])
+                share = min(share, self._quota.get(part, 0))
             waits = not self._available_now and not any(leases.values())
-            wait = _IDLE_WAIT // len(queues) if waits else 0
-            leases[queue] = admission.take(queue, f"{at.nonce}/{at.sequence + 1}", share, lease_timeout, wait)
+            wait = _IDLE_WAIT // len(parts) if waits else 0
+            leases[part] = admission.take(part.queue, f"{at.nonce}/{at.sequence + 1}", share, lease_timeout, wait, part.partition)
         return leases
 
-    def _ready(self, queue: str) -> int:
-        answer = self._checked().call("/v1/queue.stats", {"queue_name": queue})
-        return sum(partition["ready"] for logical in answer["logical_queues"] for partition in logical["partitions"])
+    def _ready(self, part: Part) -> int:
+        answer = self._checked().call("/v1/queue.stats", {"queue_name": part.queue})
+        found = (each for logical in answer["logical_queues"] for each in logical["partitions"])
+        return sum(each["ready"] for each in found if part.partition is None or each["partition"] == part.partition)
 
 
 class LeaseKeeper:
@@ -226,20 +254,19 @@ class LeaseKeeper:
 
     def _extend(self) -> list[str]:
         """Extend what is held; return those that are gone, which are held no more."""
-        gone: list[str] = []
-        for queue, some in _portions(self._held, self._options):
-            answer = self._client.call(
-                "/v1/queue.extend",
-                {
-                    "queue_name": queue,
-                    "lease_ids": some,
-                    "lease_timeout": format_duration(self._options.hold_for),
-                    "request_timeout": self._client.server_wait,
-                },
-            )
-            gone += [entry["id"] for entry in answer["ignored"]]
+        gone = extend(self._client, self._held, self._options)
         self._held = tuple(lease for lease in self._held if lease.lease_id not in gone)
         return gone
+
+
+def extend(client: Client, leases: Collection[HeldLease], options: SourceOptions) -> list[str]:
+    """Hold them for `hold_for` from now on; returns those that are gone."""
+    gone: list[str] = []
+    for queue, some in portions(leases, options):
+        until = {"lease_timeout": format_duration(options.hold_for), "request_timeout": client.server_wait}
+        answer = client.call("/v1/queue.extend", {"queue_name": queue, "lease_ids": some, **until})
+        gone += [entry["id"] for entry in answer["ignored"]]
+    return gone
 
 
 def _leave_out(batch: Offset, gone: Collection[str]) -> Offset:
@@ -252,7 +279,20 @@ def _leave_out(batch: Offset, gone: Collection[str]) -> Offset:
     return left
 
 
+def read_slices(slices: Sequence[Slice], options: SourceOptions, columns: JsonColumns | None) -> Iterator[pa.RecordBatch]:
+    """The items of these slices, in their order, as rows of SCHEMA or as `columns` make them."""
+    schema = to_arrow_schema(columns.read if columns else SCHEMA, timezone="UTC")
+    client = Client(options.server)
+    try:
+        for part in slices:
+            for rows in _read_slice(client, options, part, schema):
+                yield columns.make(rows) if columns else rows
+    finally:
+        client.close()
+
+
 def _read_slice(client: Client, options: SourceOptions, part: Slice, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    spare_collector()
     queue = part.queue or options.server.queue
     try:
         answer = client.fetch_arrow(
@@ -286,7 +326,13 @@ def _lost(lease_id: str, how: str) -> str:
     )
 
 
-def _portions(leases: Collection[HeldLease], options: SourceOptions) -> Iterator[tuple[str, list[str]]]:
+def _shown(url: str) -> str:
+    """The address without who calls it."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
+def portions(leases: Collection[HeldLease], options: SourceOptions) -> Iterator[tuple[str, list[str]]]:
     """Their ids, by queue, as many at a time as a call takes."""
     by_queue: dict[str, list[str]] = {}
     for lease in leases:

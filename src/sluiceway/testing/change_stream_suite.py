@@ -32,10 +32,6 @@ class World(Protocol):
         """The names of records, in their order."""
         ...
 
-    async def branch(self) -> bool:
-        """Give some partitions children, of which one has two parents if the stream knows that; False: its partitions have none."""
-        ...
-
     async def nowhere(self, position: str) -> str:
         """A position that is written as the stream writes them, and that the partition which that one is of never had, or has lost."""
         ...
@@ -46,6 +42,14 @@ class World(Protocol):
 
     async def restore(self) -> None:
         """It can again."""
+        ...
+
+
+class BranchingWorld(World, Protocol):
+    """One whose stream has partitions with children."""
+
+    async def branch(self) -> None:
+        """Give some partitions children, of which one has two parents if the stream knows that."""
         ...
 
 
@@ -205,14 +209,10 @@ async def next_batch(stream: ChangeStream, token: str, position: str, limit: int
 
 
 class ChangeStreamSuite:
-    """Override `world` with a fixture that makes a World for one test.
+    """Needs a fixture `world` that makes a World for one test.
 
     It is made outside of an event loop and used in one; whatever was opened in a test is closed by it.
     """
-
-    @pytest.fixture
-    def world(self) -> World:
-        raise NotImplementedError("override this fixture")
 
     # Seeds
 
@@ -380,62 +380,6 @@ class ChangeStreamSuite:
         await follower.until(stream, written)
         await stream.close()
 
-    # Children
-
-    @driven
-    async def test_children_come_after_their_parents_and_nothing_is_lost(self, world: World) -> None:
-        stream, follower = await world.open(), Follower(world.names)
-        await follower.seek(stream)
-        seeds = set(follower.open)
-        written = await world.write(30)
-        if not await world.branch():
-            pytest.skip("its partitions have no children")
-        written += await world.write(30)
-        await follower.follow(stream, lambda: len(follower.everything) >= len(written) and bool(follower.ended.keys() & seeds))
-        assert sorted(follower.everything) == sorted(written)
-        follower.check_order()
-        # They are no seeds beyond what was known before.
-        known = set(follower.parents)
-        await follower.seek(stream)
-        assert set(follower.parents) == known
-        await stream.close()
-
-    @driven
-    async def test_an_end_is_told_again_with_the_same_children(self, world: World) -> None:
-        stream, follower = await world.open(), Follower(world.names)
-        await follower.seek(stream)
-        before = dict(follower.positions)
-        written = await world.write(20)
-        await follower.until(stream, written)
-        if not await world.branch():
-            pytest.skip("its partitions have no children")
-        # Its end was committed and then nobody heard of it: whoever reads on from there is told again.
-        await follower.follow(stream, lambda: bool(follower.ended.keys() & before.keys()))
-        ended = dict(follower.ended)
-        other = await world.open()
-        for token, end in ended.items():
-            for opened in (stream, other):
-                batch = await next_batch(opened, token, follower.positions[token])
-                assert batch.end is not None
-                assert family(batch.end.children) == family(end.children)
-        await stream.close()
-        await other.close()
-
-    @driven
-    async def test_parents_name_a_child_alike(self, world: World) -> None:
-        stream, follower = await world.open(), Follower(world.names)
-        await follower.seek(stream)
-        if not await world.branch():
-            pytest.skip("its partitions have no children")
-        seeds = set(follower.open)
-        await follower.follow(stream, lambda: bool(follower.ended.keys() & seeds) and not follower._waiting)
-        told: dict[str, tuple[str, ...]] = {}
-        for token, end in follower.ended.items():
-            assert end.children, f"{token} ended without children"
-            for born in end.children:
-                assert told.setdefault(born.token, born.parents) == born.parents
-        await stream.close()
-
     # What goes wrong
 
     @driven
@@ -486,3 +430,58 @@ class ChangeStreamSuite:
                 return
             except BrokenOffError:
                 await asyncio.sleep(PAUSE)
+
+
+class BranchingStreamSuite(ChangeStreamSuite):
+    """Of a stream whose partitions have children: its `world` is a BranchingWorld."""
+
+    @driven
+    async def test_children_come_after_their_parents_and_nothing_is_lost(self, world: BranchingWorld) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        seeds = set(follower.open)
+        written = await world.write(30)
+        await world.branch()
+        written += await world.write(30)
+        await follower.follow(stream, lambda: len(follower.everything) >= len(written) and bool(follower.ended.keys() & seeds))
+        assert sorted(follower.everything) == sorted(written)
+        follower.check_order()
+        # They are no seeds beyond what was known before.
+        known = set(follower.parents)
+        await follower.seek(stream)
+        assert set(follower.parents) == known
+        await stream.close()
+
+    @driven
+    async def test_an_end_is_told_again_with_the_same_children(self, world: BranchingWorld) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        before = dict(follower.positions)
+        written = await world.write(20)
+        await follower.until(stream, written)
+        await world.branch()
+        # Its end was committed and then nobody heard of it: whoever reads on from there is told again.
+        await follower.follow(stream, lambda: bool(follower.ended.keys() & before.keys()))
+        ended = dict(follower.ended)
+        other = await world.open()
+        for token, end in ended.items():
+            for opened in (stream, other):
+                batch = await next_batch(opened, token, follower.positions[token])
+                assert batch.end is not None
+                assert family(batch.end.children) == family(end.children)
+        await stream.close()
+        await other.close()
+
+    @driven
+    async def test_parents_name_a_child_alike(self, world: BranchingWorld) -> None:
+        stream, follower = await world.open(), Follower(world.names)
+        await follower.seek(stream)
+        await world.branch()
+        seeds = set(follower.open)
+        await follower.follow(stream, lambda: bool(follower.ended.keys() & seeds) and not follower._waiting)
+        told: dict[str, tuple[str, ...]] = {}
+        for token, end in follower.ended.items():
+            assert end.children, f"{token} ended without children"
+            for born in end.children:
+                assert told.setdefault(born.token, born.parents) == born.parents
+        await stream.close()

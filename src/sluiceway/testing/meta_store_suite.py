@@ -31,11 +31,7 @@ async def next_hint(watching: AsyncIterator[Stamp], at_least: Stamp) -> Stamp:
 
 
 class MetaStoreSuite:
-    """Override `open_store` with a fixture that returns an async function without arguments: it opens a store on the data of this test."""
-
-    @pytest.fixture
-    def open_store(self) -> OpenStore[MetaStore]:
-        raise NotImplementedError("override this fixture")
+    """Needs a fixture `open_store` that returns an async function without arguments: it opens a store on the data of this test."""
 
     # Reading and writing
 

@@ -57,13 +57,9 @@ def after(txn: int, name: str = "a") -> Snapshot:
 
 
 class PartitionStoreSuite:
-    """Override `open_store` with a fixture that returns an async function without arguments: it opens a store on the data of this test.
+    """Needs a fixture `open_store` that returns an async function without arguments: it opens a store on the data of this test.
     The data must outlive the store, for the tests that open it again.
     """
-
-    @pytest.fixture
-    def open_store(self) -> OpenStore[PartitionStore]:
-        raise NotImplementedError("override this fixture")
 
     # Opening and looking
 

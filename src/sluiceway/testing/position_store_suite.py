@@ -53,11 +53,7 @@ def at(position: int, plan: int | None = None) -> Kept:
 
 
 class PositionStoreSuite:
-    """Override `open_positions` with a fixture that returns a function without arguments: an async context manager around a store."""
-
-    @pytest.fixture
-    def open_positions(self) -> OpenPositions:
-        raise NotImplementedError("override this fixture")
+    """Needs a fixture `open_positions` that returns a function without arguments: an async context manager around a store."""
 
     # Keeping
 

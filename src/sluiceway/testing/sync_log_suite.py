@@ -66,14 +66,10 @@ def of(name: str, entries: Iterable[tuple[int, bytes]]) -> list[bytes]:
 
 
 class SyncLogSuite:
-    """Override `open_log` with a fixture that returns a function without arguments: an async context manager around a log."""
+    """Needs a fixture `open_log` that returns a function without arguments: an async context manager around a log."""
 
     too_large = (1 << 20) + 1
     """Bytes of a record that this log refuses."""
-
-    @pytest.fixture
-    def open_log(self) -> OpenLog:
-        raise NotImplementedError("override this fixture")
 
     # Appending and reading
 

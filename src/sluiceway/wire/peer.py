@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.model.consumers import Consumers
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.leased import POSITION
@@ -32,6 +33,7 @@ from sluiceway.model.peers import (
     Learn,
     LeaseAnywhere,
     Left,
+    ListConsumers,
     Moved,
     MoveOut,
     PeerRequest,
@@ -66,12 +68,13 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Where an instance is asked, below the URL that its member record has."""
-VERSION: Final = 4
+VERSION: Final = 5
 """To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all.
 
 2: partitions come and go, hand over their keys, and move their items; an instance that knows nothing of that must not own any.
 3: a lease may be for one partition.
 4: partitions are browsed.
+5: consumers are listed.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
@@ -112,6 +115,7 @@ KINDS_OF_REQUESTS: Final = {
         Kind(LeaseAnywhere, Leased),
         Kind(Learn, bool),
         Kind(Poll, Polled),
+        Kind(ListConsumers, dict[str, Consumers]),
     )
 }
 _ERROR: Final = "error"
@@ -152,7 +156,7 @@ def decode_request(body: bytes) -> PeerRequest:
     """The request. Raises `invalid_body`: the body is of another version, or damaged. Its rows stay where they lie in the body."""
     message = _decode(body, 0)
     kind = KINDS_OF_REQUESTS.get(message.head.kind)
-    if kind is None or (kind.request in (Learn, Poll)) is not (message.head.incarnation is None):
+    if kind is None or (kind.request in (Learn, Poll, ListConsumers)) is not (message.head.incarnation is None):
         raise _unreadable(f"there is no request {message.head.kind[:_SHOWN]!r} like that")
     request = message.read(kind.request)
     return request if message.head.incarnation is None else Ask(message.head.incarnation, request, message.head.payload)

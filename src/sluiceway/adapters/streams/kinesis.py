@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 
 import boto3
 import pyarrow as pa
@@ -32,6 +31,7 @@ from sluiceway.adapters.streams.kinesis_calls import (
 from sluiceway.adapters.streams.kinesis_positions import AT_TIMESTAMP, GONE, SLACK, TRIM_HORIZON, Position, parse_position
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.options import named
 from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
 OPTIONS = ("stream", "region", "endpoint", "from")
@@ -69,13 +69,7 @@ def from_options(name: str, options: Mapping[str, str]) -> KinesisStream:
     Their names without regard to case. Raises `invalid_request` for others. `name` of the capture is not needed: nothing is kept at the
     service.
     """
-    given: dict[str, str] = {}
-    for key, value in options.items():
-        if key.lower() not in OPTIONS:
-            near = get_close_matches(key.lower(), OPTIONS, n=1, cutoff=0.6)
-            meant = f"; did you mean {near[0]!r}?" if near else ""
-            raise invalid(key, f"is no option of a Kinesis stream, which has {', '.join(OPTIONS)}{meant}")
-        given[key.lower()] = value
+    given = named(options, OPTIONS)
     stream, begin = given.get("stream", ""), given.get("from", "beginning")
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,128}", stream):
         raise invalid("stream", "name the Kinesis stream to read: letters, digits and _.-")

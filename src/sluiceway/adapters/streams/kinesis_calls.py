@@ -222,7 +222,7 @@ class Calls:
             # No connection, no answer in time, half an answer.
             raise BrokenOffError(f"Kinesis stream {self.stream}: {error}") from error
         except Exception as error:
-            # An answer that makes no sense, such as one of something in between.
+            # An answer that makes no sense, such as one of something in between: whatever `understood` and the library stumble over.
             raise BrokenOffError(f"Kinesis stream {self.stream}: {type(error).__name__}: {error}") from error
 
 

@@ -44,7 +44,6 @@ _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _EPOCH_MILLIS = round(_EPOCH.timestamp()) * 1_000
 _BEGIN = struct.Struct(">QqI")
 _COMMIT = struct.Struct(">BQQq")
-_COLUMN = struct.Struct(">II")
 _INSERT, _UPDATE, _DELETE, _TRUNCATE, _BEGUN, _COMMITTED, _RELATION = b"IUDTBCR"
 _PASSED_OVER = b"YOM"
 """Types (texts are what they are without their type's name), origins, and messages that are about no table."""

@@ -28,7 +28,6 @@ import logging
 import os
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 import psycopg
@@ -40,6 +39,7 @@ from sluiceway.adapters.storage.postgres_connections import Connections, Link
 from sluiceway.adapters.streams.pgoutput import Decoder, Lsn, ProtocolError, Transaction, format_lsn, parse_lsn
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.options import named
 from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, SeedsUpto, UnknownPositionError
 from sluiceway.ports.partition_store import StoreUnavailableError
 
@@ -114,11 +114,7 @@ def from_options(name: str, options: Mapping[str, str]) -> PostgresStream:
     `publications`: their names, separated by commas. `dsn_env` or `dsn_file`: the environment variable, or the file, in which the
     connection string is. Raises `invalid_request` that names the option.
     """
-    given = {key.lower(): value for key, value in options.items()}
-    for key in given:
-        if key not in OPTIONS:
-            near = get_close_matches(key, OPTIONS, n=1)
-            raise invalid(key, f"there is no such option; did you mean {near[0]}?" if near else f"the options are {', '.join(OPTIONS)}")
+    given = named(options, OPTIONS)
     publications = [part.strip() for part in given.get("publications", "").split(",")]
     for publication in publications:
         if not 0 < len(publication.encode()) < 64:

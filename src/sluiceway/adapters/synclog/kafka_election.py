@@ -87,6 +87,9 @@ class KafkaElection:
                 log.warning("group %s: %s has no place: %s", self._name, name, error or type(error).__name__)
             except SluicewayError as error:
                 log.error("group %s: %s cannot take part: %s", self._name, name, error)
+            except Exception:
+                # The client's own fault. A member that took part no more would be taken for alive by itself, and hear of nobody who leads.
+                log.exception("group %s: %s has no place", self._name, name)
             self._nobody()
             # Others are not made to wait for a member that comes again by a new name among the servers while its old one is there.
             await self._stop(self._answer)
@@ -157,10 +160,7 @@ class KafkaElection:
         if self._tell is None or group == self._told:
             return
         self._told = group
-        try:
-            self._tell(group)
-        except Exception:
-            log.exception("group %s: what is told who leads failed", self._name)
+        self._tell(group)
 
     async def _stop(self, timeout: Millis) -> None:
         """Leave the group, or go on trying without being waited for."""

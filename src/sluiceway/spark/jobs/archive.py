@@ -31,8 +31,8 @@ from sluiceway.spark.jobs.archive_files import (
     tidy,
     write_manifest,
 )
-from sluiceway.spark.jobs.checkpoint import claim, local_path
-from sluiceway.spark.jobs.common import Followed, Place, Stop, Tell, follow, never, unheard
+from sluiceway.spark.jobs.checkpoint import claim, last_committed, local_path
+from sluiceway.spark.jobs.common import Followed, Place, Stop, Tell, follow, items_leased, never, unheard
 from sluiceway.spark.options import source_options
 
 log = logging.getLogger("sluiceway.spark")
@@ -66,7 +66,8 @@ def archive(
 
     Until `stop` says so; with `once`, as many as are ready. An item is in the archive once, or in the queue still, whatever is killed
     in between, if the job is started again with the same checkpoint within `hold_for`. Every machine of Spark must see both folders under
-    these paths. Raises `invalid_request` for a folder that is no archive, and for a checkpoint that is of something else.
+    these paths. A batch that was cut off is not counted: the next run does that. Raises `invalid_request` for a folder that is no archive,
+    and for a checkpoint that is of something else.
     """
     options = place.options(consumer=consumer, maxItemsPerTrigger=max_items, holdFor=hold_for)
     source_options(options)
@@ -78,15 +79,17 @@ def archive(
     items = spark.readStream.format("sluiceway").options(**options).load()
     writer = items.writeStream.foreachBatch(keeper.keep).option("checkpointLocation", str(checkpoint)).queryName(f"archive {place.queue}")
     started = writer.trigger(availableNow=True) if once else writer.trigger(processingTime=f"{every} milliseconds")
-    followed = follow("archive", started.start(), tell, stop)
-    return Followed(keeper.items, keeper.batches, followed.stopped)
+    followed = follow("archive", started.start(), tell, stop, items_leased)
+    last = last_committed(checkpoint)
+    kept = [items for number, items in keeper.kept.items() if number <= last]
+    return Followed(sum(kept), len(kept), followed.stopped)
 
 
 class _Keeper:
-    """Puts batches into the archive. `items` and `batches` count those of this run."""
+    """Puts batches into the archive. `kept` has how many items were in each of this run, by the batch's number."""
 
     def __init__(self, spark: SparkSession, root: Path, writer: str, queue: str, division: tuple[str, ...]) -> None:
-        self.items = self.batches = 0
+        self.kept: dict[int, int] = {}
         self._spark, self._root, self._writer, self._queue, self._division = spark, root, writer, queue, division
 
     def keep(self, batch: DataFrame, number: int) -> None:
@@ -97,8 +100,7 @@ class _Keeper:
         manifest = read_manifest(location)
         if manifest is None or not self._has(manifest, items, location):
             manifest = self._write(items, location)
-        self.items += manifest.items
-        self.batches += 1
+        self.kept[number] = manifest.items
 
     def _has(self, manifest: Manifest, items: DataFrame, location: Location) -> bool:
         """Whether the batch is there already, whole. Raises `invalid_request` if other items are there: they may be nowhere else."""

@@ -50,3 +50,8 @@ def claim(checkpoint: Path, job: str, of: Mapping[str, str]) -> str:
         told = ", ".join(f"{name} {value!r}" for name, value in mark.of.items())
         raise invalid("checkpoint", f"{checkpoint} is that of {mark.job} with {told}; take another one")
     return mark.name
+
+
+def last_committed(checkpoint: Path) -> int:
+    """The last batch that Spark has in its commit log, -1 if there is none: what came later runs again at the next start."""
+    return max((int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdigit()), default=-1)

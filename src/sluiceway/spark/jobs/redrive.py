@@ -23,8 +23,9 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.spark.http import Client
-from sluiceway.spark.jobs.checkpoint import claim, local_path
+from sluiceway.spark.jobs.checkpoint import claim, last_committed, local_path
 from sluiceway.spark.jobs.common import Place, Stop, Tell, follow, never, translated, unheard
+from sluiceway.spark.jobs.trace import ORIGIN, with_headers
 from sluiceway.spark.options import source_options
 from sluiceway.spark.rows import SCHEMA, to_rows
 from sluiceway.spark.settle import settle
@@ -59,7 +60,10 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True):
-    """`redriven` items went back in this run, by target. The others of `looked` are in the dead queue as before."""
+    """`redriven` items went back in this run, by target. The others of `looked` are in the dead queue as before.
+
+    Of a batch that was cut off nothing is counted: the next run repeats it.
+    """
 
     looked: int
     redriven: int
@@ -128,15 +132,16 @@ def redrive(
         followed = follow("redrive", writer.trigger(availableNow=True).start(), tell, stop)
     finally:
         client.close()
-    return Redriven(looked=sender.looked, redriven=sender.targets.total(), targets=dict(sender.targets), stopped=followed.stopped)
+    looked, targets = sender.sent(last_committed(folder))
+    return Redriven(looked=looked, redriven=targets.total(), targets=dict(targets), stopped=followed.stopped)
 
 
 class _Sender:
     """What becomes of a batch."""
 
     def __init__(self, place: Place, name: str, rate: int | None, check: Callable[[str], None]) -> None:
-        self.looked = 0
-        self.targets: Counter[str] = Counter()
+        self._looked: Counter[int] = Counter()
+        self._targets: dict[int, Counter[str]] = {}
         self._place, self._name, self._rate, self._check = place, name, rate, check
 
     def send(self, batch: DataFrame, number: int) -> None:
@@ -153,18 +158,23 @@ class _Sender:
             place = self._place
             about = {"request_timeout": place.request_timeout, "api_key": place.api_key, "ca_file": place.ca_file}
             settle(back, url=place.url, queue=place.queue, **about)
-            self.looked += batch.count()
-            self.targets.update(targets)
+            self._looked[number] = batch.count()
+            self._targets[number] = Counter(targets)
         finally:
             batch.unpersist()
         if self._rate is not None:
             # There are no more of them than go in a second, or none.
             time.sleep(sum(targets.values()) / self._rate)
 
+    def sent(self, last: int) -> tuple[int, Counter[str]]:
+        """Of the batches up to this one: how many items were looked at, and how many went where."""
+        done = [number for number in self._looked if number <= last]
+        return sum(self._looked[number] for number in done), sum((self._targets[number] for number in done), Counter())
+
     def _produce(self, rows: DataFrame, target: str, number: int) -> None:
         options = self._place.options(queue=target, writeId=f"{self._name}/{number}")
-        columns = ("payload", "kind", "encoding", "reference", "headers")
-        rows.select(*columns).write.format("sluiceway").mode("append").options(**options).save()
+        headers = with_headers(F.col("headers"), {ORIGIN: F.col("origin")}).alias("headers")
+        rows.select("payload", "kind", "encoding", "reference", headers).write.format("sluiceway").mode("append").options(**options).save()
 
 
 class _Peek:

@@ -1,0 +1,151 @@
+"""What is measured in one Spark session: rows into and out of Sluiceway and Kafka, and what they cost."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sluiceway.spark.http import Client
+from sluiceway.spark.options import Server as Address
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+PARTITIONS = 4
+"""Of a queue and of a topic, and tasks of a write."""
+
+_HEX = 128
+_REQUEST_TIMEOUT = 600_000
+
+
+class Run(NamedTuple):
+    """Seconds: by the clock, of the processor for Spark (Java and Python) and for the server; rows and seconds of a stream's batches."""
+
+    seconds: float
+    spark_cpu: float
+    server_cpu: float
+    batches: tuple[tuple[int, float], ...] = ()
+
+    @property
+    def steady(self) -> float:
+        """Seconds a row in all batches but the first, which has a start in it."""
+        later = self.batches[1:]
+        return sum(seconds for _, seconds in later) / sum(rows for rows, _ in later)
+
+    @property
+    def trigger(self) -> float:
+        """Seconds of a batch but the first; the median."""
+        return statistics.median(seconds for _, seconds in self.batches[1:])
+
+
+class Place(NamedTuple):
+    """Sluiceway or Kafka: the process whose processor time counts, and how Spark is told of a queue or topic there."""
+
+    name: str
+    pid: int
+    sink: Callable[[str], dict[str, str]]
+    source: Callable[[str, int], dict[str, str]]
+
+
+def sluiceway(url: str, pid: int) -> Place:
+    def sink(name: str) -> dict[str, str]:
+        return {"url": url, "queue": name}
+
+    def source(name: str, most: int) -> dict[str, str]:
+        return {"url": url, "queue": name, "consumer": "bench", "maxItemsPerTrigger": str(most)}
+
+    return Place("sluiceway", pid, sink, source)
+
+
+def kafka(bootstrap: str, pid: int) -> Place:
+    where = {"kafka.bootstrap.servers": bootstrap}
+
+    def sink(name: str) -> dict[str, str]:
+        return {**where, "topic": name, "kafka.acks": "all"}
+
+    def source(name: str, most: int) -> dict[str, str]:
+        return {**where, "subscribe": name, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(most)}
+
+    return Place("kafka", pid, sink, source)
+
+
+def create_queue(url: str, name: str) -> None:
+    client = Client(Address(url, name, _REQUEST_TIMEOUT))
+    try:
+        client.call("/v1/queues.create", {"queue_name": name, "requested_partitions": PARTITIONS})
+    finally:
+        client.close()
+
+
+def make_rows(spark: SparkSession, folder: Path, items: int, size: int) -> DataFrame:
+    """Rows with a column `value` of so many bytes that do not compress well, in parquet."""
+    from pyspark.sql import functions as F
+
+    parts = [F.sha2(F.concat(F.col("id").cast("string"), F.lit(f"/{part}")), 512) for part in range(-(-size // _HEX))]
+    place = str(folder / f"rows-{items}-{size}")
+    rows = spark.range(0, items, 1, PARTITIONS).select(F.concat(*parts).substr(1, size).cast("binary").alias("value"))
+    rows.write.mode("overwrite").parquet(place)
+    return spark.read.parquet(place)
+
+
+def write(spark: SparkSession, place: Place, rows: DataFrame, name: str) -> Run:
+    return _measured(spark, place.pid, lambda: rows.write.format(place.name).mode("append").options(**place.sink(name)).save())
+
+
+def scan(spark: SparkSession, rows: DataFrame) -> Run:
+    """To nowhere."""
+    return _measured(spark, None, lambda: rows.write.format("noop").mode("overwrite").save())
+
+
+def read(spark: SparkSession, place: Place, name: str, items: int, most: int, checkpoint: Path) -> Run:
+    """All that is there, `most` a batch, to nowhere. Raises RuntimeError if it were not so many."""
+    batches: list[tuple[int, float]] = []
+
+    def run() -> None:
+        rows = spark.readStream.format(place.name).options(**place.source(name, most)).load()
+        query = rows.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        query.awaitTermination()
+        told = ((batch.numInputRows, batch.durationMs["triggerExecution"] / 1000) for batch in query.recentProgress)
+        batches.extend(batch for batch in told if batch[0])
+
+    measured = _measured(spark, place.pid, run)
+    found = sum(rows for rows, _ in batches)
+    if found != items:
+        raise RuntimeError(f"{place.name}: {found} rows read of {items}")
+    return measured._replace(batches=tuple(batches))
+
+
+def _measured(spark: SparkSession, server: int | None, run: Callable[[], object]) -> Run:
+    gateway = spark.sparkContext._gateway
+    assert gateway is not None
+    java = gateway.proc.pid
+    before = _family_cpu(java), _family_cpu(server) if server else 0.0
+    began = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - began
+    return Run(seconds, _family_cpu(java) - before[0], (_family_cpu(server) - before[1]) if server else 0.0)
+
+
+def _family_cpu(pid: int) -> float:
+    """Seconds that the process, its children and theirs have used so far; of those that have ended, what their parents know."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                # It has ended meanwhile.
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            used[int(entry.name)] = sum(int(field) for field in fields[11:15])
+    total, waiting = 0, [pid]
+    while waiting:
+        each = waiting.pop()
+        total += used.get(each, 0)
+        waiting += children.get(each, [])
+    return total / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,33 @@
+"""Capture a change stream: several processes divide its partitions, and hand their records on to a queue, each once.
+
+Every process runs a member (`run_member`) with the same `CaptureConfig`; `look` says how far they are. docs/tasks.md has the protocol.
+"""
+
+from __future__ import annotations
+
+from sluiceway.capture.begun import Begun
+from sluiceway.capture.config import CaptureConfig
+from sluiceway.capture.looking import Forgotten, Look, captures, forget, look, there_is
+from sluiceway.capture.member import check, run_member
+from sluiceway.capture.parts import open_stream
+from sluiceway.node.task_reader import Claim, Handler
+from sluiceway.node.task_timing import Timing
+from sluiceway.node.tasks import TaskRunner
+
+__all__ = [
+    "Begun",
+    "CaptureConfig",
+    "Claim",
+    "Forgotten",
+    "Handler",
+    "Look",
+    "TaskRunner",
+    "Timing",
+    "captures",
+    "check",
+    "forget",
+    "look",
+    "open_stream",
+    "run_member",
+    "there_is",
+]

@@ -1,0 +1,78 @@
+"""What every member of a capture is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from sluiceway.core.assignment.task_member import Preset
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.names import check_queue_name
+
+STREAMS = {
+    "kinesis": "sluiceway.adapters.streams.kinesis",
+    "postgres": "sluiceway.adapters.streams.postgres",
+    "queue": "sluiceway.client.lineage",
+}
+"""Kinds of streams, and the modules that have them: each has a `from_options(name, options)`."""
+KAFKA = "kafka:"
+MAX_LIMIT = 100_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CaptureConfig:
+    """What every member of a capture is told, the same to all. Texts and numbers only, so that it can be sent anywhere.
+
+    `meta`: a URL as for `open_meta_store`, or `env:NAME` or `file:PATH` that holds it. `log`: `meta`, or `kafka:HOST:PORT,…`. `stream` and
+    `options`: what is read. `url`, `queue`, `api_key` (`env:NAME` or `file:PATH`), `ca_file`: where to; both of the first empty: nowhere,
+    the member has a handler of its own. `limit`: records a batch. Raises `invalid_request` that names the field.
+    """
+
+    name: str
+    meta: str = field(repr=False)
+    """Not shown, since it may have a password in it."""
+    stream: str
+    options: Mapping[str, str] = field(default_factory=dict)
+    log: str = "meta"
+    url: str = ""
+    queue: str = ""
+    api_key: str = ""
+    ca_file: str = ""
+    preset: Preset = "log-leader"
+    limit: int = 10_000
+
+    def __post_init__(self) -> None:
+        check_queue_name(self.name, "name")
+        if not self.meta:
+            raise invalid("meta", "required: sqlite:PATH, postgresql://… or etcd://…, or env:NAME or file:PATH that holds it")
+        check_shared(self.meta)
+        check_kind(self.stream)
+        check_log(self.log)
+        if bool(self.url) != bool(self.queue):
+            raise invalid("queue" if self.url else "url", "url and queue go together: the queue to which the records go")
+        if self.queue:
+            check_queue_name(self.queue, "queue")
+        if self.api_key and not self.api_key.startswith(("env:", "file:")):
+            raise invalid("api_key", "a key does not stand here itself; say where it is: env:NAME or file:PATH")
+        if self.preset not in get_args(Preset):
+            raise invalid("preset", f"expected one of {', '.join(get_args(Preset))}")
+        if not 1 <= self.limit <= MAX_LIMIT:
+            raise invalid("limit", f"expected 1 to {MAX_LIMIT:,} records a batch")
+
+
+def check_kind(stream: str) -> None:
+    if stream not in STREAMS:
+        raise invalid("stream", f"{stream[:40]!r} is not a kind of stream; expected one of {', '.join(STREAMS)}")
+
+
+def check_log(log: str) -> None:
+    if log != "meta" and not (log.startswith(KAFKA) and log != KAFKA):
+        raise invalid("log", f"{log[:80]!r} is not a log; expected meta, or kafka:HOST:PORT[,HOST:PORT]")
+
+
+def check_shared(url: str) -> None:
+    if url == "memory:":
+        raise invalid(
+            "meta", "memory: is of one process alone, so each task would read everything; expected sqlite:, postgresql:// or etcd://"
+        )

@@ -1,0 +1,131 @@
+"""A member of a capture in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from sluiceway.adapters import system
+from sluiceway.capture.begun import agreed, find_begun, note
+from sluiceway.capture.config import CaptureConfig
+from sluiceway.capture.parts import client_of, open_election, open_log, open_positions, open_sink, open_stream, opened
+from sluiceway.core.assignment.task_member import Pace
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.names import check_queue_name
+from sluiceway.node.task_alarms import AlarmBoard
+from sluiceway.node.task_reader import Habits, Handler, PartitionReader
+from sluiceway.node.task_timing import Timing
+from sluiceway.node.tasks import TaskRunner
+from sluiceway.ports.change_stream import ChangeStream
+from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
+from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.ports.position_store import PositionStore
+
+log = logging.getLogger(__name__)
+
+BEGIN_FOR: Millis = 60_000
+"""For how long a member waits at its beginning for a meta store that cannot be reached."""
+_AGAIN = 1.0
+"""Seconds between two attempts."""
+
+
+async def check(config: CaptureConfig) -> None:
+    """What can be known of it before a member runs: the meta store opens, what was begun there goes with it, and the queue is there.
+
+    A server that cannot be reached, or does not say, may do so later: no fault. Raises SluicewayError.
+    """
+    async with opened(config.meta) as store:
+        begun, _ = await find_begun(store, config.name)
+        agreed(begun, config)
+    if not config.queue:
+        return
+    async with client_of(config, "1s") as client:
+        try:
+            await client.queue_info(config.queue)
+        except SluicewayError as error:
+            # A key that may produce need not be one that may look.
+            if error.code in ("queue_not_found", "unauthenticated"):
+                raise
+
+
+async def run_member(
+    config: CaptureConfig,
+    *,
+    stop: asyncio.Event,
+    name_hint: str = "member",
+    handler: Callable[[ChangeStream, PositionStore], Handler] | None = None,
+    watch: Callable[[TaskRunner], None] | None = None,
+    pace: Pace | None = None,
+    timing: Timing | None = None,
+) -> None:
+    """Take part in the capture until `stop` is set, and leave in order. Any number may, in any number of processes.
+
+    `handler` makes, of the member's own stream and position store, what reads partitions instead of handing their records on to the queue.
+    `watch` is given the runner before it begins. Cancelled, it goes without leaving: others take over once it is taken for dead. Raises
+    SluicewayError for what is wrong with the configuration, and if the meta store cannot be reached for BEGIN_FOR at the beginning; later
+    it waits for whatever is away.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        store = await stack.enter_async_context(opened(config.meta))
+        stream = open_stream(config.stream, config.name, config.options)
+        stack.push_async_callback(stream.close)
+        positions = open_positions(config.name, store)
+        if handler is None:
+            sink = await stack.enter_async_context(open_sink(config))
+            reads: Handler = PartitionReader(stream, positions, sink, Habits(limit=config.limit)).read
+        else:
+            reads = handler(stream, positions)
+        if not await _begin(config, store, stop):
+            return
+        log = open_log(config.name, config.log, store)
+        stack.push_async_callback(log.close)
+        runner = TaskRunner(
+            # A name is never used again, so every start has a part of its own.
+            f"{check_queue_name(name_hint, 'name_hint')}-{system.new_incarnation()}",
+            log=log,
+            election=open_election(config.name, config.log, store),
+            positions=positions,
+            stream=stream,
+            handler=reads,
+            preset=config.preset,
+            pace=pace,
+            timing=timing,
+            board=AlarmBoard(store, config.name),
+        )
+        if watch is not None:
+            watch(runner)
+        await _run_until(runner, stop)
+
+
+async def _run_until(runner: TaskRunner, stop: asyncio.Event) -> None:
+    running, asked = asyncio.ensure_future(runner.run()), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((running, asked), return_when=asyncio.FIRST_COMPLETED)
+        if not running.done():
+            runner.stop()
+        await running
+    finally:
+        asked.cancel()
+        running.cancel()
+        await asyncio.wait((running,))
+
+
+async def _begin(config: CaptureConfig, store: MetaStore, stop: asyncio.Event) -> bool:
+    """Note what the capture is begun with, or refuse what does not go with that. False: it was to stop before."""
+    until = system.steady() + BEGIN_FOR
+    while not stop.is_set():
+        try:
+            await note(config, store)
+            return True
+        except (StoreUnavailableError, MetaUnknownError) as error:
+            if system.steady() >= until:
+                raise SluicewayError("unavailable", str(error)) from error
+            log.warning("capture %s cannot begin yet: %s", config.name, error)
+        # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_AGAIN):
+                await stop.wait()
+    return False

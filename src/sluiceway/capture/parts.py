@@ -1,0 +1,103 @@
+"""The parts of a member of a capture, by what a configuration says of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sluiceway.adapters.meta.opening import open_meta_store
+from sluiceway.adapters.secrets import read_secret
+from sluiceway.adapters.synclog.meta import MetaSyncLog
+from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.config import KAFKA, STREAMS, CaptureConfig, check_kind, check_log, check_shared
+from sluiceway.client.aio import AsyncClient
+from sluiceway.client.capture_sink import QueueSink
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.node.task_election import MetaElection
+from sluiceway.ports.change_stream import ChangeSink, ChangeStream
+from sluiceway.ports.meta_store import MetaStore
+from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.ports.position_store import PositionStore
+from sluiceway.ports.sync_log import Election, SyncLog
+
+RETRY_FOR = "10s"
+"""For how long a call to the target queue is repeated before the partition is opened anew."""
+
+
+def open_meta(meta: str) -> MetaStore:
+    """From a URL, or from where one is held. Raises `invalid_request`, StoreUnavailableError."""
+    url = read_secret(meta, "meta", os.environ) or meta
+    check_shared(url)
+    if url.startswith("sqlite:") and not (folder := Path(url.removeprefix("sqlite:")).absolute().parent).is_dir():
+        raise invalid("meta", f"there is no folder {folder}")
+    return open_meta_store(url)
+
+
+@contextlib.asynccontextmanager
+async def opened(meta: str) -> AsyncIterator[MetaStore]:
+    """For the length of a block. Raises SluicewayError, also where the block raises StoreUnavailableError."""
+    try:
+        store = open_meta(meta)
+        try:
+            yield store
+        finally:
+            await store.close()
+    except StoreUnavailableError as error:
+        raise SluicewayError("unavailable", str(error)) from error
+
+
+def open_stream(kind: str, name: str, options: Mapping[str, str]) -> ChangeStream:
+    """Raises `invalid_request` that names the option at fault, or says what is to be installed."""
+    check_kind(kind)
+    try:
+        stream: ChangeStream = import_module(STREAMS[kind]).from_options(name, options)
+    except ModuleNotFoundError as error:
+        raise invalid("stream", f"{kind} needs {error.name}; install it with: pip install 'sluiceway[{kind}]'") from None
+    return stream
+
+
+def open_log(name: str, log: str, store: MetaStore, *, create: bool = True) -> SyncLog:
+    """The store is not closed with it. Without `create` nothing is made; a log that is not there is empty."""
+    check_log(log)
+    if log == "meta":
+        return MetaSyncLog(store, name)
+    return _kafka().KafkaSyncLog(log.removeprefix(KAFKA), name, create=create)  # type: ignore[no-any-return]
+
+
+def open_election(name: str, log: str, store: MetaStore) -> Election:
+    """Of one member alone: each opens its own."""
+    check_log(log)
+    if log == "meta":
+        return MetaElection(store, name)
+    return _kafka().KafkaElection(log.removeprefix(KAFKA), name)  # type: ignore[no-any-return]
+
+
+def open_positions(name: str, store: MetaStore) -> PositionStore:
+    """Also when the log is elsewhere. The store is not closed with it."""
+    return MetaPositions(store, name)
+
+
+@contextlib.asynccontextmanager
+async def open_sink(config: CaptureConfig) -> AsyncIterator[ChangeSink]:
+    """The target queue, as long as the block lasts. Raises `invalid_request`."""
+    if not config.queue:
+        raise invalid("queue", "required: the queue to which the records go, and its server's url")
+    async with client_of(config, RETRY_FOR) as client:
+        yield QueueSink(client, config.name, config.queue)
+
+
+def client_of(config: CaptureConfig, retry_for: str) -> AsyncClient:
+    api_key = read_secret(config.api_key, "api_key", os.environ) if config.api_key else None
+    ca_file = config.ca_file or os.environ.get("SLUICEWAY_CA_FILE") or None
+    return AsyncClient(config.url, api_key=api_key, ca_file=ca_file, retry_for=retry_for)
+
+
+def _kafka() -> Any:
+    try:
+        return import_module("sluiceway.adapters.synclog.kafka")
+    except ModuleNotFoundError as error:
+        raise invalid("log", f"Kafka needs {error.name}; install it with: pip install 'sluiceway[kafka]'") from None

@@ -1,0 +1,89 @@
+"""Transfers of a queue's items: from a partition that is served here to where they go, and who waits for them to arrive."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import pyarrow as pa
+
+from sluiceway.adapters import system
+from sluiceway.core.share import Share
+from sluiceway.core.tickets import Transfer
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.leased import Slice
+from sluiceway.model.queue import QueueRecord
+from sluiceway.ports.partition_store import DamagedError
+
+log = logging.getLogger(__name__)
+
+Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[None]]
+"""Produces a transfer's rows (of that partition of that queue) where they go; returns when they are durable there."""
+Rows = Callable[[int, int, Sequence[Slice]], Awaitable[list[pa.RecordBatch]]]
+
+
+class Transfers:
+    """Those of one queue's share. `record` says what the queue is now, `rows` reads a transfer's; `stop_partition` is for what is damaged,
+    and `turn` takes the share's next turn.
+    """
+
+    def __init__(
+        self,
+        queue: Share,
+        record: Callable[[], QueueRecord],
+        rows: Rows,
+        bury: Bury,
+        stop_partition: Callable[[int, Exception], None],
+        turn: Callable[[], None],
+    ) -> None:
+        self._queue, self._record, self._rows, self._bury = queue, record, rows, bury
+        self._stop_partition, self._turn = stop_partition, turn
+        self._arrivals: dict[tuple[int, int], asyncio.Future[bool]] = {}
+        """Who waits for a transfer (partition, number): whether its items have arrived, or stay here."""
+
+    def arrival(self, partition: int, number: int) -> asyncio.Future[bool]:
+        """What tells whether a transfer's items have arrived, or stay here; cancelled when another instance has to do with it."""
+        lane = self._queue.lanes.get(partition)
+        if lane is not None and number in lane.partition.transfers:
+            return self._arrivals.setdefault((partition, number), asyncio.get_running_loop().create_future())
+        known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        if lane is None:
+            known.cancel()
+        else:
+            known.set_result(True)
+        return known
+
+    def forget(self, partition: int) -> None:
+        """Another instance has to do with it."""
+        for place in [place for place in self._arrivals if place[0] == partition]:
+            self._arrivals.pop(place).cancel()
+
+    async def send(self, effect: Transfer) -> None:
+        """Carry it out, as far as can be."""
+        done, nowhere = False, False
+        try:
+            rows = await self._rows(effect.partition, effect.number, effect.slices)
+            if sum(batch.num_rows for batch in rows) == sum(len(piece.rows) for piece in effect.slices):
+                await self._bury(self._record(), effect.partition, effect, rows)
+            else:
+                self._check_over(effect)
+            done = True
+        except SluicewayError as error:
+            nowhere = error.code == "queue_not_found" and not effect.reason
+            log.warning("queue %s, partition %d: transfer %d: %s", self._record().queue_name, effect.partition, effect.number, error)
+        except Exception:
+            log.exception("queue %s, partition %d: transfer %d failed", self._record().queue_name, effect.partition, effect.number)
+        self._queue.transferred(effect.partition, effect.number, done, system.now(), nowhere=nowhere)
+        self._turn()
+        arrival = self._arrivals.pop((effect.partition, effect.number), None) if done or nowhere else None
+        if arrival is not None and not arrival.done():
+            arrival.set_result(done)
+
+    def _check_over(self, effect: Transfer) -> None:
+        """Rows of a transfer are gone. So they should be once it is over; before, they are lost, and to say it is done would hide that."""
+        lane = self._queue.lanes.get(effect.partition)
+        if lane is not None and effect.number in lane.partition.transfers:
+            error = DamagedError(f"blobs of transfer {effect.number} are missing")
+            self._stop_partition(effect.partition, error)
+            raise SluicewayError("partition_damaged", str(error))

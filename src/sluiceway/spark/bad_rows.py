@@ -1,0 +1,123 @@
+"""Rows that no queue can take: found before they are sent, told, or put into a queue of their own.
+
+What is looked at depends on the row alone, so that a write that is repeated divides its rows as before. So a time too far ahead, which is
+a matter of when it is looked at, is left to the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_ITEMS_ARROW, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
+from sluiceway.model.chunks import row_bytes
+from sluiceway.model.items import HEADERS, batch_from_rows
+
+REASON, ROW = "sluiceway-reason", "sluiceway-row"
+"""Headers of a bad row's item: what is wrong with it, and where it was, as TASK/ROW."""
+
+_SHOWN = 64 << 10
+"""Bytes of a payload that is too large which go into the queue for bad rows: enough to see what it is."""
+
+_TEXTS = ("kind", "encoding", "reference")
+
+
+class Sieve:
+    """Divides a task's rows. `keep`: bad rows are kept, else they end the write."""
+
+    def __init__(self, body: str, task: int, *, keep: bool) -> None:
+        self._body = body
+        self._task = task
+        self._keep = keep
+        self._rows = 0
+        self._kept: list[dict[str, object]] = []
+
+    def good(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows that a queue can take. Raises `invalid_request` that names the column and the row at fault."""
+        for batch in batches:
+            reasons = self._reasons(batch)
+            if reasons is None:
+                yield batch
+            else:
+                self._take(batch, reasons)
+                yield batch.filter(reasons.is_null())
+            self._rows += batch.num_rows
+
+    def bad(self) -> list[pa.RecordBatch]:
+        """The items that stand for the rows that were kept."""
+        return [batch_from_rows(self._kept)] if self._kept else []
+
+    def _reasons(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Of each row, what is wrong with it, if anything; None: all are good."""
+        payload = batch.column(self._body)
+        found = [
+            (f"{self._body}: there is no value, and every item needs a payload", payload.is_null()),
+            (f"{self._body}: larger than {MAX_PAYLOAD_BYTES:,} bytes", _longer(payload, MAX_PAYLOAD_BYTES)),
+        ]
+        names = set(batch.schema.names)
+        found += [
+            (f"{name}: longer than {MAX_TEXT_BYTES:,} bytes", _longer(batch.column(name), MAX_TEXT_BYTES))
+            for name in _TEXTS
+            if name in names
+        ]
+        if "headers" in names:
+            found += _of_headers(batch.column("headers").cast(HEADERS))
+        if "enqueue_at" in names:
+            found.append(("enqueue_at: before 1970", pc.less(batch.column("enqueue_at").cast(pa.int64()), 0).fill_null(False)))
+        if not any(pc.any(wrong).as_py() for _, wrong in found):
+            return None
+        reasons = pa.nulls(batch.num_rows, pa.utf8())
+        for reason, wrong in reversed(found):
+            reasons = pc.if_else(wrong, reason, reasons)
+        return reasons
+
+    def _take(self, batch: pa.RecordBatch, reasons: pa.Array) -> None:
+        """Python runs for each of them: they are few, or the write ends."""
+        wrong = pc.indices_nonzero(reasons.is_valid())
+        if not self._keep:
+            first = wrong[0].as_py()
+            column, _, what = reasons[first].as_py().partition(": ")
+            many = f"{len(wrong)} of {batch.num_rows} rows" if len(wrong) > 1 else "a row"
+            where = f"row {self._rows + first} of task {self._task}{_named(batch, first)}"
+            raise invalid(column, f"{what} ({many}; the first is {where}); the option badRows=QUEUE puts such rows there")
+        if len(self._kept) + len(wrong) > MAX_ITEMS_ARROW:
+            raise invalid(
+                "badRows", f"more than {MAX_ITEMS_ARROW:,} rows of task {self._task} are bad; the last: {reasons[wrong[-1].as_py()]}"
+            )
+        rows = batch.take(wrong).to_pylist(maps_as_pydicts=None)
+        for number, row in zip(wrong.to_pylist(), rows, strict=True):
+            self._kept.append(self._item(row, reasons[number].as_py(), f"{self._task}/{self._rows + number}"))
+
+    def _item(self, row: dict[str, Any], reason: str, place: str) -> dict[str, object]:
+        """An item that tells of the row. What of it is too long is cut, what cannot be cut is left out."""
+        payload = row[self._body] or b""
+        data = payload.encode() if isinstance(payload, str) else bytes(payload)
+        texts = {name: str(row[name])[: MAX_TEXT_BYTES // 4] for name in _TEXTS if row.get(name) is not None}
+        headers = [(REASON, reason), (ROW, place)]
+        return {"payload": data if len(data) <= MAX_PAYLOAD_BYTES else data[:_SHOWN], **texts, "headers": headers}
+
+
+def _of_headers(headers: pa.MapArray) -> list[tuple[str, pa.Array]]:
+    large = row_bytes(pa.record_batch({"headers": headers})) > MAX_HEADER_BYTES
+    nulls = np.concatenate(([0], np.cumsum(headers.items.is_null().to_numpy(zero_copy_only=False))))
+    empty = np.diff(nulls[headers.offsets.to_numpy()]) > 0
+    given = headers.is_valid()
+    return [
+        (f"headers: larger than {MAX_HEADER_BYTES:,} bytes", pc.and_(pa.array(large), given)),
+        ("headers: a header has no value", pc.and_(pa.array(empty), given)),
+    ]
+
+
+def _longer(column: pa.Array, most: int) -> pa.Array:
+    return pc.greater(pc.binary_length(column), most).fill_null(False)
+
+
+def _named(batch: pa.RecordBatch, row: int) -> str:
+    """What the row calls itself."""
+    reference = batch.column("reference")[row].as_py() if "reference" in batch.schema.names else None
+    return f", reference {reference[:64]!r}" if reference else ""

@@ -1,0 +1,150 @@
+"""The columns that a reader makes: some of an item's, or, with `payloadFormat=json`, those of a user's schema.
+
+Payloads are parsed many at once. A payload that does not fit is found by halving, so that no other row is moved or lost for it: all of
+its columns are null, and it stands as text in the column `_corrupt_record`, if the schema has that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    DateType,
+    NumericType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
+
+from sluiceway.kernel.errors import invalid
+
+log = logging.getLogger("sluiceway.spark")
+
+ITEM = "_item"
+"""The struct with columns of the item, in a user's schema. Apart, because members of the payload may have any name, such as `id`."""
+
+CORRUPT = "_corrupt_record"
+"""Spark's name for it."""
+
+_PLAIN = (BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)
+
+
+def check_columns(schema: StructType, known: StructType) -> StructType:
+    """The columns that are wanted. Raises `invalid_request` for one that is not `known`, or that has another type."""
+    types = {field.name: field.dataType.simpleString() for field in known}
+    for field in schema:
+        if field.name not in types:
+            raise invalid("schema", f"there is no column {field.name!r}; an item has {', '.join(types)}")
+        if field.dataType.simpleString() != types[field.name]:
+            raise invalid("schema", f"the column {field.name!r} is of the type {types[field.name]}, not {field.dataType.simpleString()}")
+    return schema
+
+
+class JsonColumns:
+    """Makes the columns of `schema`: members of payloads, `_item` with some of the `known` columns of an item, and `_corrupt_record`.
+
+    Raises `invalid_request` for a column that cannot be made.
+    """
+
+    def __init__(self, schema: StructType, known: StructType) -> None:
+        members = [field for field in schema if field.name not in (ITEM, CORRUPT)]
+        if not members:
+            raise invalid("schema", f"expected columns for members of the payload, such as 'shop int', beside {ITEM} and {CORRUPT}")
+        for field in members:
+            _check_type(field, field.name)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._struct = pa.struct([self._schema.field(field.name) for field in members])
+        item = schema[ITEM].dataType if ITEM in schema.names else StructType([])
+        if not isinstance(item, StructType):
+            raise invalid("schema", f"{ITEM} is a struct of columns of the item, such as {ITEM} struct<id: string, attempts: int>")
+        if CORRUPT in schema.names and not isinstance(schema[CORRUPT].dataType, StringType):
+            raise invalid("schema", f"{CORRUPT} is of the type string")
+        wanted = {field.name for field in check_columns(item, known)} | {"id", "payload"}
+        self.read = StructType([field for field in known if field.name in wanted])
+        """The columns of items that `make` has to be given."""
+
+    def make(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        """As many rows, in the same order."""
+        payloads = rows.column("payload")
+        members = pa.concat_arrays(list(_parse(payloads, self._struct)))
+        columns = dict(zip(self._struct.names, members.flatten(), strict=True))
+        bad = members.is_null()
+        if members.null_count:
+            first = rows.column("id").filter(bad)[0]
+            log.warning("%d of %d payloads are no JSON that fits the schema; the first is that of %s", members.null_count, len(bad), first)
+        if ITEM in self._schema.names:
+            item = self._schema.field(ITEM).type
+            columns[ITEM] = pa.StructArray.from_arrays([rows.column(field.name).cast(field.type) for field in item], fields=list(item))
+        if CORRUPT in self._schema.names:
+            texts = [payload.decode(errors="replace") for payload in payloads.filter(bad).to_pylist()]
+            columns[CORRUPT] = pc.replace_with_mask(pa.nulls(len(rows), pa.utf8()), bad, pa.array(texts, pa.utf8()))
+        return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+
+def _parse(payloads: pa.Array, kind: pa.StructType) -> Iterator[pa.StructArray]:
+    """One struct for each payload, in order; null for one that does not fit."""
+    if not len(payloads):
+        yield pa.nulls(0, kind)
+    elif (found := _parsed(payloads, kind)) is not None:
+        yield found
+    elif len(payloads) == 1:
+        yield pa.nulls(1, kind)
+    else:
+        middle = len(payloads) // 2
+        yield from _parse(payloads[:middle], kind)
+        yield from _parse(payloads[middle:], kind)
+
+
+def _parsed(payloads: pa.Array, kind: pa.StructType) -> pa.StructArray | None:
+    """All of them at once; None: at least one does not fit."""
+    try:
+        # The parser does not look whether texts are UTF-8; this does. A payload cannot reach into the next: what it leaves open is closed
+        # too early. It can only be several values, and then there are too many.
+        texts = payloads.cast(pa.utf8())
+        lines = pc.binary_join_element_wise('{"v":', texts, "}\n", "")
+        size = pc.sum(pc.binary_length(lines)).as_py()
+        found = pa.json.read_json(
+            pa.BufferReader(lines.buffers()[2].slice(0, size)),
+            # One block: a payload may have line ends in it, and so be cut by any other.
+            pa.json.ReadOptions(use_threads=False, block_size=size + 1),
+            pa.json.ParseOptions(explicit_schema=pa.schema([("v", _as_parsed(kind))]), unexpected_field_behavior="ignore"),
+        )
+        return found.column("v").combine_chunks().cast(kind) if found.num_rows == len(payloads) else None
+    except pa.ArrowInvalid:
+        return None
+
+
+def _as_parsed(kind: pa.DataType) -> pa.DataType:
+    """What the parser is told to make of it: it knows points in time as texts, and dates only as numbers."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_parsed(field.type)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_as_parsed(kind.value_type)))
+    return pa.timestamp("s") if pa.types.is_date(kind) else kind
+
+
+def _check_type(field: StructField, name: str) -> None:
+    if not field.nullable:
+        raise invalid("schema", f"{name} may be missing from a payload, so it cannot be NOT NULL")
+    _check_kind(field.dataType, name)
+
+
+def _check_kind(kind: DataType, name: str) -> None:
+    if isinstance(kind, StructType):
+        for field in kind:
+            _check_type(field, f"{name}.{field.name}")
+    elif isinstance(kind, ArrayType):
+        _check_type(StructField("element", kind.elementType, kind.containsNull), f"{name}.element")
+    elif not isinstance(kind, _PLAIN) and kind.simpleString() != "string":
+        advice = "read the column payload as it is, and use from_json"
+        raise invalid("schema", f"{name} is of the type {kind.simpleString()}, which is not made of JSON here; {advice}")

@@ -1,0 +1,126 @@
+"""The job `copy`: what is ready in a queue goes to the queue's other partitions, or to another queue, as new items.
+
+What makes it exact: a batch that runs again has the same items, and the sink's chunks are keyed by the query, the batch and the task. Only
+when Spark has committed the batch are its items completed where they were.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.spark.http import Client
+from sluiceway.spark.jobs.checkpoint import claim, local_path
+from sluiceway.spark.jobs.common import Place, Stop, Tell, never, translated, unheard
+from sluiceway.spark.jobs.common import follow as follow_query
+from sluiceway.spark.jobs.trace import history, with_headers
+from sluiceway.spark.options import source_options
+
+DRAINING = "draining"
+
+
+class Copied(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of this run. `left` are ready still, in the partitions that were copied from."""
+
+    items: int
+    batches: int
+    left: int
+    stopped: bool
+
+
+def copy(
+    spark: SparkSession,
+    place: Place,
+    *,
+    checkpoint: str | Path,
+    to: Place | None = None,
+    follow: bool = False,
+    consumer: str = "copy",
+    max_items: int = 50_000,
+    hold_for: str = "1d",
+    tell: Tell = unheard,
+    stop: Stop = never,
+) -> Copied:
+    """Move what is ready in the queue's draining partitions to its open ones; with `to`, all that is ready to that queue, of any server.
+
+    Each item is there once, if a job that was killed is started again with the same checkpoint within `hold_for`. Ends when what was ready
+    is copied; with `follow`, when `stop` says so. Raises `invalid_request` for a queue of which no partition is draining, for one that
+    keeps its order, and for a `to` that is missing or is the queue itself.
+    """
+    options = place.options(consumer=consumer, maxItemsPerTrigger=max_items, holdFor=hold_for, partitions=None if to else DRAINING)
+    source_options(options)
+    folder = local_path(checkpoint, "checkpoint")
+    if to is None:
+        # Started again, it has leases to close, even where nothing is draining any more.
+        _check_draining(place, begun=folder.exists())
+        goes_to = "its open partitions"
+    else:
+        goes_to = f"{to.queue} ({_checked_target(place, to)})"
+    claim(folder, "copy", {"queue": place.queue, "to": goes_to})
+    try:
+        items = spark.readStream.format("sluiceway").options(**options).load()
+        items = items.select("payload", "kind", "encoding", "reference", with_headers(F.col("headers"), history()).alias("headers"))
+        writer = items.writeStream.format("sluiceway").options(**(to or place).options()).queryName(f"copy {place.queue}")
+        writer = writer.option("checkpointLocation", str(folder))
+        query = (writer if follow else writer.trigger(availableNow=True)).start()
+    except (PySparkException, Py4JJavaError) as error:
+        raise translated(error) from error
+    done = follow_query("copy", query, tell, stop)
+    return Copied(items=done.items, batches=done.batches, left=_left(place, draining=to is None), stopped=done.stopped)
+
+
+def _check_draining(place: Place, *, begun: bool) -> None:
+    client = Client(place.server())
+    try:
+        info = client.call("/v1/queues.info", {"queue_name": place.queue})
+        open_one = info["rebalance"] and client.call("/v1/rebalances.get", {"id": info["rebalance"]["id"]})
+    finally:
+        client.close()
+    if open_one and open_one["plan"]["in_order"]:
+        raise invalid(
+            "queue", f"{place.queue} keeps its order in this rebalance, and copying would break it; its consumers empty the partition"
+        )
+    if not begun and not any(part["state"] == DRAINING for part in info["partitions"]):
+        raise invalid("queue", f"no partition of {place.queue} is draining; begin a rebalance, or name the queue to copy to (--to-queue)")
+
+
+def _checked_target(place: Place, to: Place) -> str:
+    """Its incarnation: a server may have several addresses.
+
+    Raises `queue_not_found`, and `invalid_request` if it is the queue itself, or if the one server's key would go to the other.
+    """
+    elsewhere = to.url.rstrip("/") != place.url.rstrip("/")
+    if elsewhere and not to.api_key and not place.api_key and os.environ.get("SLUICEWAY_API_KEY"):
+        told = f"SLUICEWAY_API_KEY is for {place.url}; say where the key for {to.url} is (env:NAME or file:PATH), even if it is the same"
+        raise invalid("to_key", told)
+    here, there = Client(place.server()), Client(to.server())
+    try:
+        source = here.call("/v1/queues.info", {"queue_name": place.queue})
+        target = there.call("/v1/queues.info", {"queue_name": to.queue})
+    except SluicewayError as error:
+        if error.code != "queue_not_found":
+            raise
+        raise SluicewayError("queue_not_found", f"{error.detail}; copy makes no queue, as it does not know its settings") from None
+    finally:
+        here.close()
+        there.close()
+    if target["incarnation"] == source["incarnation"]:
+        raise invalid("to_queue", "is the queue that the items are taken from")
+    return str(target["incarnation"])
+
+
+def _left(place: Place, *, draining: bool) -> int:
+    client = Client(place.server())
+    try:
+        stats = client.call("/v1/queue.stats", {"queue_name": place.queue})
+    finally:
+        client.close()
+    parts = [part for logical in stats["logical_queues"] for part in logical["partitions"]]
+    return sum(part.get("ready") or 0 for part in parts if not draining or part["state"] == DRAINING)

@@ -1,0 +1,250 @@
+"""A listener that tells a server how the streaming queries get on that read from it: `watch(spark, url)`.
+
+What Spark says of a query's progress names no options; the offset that it logs says which queue is read, and as which consumer. What is
+told is for people to see, and nothing depends on it: it is told in a thread of its own, the latest word of each query only, and dropped
+while the server is away. A query is neither slowed nor stopped by it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.spark.http import Client
+from sluiceway.spark.offsets import Offset
+from sluiceway.spark.options import Server, server_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("sluiceway.spark")
+
+BEAT = 15.0
+"""Seconds after which a running query is told of again: the server forgets it after a minute."""
+_LAST_WORDS = 60.0
+"""Seconds for which it is tried to tell that a query has ended."""
+_GOODBYE = 3.0
+"""Seconds that the end of the program waits for what is still to be told."""
+_LONGEST = 1_000
+"""Bytes of a name, or of the end of an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What is told of a query that reads a queue."""
+
+    queue: str
+    consumer: str
+    id: str
+    run_id: str
+    name: str
+    batch: int
+    items: int
+    input_per_s: float
+    processed_per_s: float
+    batch_duration: Millis
+    state: Literal["running", "stopped", "failed"] = "running"
+    error: str = ""
+
+    def call(self) -> dict[str, object]:
+        """The body of `/v1/consumers.report`."""
+        told = ("id", "run_id", "name", "state", "batch", "items", "input_per_s", "processed_per_s", "error")
+        query = {name: getattr(self, name) for name in told} | {"batch_duration": format_duration(self.batch_duration)}
+        return {"queue_name": self.queue, "client_id": self.consumer, "query": query}
+
+
+def watch(spark: SparkSession, url: str, *, api_key: str = "", ca_file: str = "") -> QueryListener:
+    """Tell that server, from now on, how each streaming query of this session gets on that reads from it.
+
+    It shows them in `sluiceway top`, `sluiceway consumer list` and its metrics. `api_key` says where the key is (`env:NAME`, `file:PATH`;
+    else SLUICEWAY_API_KEY); it needs the scope `consume`, as the queries do. Raises `invalid_request`. A query is known from the end of its
+    first batch on. `spark.streams.removeListener` and `close` of what is returned end it.
+    """
+    given = {"url": url, "queue": "any", "requestTimeout": "2s", "apiKey": api_key, "caFile": ca_file}
+    listener = QueryListener(server_options({name: value for name, value in given.items() if value}))
+    spark.streams.addListener(listener)
+    return listener
+
+
+class QueryListener(StreamingQueryListener):
+    """Hears of all queries, and tells of those that read from that server. Raises nothing from what Spark calls."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._lock = threading.Lock()
+        self._words: dict[tuple[str, str, str], Word] = {}
+        """The latest word, by queue, consumer and query: so there are no more of them than there are queries."""
+        self._due: set[tuple[str, str, str]] = set()
+        self._ended: dict[tuple[str, str, str], float] = {}
+        """Until when it is tried to tell that a query has ended."""
+        self._wake = threading.Event()
+        self._closed = False
+        self._was_told = True
+        self._thread = threading.Thread(target=self._run, name="sluiceway-query-listener", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Tell what is still to be told, within some seconds, and nothing more."""
+        atexit.unregister(self.close)
+        self._closed = True
+        self._wake.set()
+        self._thread.join(_GOODBYE)
+
+    # ---- what Spark calls -------------------------------------------------------------------------------------
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        """Nothing is known of what it reads yet."""
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        try:
+            for word in words_of(event.progress, self._server.url):
+                log.info(
+                    "query %s, batch %d: %d items of %s as %s in %d ms, %.0f a second",
+                    *(word.name or word.id, word.batch, word.items, word.queue, word.consumer, word.batch_duration, word.processed_per_s),
+                    extra={"sluiceway": word.call()},
+                )
+                self._say(word)
+        except Exception:
+            log.warning("the progress of a query is not understood", exc_info=True)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        for word in self._of(str(event.id)):
+            self._say(replace(word, items=0, input_per_s=0.0, processed_per_s=0.0, batch_duration=0))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        for word in self._of(str(event.id)):
+            failed = event.exception is not None
+            last = replace(word, state="failed" if failed else "stopped", error=error_of(event.exception or ""))
+            if failed:
+                log.warning("query %s, which reads %s as %s, has failed: %s", word.name or word.id, word.queue, word.consumer, last.error)
+            self._say(last, until=time.monotonic() + _LAST_WORDS)
+
+    # ---- telling ----------------------------------------------------------------------------------------------
+
+    def _of(self, query: str) -> list[Word]:
+        with self._lock:
+            return [word for word in self._words.values() if word.id == query]
+
+    def _say(self, word: Word, until: float | None = None) -> None:
+        key = (word.queue, word.consumer, word.id)
+        with self._lock:
+            self._words[key] = word
+            self._due.add(key)
+            self._ended.pop(key, None)
+            if until is not None:
+                self._ended[key] = until
+        self._wake.set()
+
+    def _run(self) -> None:
+        client: Client | None = None
+        beat = time.monotonic() + BEAT
+        closing = False
+        while not closing:
+            self._wake.wait(max(0.0, beat - time.monotonic()))
+            closing = self._closed
+            self._wake.clear()
+            with self._lock:
+                if time.monotonic() >= beat:
+                    self._due.update(self._words)
+                    beat = time.monotonic() + BEAT
+                due, self._due = self._due, set()
+                words = {key: self._words[key] for key in due}
+            for key, word in words.items():
+                try:
+                    # Made here, since it may raise: the file of certificates may not be there yet.
+                    client = client or Client(self._server)
+                    client.call("/v1/consumers.report", word.call())
+                    self._told(key, word, None)
+                except Exception as error:
+                    self._told(key, word, error)
+        if client is not None:
+            client.close()
+
+    def _told(self, key: tuple[str, str, str], word: Word, error: Exception | None) -> None:
+        """It was told, or not: then the next beat tells it again. Said once, until it is told again."""
+        if error is not None and self._was_told:
+            unforeseen = None if isinstance(error, SluicewayError) else error
+            log.warning("%s is not told how queries get on, and goes without: %s", self._server.url, error, exc_info=unforeseen)
+        self._was_told = error is None
+        with self._lock:
+            over = key in self._ended and (error is None or time.monotonic() >= self._ended[key])
+            if over and self._words.get(key) is word:
+                del self._words[key], self._ended[key]
+                self._due.discard(key)
+
+
+def words_of(progress: StreamingQueryProgress, url: str) -> Iterator[Word]:
+    """What there is to tell that server of a query: one word for each queue of it that the query reads.
+
+    Items are those that were leased for the batch: Spark counts a row as often as the query reads it.
+    """
+    for source in progress.sources:
+        end = _object(source.endOffset)
+        if not end.keys() >= {"consumer", "leases", "nonce", "queue", "url"} or _place(str(end["url"])) != _place(url):
+            continue
+        batch = Offset.parse(end)
+        before = _object(source.startOffset)
+        leases = batch.leases if before.get("sequence") != end["sequence"] else ()
+        queues = str(end["queue"]).split(",")
+        for queue in queues:
+            items = sum(lease.count for lease in leases if lease.queue in ("", queue))
+            yield Word(
+                queue,
+                str(end["consumer"]),
+                str(progress.id),
+                str(progress.runId),
+                _start(progress.name or ""),
+                max(0, progress.batchId),
+                items,
+                _rate(source.inputRowsPerSecond * items / source.numInputRows) if source.numInputRows else 0.0,
+                items * 1_000 / max(1, progress.batchDuration),
+                max(0, progress.batchDuration),
+            )
+
+
+def error_of(exception: str) -> str:
+    """The end of what was raised, without the places in Spark's own code: there it says what went wrong in the user's."""
+    text = exception.partition("\n\tat ")[0].strip()
+    return text.encode()[-_LONGEST:].decode(errors="ignore")
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    """The offset of a source, which may be that of any other format."""
+    try:
+        found = json.loads(text or "")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _place(url: str) -> tuple[str, str]:
+    """The address without who calls it."""
+    scheme, _, rest = url.rstrip("/").partition("://")
+    return scheme, rest.rpartition("@")[2]
+
+
+def _start(name: str) -> str:
+    return name.encode()[:_LONGEST].decode(errors="ignore")
+
+
+def _rate(rate: float) -> float:
+    return rate if math.isfinite(rate) and rate > 0 else 0.0

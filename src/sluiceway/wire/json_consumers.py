@@ -1,0 +1,153 @@
+"""JSON calls on the consumers of queues, and their answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from sluiceway.kernel.clock import Millis, format_duration, format_time
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_SCHEDULE
+from sluiceway.kernel.names import check_text
+from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState
+from sluiceway.wire.decoding import Call, JsonDecoder, Natural, duration, given_text
+from sluiceway.wire.shapes import Duration, Label, Pivot, QueueName, Shape, ShortText, Time
+
+MOST_QUEUES = 100
+"""Of one answer, each with its consumers."""
+
+Rate = Annotated[float, Meta(ge=0)]
+
+
+class QueryInfo(Shape):
+    """What a Spark query told of itself."""
+
+    id: str
+    run_id: str
+    name: str
+    state: QueryState
+    batch: int | None
+    items: int
+    input_per_s: float
+    processed_per_s: float
+    batch_duration: Duration
+    error: str
+    told_at: Time
+
+
+class ConsumerInfo(Shape):
+    """A client that has leases, waits for items, asked for some within the last minute, or has queries that told of themselves."""
+
+    client_id: str
+    leases: int
+    items: int
+    lease_deadline: Time | None
+    waiting: int
+    seen_at: Time | None
+    queries: list[QueryInfo]
+
+
+class QueueConsumers(Shape):
+    """A queue's items, and its consumers by name."""
+
+    queue_name: QueueName
+    ready: int
+    leased: int
+    scheduled: int
+    consumers: list[ConsumerInfo]
+    more: bool
+
+
+class ConsumerPage(Shape):
+    """Queues that have consumers, by name."""
+
+    items: list[QueueConsumers]
+    next: QueueName | None
+    silent: list[str]
+
+
+class ConsumersListCall(msgspec.Struct, forbid_unknown_fields=True):
+    queue_name: QueueName | None = None
+    pivot: Pivot | None = None
+    limit: Annotated[int, Meta(ge=1, le=MOST_QUEUES)] = MOST_QUEUES
+
+
+class QueryFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):
+    """A query, as it tells of itself."""
+
+    id: Label
+    run_id: ShortText = ""
+    name: ShortText = ""
+    state: QueryState
+    batch: Natural | None = None
+    items: Natural = 0
+    input_per_s: Rate = 0.0
+    processed_per_s: Rate = 0.0
+    batch_duration: Duration = "0s"
+    error: ShortText = ""
+
+    def query(self) -> Query:
+        for field in ("run_id", "name", "error"):
+            check_text(getattr(self, field), f"query.{field}")
+        for field in ("input_per_s", "processed_per_s"):
+            if not math.isfinite(getattr(self, field)):
+                raise invalid(f"query.{field}", "expected a finite number")
+        return Query(
+            given_text(self.id, "query.id") or "",
+            self.run_id,
+            self.name,
+            self.state,
+            self.batch,
+            self.items,
+            self.input_per_s,
+            self.processed_per_s,
+            duration(self.batch_duration, "query.batch_duration", 0, MAX_SCHEDULE),
+            self.error,
+        )
+
+
+class ConsumersReportCall(Call):
+    client_id: Label
+    query: QueryFields
+
+    def told(self) -> tuple[str, Query]:
+        """The client, and what its query tells."""
+        return given_text(self.client_id, "client_id") or "", self.query.query()
+
+
+decode_list = JsonDecoder(ConsumersListCall)
+decode_report = JsonDecoder(ConsumersReportCall)
+
+
+def page(queues: Sequence[tuple[str, Consumers]], following: str | None, silent: Sequence[str]) -> bytes:
+    """The queues by their names; `following` is the pivot of the next page."""
+    items = [
+        QueueConsumers(name, found.ready, found.leased, found.scheduled, [_consumer(each) for each in found.consumers], found.more)
+        for name, found in queues
+    ]
+    return msgspec.json.encode(ConsumerPage(items, following, list(silent)))
+
+
+def _consumer(consumer: Consumer) -> ConsumerInfo:
+    return ConsumerInfo(
+        consumer.client_id,
+        consumer.leases,
+        consumer.items,
+        _time(consumer.lease_deadline),
+        consumer.waiting,
+        _time(consumer.seen_at),
+        [_query(each) for each in consumer.queries],
+    )
+
+
+def _query(query: Query) -> QueryInfo:
+    about = query._asdict()
+    return QueryInfo(**about | {"batch_duration": format_duration(query.batch_duration), "told_at": format_time(query.told_at)})
+
+
+def _time(at: Millis | None) -> str | None:
+    return None if at is None else format_time(at)

@@ -1,0 +1,87 @@
+"""Runs the blocks of a page of docs/ as a notebook does, in one Spark session: `python spark_pages.py URL PAGE…`, in an empty folder.
+
+Blocks of python run in one namespace for each page, blocks of sh in a shell whose `sluiceway` is this one; a block of another language,
+or indented, does not run. A page says that its server is on the port of `sluiceway dev`, and is told another. The last line of stdout
+is the pages' outputs, block by block, as JSON.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+
+USUAL = "http://127.0.0.1:2319"
+RUN = ("python", "sh")
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A block that runs: where its code stands in the page (line, counted from 1), and where its output does, or would (characters)."""
+
+    language: str
+    code: str
+    line: int
+    shown: str | None
+    start: int
+    end: int
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page that run. A block of text right after one is what it prints."""
+    fences = list(_FENCE.finditer(page))
+    found = []
+    for fence, after in zip(fences, [*fences[1:], None], strict=True):
+        if fence[1] in RUN:
+            output = after if after and after[1] == "text" and not page[fence.end() : after.start()].strip() else None
+            start, end = output.span(2) if output else (fence.end(), fence.end())
+            line = page.count("\n", 0, fence.start(2)) + 1
+            found.append(Block(fence[1], fence[2], line, output[2] if output else None, start, end))
+    return found
+
+
+def run(page: Path, url: str) -> list[str]:
+    """What each block prints. An error names the block's line in the page."""
+    names: dict[str, object] = {"__name__": "__main__"}
+    run_as: dict[str, Callable[[Block], str]] = {
+        "python": lambda block: _python(block, page, url, names),
+        "sh": lambda block: _shell(block, url),
+    }
+    printed = []
+    for block in blocks(page.read_text(encoding="utf-8")):
+        try:
+            printed.append(run_as[block.language](block).replace(url, USUAL))
+        except BaseException:
+            print(f"{page}: the block in line {block.line}", file=sys.stderr)
+            raise
+    return printed
+
+
+def _python(block: Block, page: Path, url: str, names: dict[str, object]) -> str:
+    out = io.StringIO()
+    # An exception's line is that of the page.
+    code = compile("\n" * (block.line - 1) + block.code.replace(USUAL, url), page, "exec")
+    with redirect_stdout(out):
+        exec(code, names)
+    return out.getvalue()
+
+
+def _shell(block: Block, url: str) -> str:
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "SLUICEWAY_URL": url}
+    done = subprocess.run(["sh", "-e", "-c", block.code], env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"exit code {done.returncode}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    print(json.dumps([run(Path(page), sys.argv[1]) for page in sys.argv[2:]]))
