@@ -61,9 +61,10 @@ def run(url: str, client: Client, folder: Path) -> list[Sample]:
     # The first batch starts Spark's workers, which is no part of the picture.
     client.produce(QUEUE, ["warm"])
     query = writing.start()
-    while not client.list_consumers(QUEUE).items[0].consumers or client.stats(QUEUE).partitions[0].ready:
+    while not any(consumer.queries for consumer in client.list_consumers(QUEUE).items[0].consumers):
+        if not query.isActive:
+            raise SystemExit(f"the query has failed: {query.exception()}")
         time.sleep(0.1)
-    time.sleep(5)
     samples: list[Sample] = []
     stop = threading.Event()
     recording = threading.Thread(target=record, args=(client, samples, stop))
@@ -73,7 +74,7 @@ def run(url: str, client: Client, folder: Path) -> list[Sample]:
         for _ in range(BURST // 1_000):
             client.produce(QUEUE, ["x" * 200] * 1_000)
         time.sleep(BETWEEN - 2)
-    while samples[-1].lag or samples[-1].leased:
+    while query.isActive and (samples[-1].lag or samples[-1].leased):
         time.sleep(0.25)
     time.sleep(2)
     stop.set()
