@@ -51,7 +51,7 @@ def test_the_pages_run_and_print_what_they_show(repository: Path, tmp_path: Path
     for page, printed in zip(pages, json.loads(done.stdout.splitlines()[-1]), strict=True):
         text = page.read_text(encoding="utf-8")
         found = list(zip(spark_pages.blocks(text), printed, strict=True))
-        assert len(found) > 5
+        assert len(found) >= 5
         if os.environ.get("SLUICEWAY_TEST_WRITE_PAGES"):
             write(page, text, found)
             continue

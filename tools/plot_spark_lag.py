@@ -92,7 +92,7 @@ def draw(samples: list[Sample]) -> None:
     above.fill_between(times, [sample.lag for sample in samples], step="post", alpha=0.35, label="lag: items that are ready")
     above.plot(times, [sample.leased for sample in samples], drawstyle="steps-post", color="tab:orange", label="leased by the query")
     above.set_ylabel("items")
-    above.legend(loc="upper right", frameon=False)
+    above.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False)
     below.plot(times, [sample.items_per_s for sample in samples], drawstyle="steps-post", color="tab:green")
     below.set_ylabel("items/s, of the last batch")
     below.set_xlabel("seconds")
