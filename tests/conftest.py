@@ -29,6 +29,9 @@ for name in [name for name in os.environ if name.startswith("SLUICEWAY_") and no
 # Nor are the servers to which the user has given names.
 os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 
+# A slow machine's Python takes more than Spark's 15 seconds to start, and then the query fails.
+os.environ["PYSPARK_SUBMIT_ARGS"] = "--conf spark.python.authenticate.socketTimeout=180s pyspark-shell"
+
 # Most of a short run of Spark is Java compiling itself; this halves it.
 os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 

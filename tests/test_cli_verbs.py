@@ -176,6 +176,15 @@ def test_looking(shell: Shell) -> None:
     assert [(row["queue_name"], row["ready"], row["produced_per_second"]) for row in look["queues"]] == [(shell.queue, 1, None)]
 
 
+@verb("consumer list")
+def test_consumers(shell: Shell) -> None:
+    shell.json("produce", shell.queue, "x")
+    shell.json("lease", shell.queue, "--client-id", "worker-7")
+    assert "worker-7" in shell.says("consumer", "list", shell.queue)
+    (seen,) = shell.json("consumer", "list", shell.queue)
+    assert (seen["queue_name"], [(each["client_id"], each["items"]) for each in seen["consumers"]]) == (shell.queue, [("worker-7", 1)])
+
+
 # -- whoever runs the server ------------------------------------------------------------------------------------------
 
 

@@ -20,10 +20,11 @@ from sluiceway.client import AsyncClient, Client
 from sluiceway.core.consumers import FAILED_FOR, SEEN_FOR, ConsumerBook, Tally, shown, together
 from sluiceway.core.records import LeaseState
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_CONSUMERS, MAX_CONSUMERS_SHOWN, MAX_QUERIES
+from sluiceway.kernel.limits import MAX_CONSUMERS, MAX_CONSUMERS_SHOWN, MAX_QUERIES, MAX_TEXT_BYTES
 from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState
 from sluiceway.model.peers import ListConsumers
 from sluiceway.model.requests import Lease, QueueSpec
+from sluiceway.wire.json_consumers import MOST_QUEUES, page
 
 NOW = 1_000_000
 
@@ -109,6 +110,15 @@ def test_of_many_consumers_those_with_queries_and_most_items_are_shown() -> None
     assert len(found.consumers) == MAX_CONSUMERS_SHOWN
     assert {each.client_id for each in many} - {each.client_id for each in found.consumers} == {"c000"}
     assert shown(Consumers(), many, MAX_CONSUMERS).more is False
+
+
+def test_the_largest_answer_is_of_some_megabytes() -> None:
+    longest = "x" * MAX_TEXT_BYTES
+    queries = [query(longest, name=longest, run_id=longest, error=longest) for _ in range(MAX_QUERIES)]
+    consumers = [Consumer(longest, 1, n, NOW, 1, NOW) for n in range(MAX_CONSUMERS_SHOWN)]
+    consumers[0].queries = queries
+    found = Consumers(consumers=consumers)
+    assert len(page([(f"q{n:0127}", found) for n in range(MOST_QUEUES)], None, ())) < 16_000_000
 
 
 # ---- over HTTP --------------------------------------------------------------------------------------------------------

@@ -222,13 +222,23 @@ async def test_a_fault_of_the_client_does_not_end_its_part(server: KafkaServer, 
 
 
 @driven
-async def test_one_leaves_that_never_took_part_or_found_no_server(server: KafkaServer, capture: str) -> None:
+async def test_one_leaves_that_never_took_part_or_found_no_server(
+    server: KafkaServer, capture: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     election = KafkaElection(server.bootstrap, capture)
     await election.leave()
     told: list[Group] = []
+    tried: list[object] = []
+
+    async def noted(*given: Any) -> None:
+        tried.append(given)
+        await ensure(*given)
+
+    monkeypatch.setattr(kafka_election, "ensure", noted)
     nowhere = KafkaElection(f"127.0.0.1:{free_port()}", capture)
     await nowhere.join("one", told.append)
-    await asyncio.sleep(0.1)
+    # It looks for the server now.
+    await eventually(lambda: bool(tried))
     async with asyncio.timeout(30):
         await nowhere.leave()
     assert told == []

@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StringType, StructField, StructType
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session, settle
+from sluiceway.spark.consume import take as taking
 from sluiceway.spark.options import browse_options, consume_options, sink_options, source_options
+from sluiceway.spark.settle import BatchSettle
 from spark_world import Server, server
 
 pytestmark = pytest.mark.spark
@@ -90,12 +94,44 @@ def test_a_part_of_what_is_ready_and_columns_of_payloads(spark: SparkSession, wo
     df = spark.read.format("sluiceway").schema("n int, _item struct<id: string, lease_id: string>").options(**options).load()
     assert [row.n for row in df.select("n").collect()] == list(range(12))
     assert world.count(queue, "total_leased") == 12
-    # What is not named is done when its lease is closed.
-    some = df.selectExpr("_item.id as id", "_item.lease_id as lease_id", "'retry' as outcome").limit(1)
-    settle(some, url=world.url, queue=queue, close=True)
+    told = "case when n = 3 then 'retry' else 'done' end as outcome"
+    settle(df.selectExpr("_item.id as id", "_item.lease_id as lease_id", told), url=world.url, queue=queue, close=True)
     assert (world.count(queue, "completed"), world.count(queue, "ready")) == (11, 19)
     empty = world.create("nothing")
     assert take(spark, world, empty).count() == 0
+
+
+def test_leases_are_not_closed_while_an_item_of_them_has_no_outcome(spark: SparkSession, world: Server) -> None:
+    queue = world.create("unnamed", partitions=2)
+    world.produce(queue, [str(n) for n in range(30)])
+    world.produce(queue, ["a", "b"])
+    taken = take(spark, world, queue, minPartitions="3").selectExpr("id", "partition", "offset", "lease_id", "'done' as outcome")
+    df = spark.createDataFrame(taken.collect(), taken.schema)
+    for some, says in (
+        (df.limit(1), r"close: the rows name 1 items, and (30|2) are open in the leases"),
+        (df.where("offset % 2 = 0"), "close: the rows name 16 items, and 32 are open .* Nothing is closed"),
+    ):
+        with pytest.raises(PySparkException, match=says):
+            settle(some, url=world.url, queue=queue, close=True)
+    assert (world.count(queue, "completed"), world.count(queue, "total_leased")) == (0, 32)
+    # Each once, or oftener; what something else has completed is not missed.
+    gone = world.call("/v1/queue.browse", queue_name=queue, partition=0, states=["leased"], limit=1)["items"][0]["id"]
+    world.call("/v1/queue.complete", queue_name=queue, ids=[gone])
+    settle(df.union(df).drop("id"), url=world.url, queue=queue, close=True)
+    assert (world.count(queue, "completed"), world.count(queue, "leases")) == (32, 0)
+
+
+def test_leases_of_a_queue_that_allows_short_ones_only_are_closed(world: Server) -> None:
+    queue = world.create("short", max_lease_timeout="5m")
+    world.produce(queue, ["a", "b"])
+    options = consume_options({"url": world.url, "queue": queue, "consumer": "c", "holdFor": "4m"})
+    leases = taking(options)
+    found = world.call("/v1/queue.peek", queue_name=queue, lease_id=leases[0].lease_id)["items"]
+    rows = pa.table({"id": [item["id"] for item in found], "outcome": ["done", "done"], "lease_id": [leases[0].lease_id] * 2})
+    schema = StructType([StructField(name, StringType()) for name in rows.column_names])
+    writer = BatchSettle(schema, sink_options({"url": world.url, "queue": queue, "mode": "settle", "close": "true"}))
+    writer.commit([writer.write(iter(rows.to_batches()))])
+    assert (world.count(queue, "completed"), world.count(queue, "leases")) == (2, 0)
 
 
 def test_a_query_does_not_close_its_leases_itself(spark: SparkSession, world: Server, tmp_path: Path) -> None:

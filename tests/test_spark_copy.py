@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from cli_shell import COPIES, Shell, covering
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session
-from sluiceway.spark.jobs import Place, copy
+from sluiceway.spark.jobs import Place, Progress, copy
 from spark_world import Server, kill_group, server, start_child, until
 from test_server_reload import child
 
@@ -77,11 +77,19 @@ def test_what_drains_goes_to_the_open_partitions(spark: SparkSession, world: Ser
     assert len(before) == 3_000
     rebalance = drain(world, queue, 2)
     going = {part["partition"] for part in world.call("/v1/queues.info", queue_name=queue)["partitions"] if part["state"] == "draining"}
+    # Some are in other hands meanwhile.
+    held = [
+        item["id"] for item in world.call("/v1/queue.lease", queue_name=queue, client_id="t", batch_size=40, partition=min(going))["items"]
+    ]
+    before = {reference: item for reference, item in before.items() if item["id"] not in held}
+    assert len(before) == 2_960
 
-    stops = iter([False, True])
-    first = copy(spark, Place(world.url, queue), checkpoint=tmp_path / "c", max_items=200, stop=lambda: next(stops, True))
+    # So many batches that it cannot be done by the time the first of them is told.
+    seen: list[Progress] = []
+    first = copy(spark, Place(world.url, queue), checkpoint=tmp_path / "c", max_items=40, tell=seen.append, stop=lambda: bool(seen))
     rest = copy(spark, Place(world.url, queue), checkpoint=tmp_path / "c", max_items=1_000)
-    assert (first.stopped, rest.stopped, rest.left) == (True, False, 0)
+    assert (first.stopped, rest.stopped, rest.left) == (True, False, 40)
+    world.call("/v1/queue.complete", queue_name=queue, ids=held)
     until("the rebalance ends", lambda: world.call("/v1/rebalances.get", id=rebalance)["state"] == "done")
     after = waiting(world, queue)
     assert after.keys() == before.keys()
@@ -110,17 +118,28 @@ def test_what_drains_goes_to_the_open_partitions(spark: SparkSession, world: Ser
 
 def test_to_a_queue_of_another_server_and_on(spark: SparkSession, world: Server, other: Server, tmp_path: Path) -> None:
     queue, target = world.create("here", partitions=3), other.create("there", partitions=2)
+    # Its producer says that it was tried as often as can be told, and it is tried twice more.
+    boast = {"sluiceway-attempts": "2147483647"}
+    world.call("/v1/queue.produce", queue_name=queue, items=[{"utf8": "boast", "reference": "boast", "headers": boast}])
+    for _ in range(2):
+        (item,) = world.call("/v1/queue.lease", queue_name=queue, client_id="t", batch_size=1, max_partitions=3)["items"]
+        world.call("/v1/queue.retry", queue_name=queue, items=[{"id": item["id"], "retry_after": "0s"}])
     fill(world, queue, 0, 500)
     # Its headers leave no room for others.
     full = {"x": "y" * 8_150}
     world.call("/v1/queue.produce", queue_name=queue, items=[{"utf8": "full", "reference": "full", "headers": full}])
     before = waiting(world, queue)
     done = copy(spark, Place(world.url, queue), to=Place(other.url, target), checkpoint=tmp_path / "c")
-    assert (done.items, done.left, world.count(queue, "total")) == (501, 0, 0)
+    assert (done.items, done.left, world.count(queue, "total")) == (502, 0, 0)
     there = waiting(other, target)
     assert there.keys() == before.keys()
     assert there.pop("full")["headers"] == full
+    assert there["boast"]["headers"]["sluiceway-attempts"] == "2147483647"
     assert all(item["headers"]["sluiceway-origin"] == before[reference]["origin"] for reference, item in there.items())
+
+    # The checkpoint is not that of a queue of this name elsewhere.
+    with pytest.raises(SluicewayError, match=f"checkpoint: .* is that of copy with queue '{queue} "):
+        copy(spark, Place(other.url, other.create(queue)), to=Place(other.url, target), checkpoint=tmp_path / "c")
 
     # Back: it keeps telling where it was first; and whatever comes meanwhile.
     fill(world, queue, 500, 510)
@@ -132,7 +151,7 @@ def test_to_a_queue_of_another_server_and_on(spark: SparkSession, world: Server,
         follow=True,
         stop=lambda: other.count(target, "total") == 0,
     )
-    assert (back.items, back.stopped) == (501, True)
+    assert (back.items, back.stopped) == (502, True)
     again = waiting(world, queue)
     assert all(again[reference]["headers"]["sluiceway-origin"] == before[reference]["origin"] for reference in there)
     assert again.keys() == {*before, *map(str, range(500, 510))}
@@ -145,6 +164,11 @@ def test_what_would_be_wrong_is_refused(
         with pytest.raises(SluicewayError, match=words):
             copy(spark, Place(world.url, queue), to=to, **{"checkpoint": tmp_path / "c"} | more)
 
+    graves = world.create("graves", partitions=4)
+    world.create("mourned", dead_queue=graves)
+    fill(world, graves, 0, 400)
+    drain(world, graves, 2)
+    refused("queue: graves is the dead queue of mourned, .*--drain copy", graves)
     line = world.create("line", partitions=1)
     fill(world, line, 0, 10)
     refused("to_queue: is the queue that the items are taken from", line, Place(world.url.replace("127.0.0.1", "localhost"), line))

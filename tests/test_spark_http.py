@@ -163,6 +163,15 @@ def test_an_answer_to_half_a_body_is_heard(monkeypatch: pytest.MonkeyPatch) -> N
         assert len(script.seen) == 1
 
 
+def test_https_to_a_server_without_tls_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it tried again")))
+    with scripted() as script:
+        url = script.url.replace("http:", "https:")
+        with pytest.raises(SluicewayError, match=f"{url} does not speak TLS") as caught:
+            client_of(url).call("/v1/queue.stats", {})
+    assert caught.value.code == "unavailable"
+
+
 def test_a_server_that_is_not_there_is_named() -> None:
     with closed_port() as port, pytest.raises(SluicewayError, match=f"http://127.0.0.1:{port}") as caught:
         client_of(f"http://127.0.0.1:{port}", 100).call("/v1/queue.stats", {})
@@ -272,6 +281,48 @@ def test_whatever_an_owner_does_but_succeed_the_server_is_asked(fault: Answer) -
         assert client.call("/v1/queue.extend", PEEK) == {"fine": True}
         client.close()
         assert (paths(owner), paths(base)) == (["queue.extend"], ["queues.info", "queue.extend"])
+
+
+def test_an_owner_that_closed_an_idle_connection_is_asked_on_a_new_one(caplog: pytest.LogCaptureFixture) -> None:
+    with scripted(OK, DROPPED, OK) as owner, scripted(owned(None, owner.url)) as base:
+        client = client_of(base.url, direct=True)
+        for _ in range(2):
+            assert client.call("/v1/queue.extend", PEEK) == {"fine": True}
+        client.close()
+        assert (paths(owner), paths(base)) == (["queue.extend"] * 3, ["queues.info"])
+    assert caplog.records == []
+
+
+def test_owners_are_looked_for_on_a_new_connection_where_the_old_one_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
+    with scripted(problem(503, "unavailable"), OK) as owner, scripted(owned(None, owner.url), OK, DROPPED, owned(None, owner.url)) as base:
+        client = client_of(base.url, direct=True)
+        client.call("/v1/queue.extend", PEEK)
+        clock[0] += AGAIN
+        client.call("/v1/queue.extend", PEEK)
+        client.close()
+        assert (len(owner.seen), paths(base)) == (2, ["queues.info", "queue.extend", "queues.info", "queues.info"])
+
+
+def test_an_owner_that_asks_to_wait_is_given_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    with scripted((*problem(429, "rate_limited"), {"retry-after": "7"}), OK) as owner, scripted(owned(None, owner.url), OK) as base:
+        client = client_of(base.url, direct=True)
+        client.call("/v1/queue.extend", PEEK)
+        assert [7 < each < 7.1 for each in slept] == [True]
+        client.call("/v1/queue.extend", PEEK)
+        client.close()
+        assert (paths(owner), paths(base)) == (["queue.extend"] * 2, ["queues.info", "queue.extend"]), "it is the owner still"
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64])
+def test_an_address_that_no_host_can_have_costs_nothing(name: str) -> None:
+    with scripted(owned(None, f"http://{name}:1"), OK) as base:
+        client = client_of(base.url, direct=True)
+        assert client.call("/v1/queue.extend", PEEK) == {"fine": True}
+        client.close()
 
 
 def test_an_owner_that_is_gone_costs_no_pause_and_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -288,8 +288,9 @@ def test_a_failing_function_is_raised_and_the_batch_comes_again(spark: SparkSess
             raise KeyError("the user's own")
         return batch.selectExpr("id", "'done' as outcome")
 
-    with pytest.raises(KeyError, match="the user's own"):
+    with pytest.raises(KeyError, match="the user's own") as raised:
         process(spark, work, place, checkpoint=tmp_path, once=True, max_items=20)
+    assert (raised.value.__cause__, raised.value.__context__) == (None, None), "what Spark makes of it is left out"
     assert (world.count(queue, "completed"), world.count(queue, "leased")) == (0, 20)
     assert process(spark, work, place, checkpoint=tmp_path, once=True, max_items=20).batches == 2
     assert seen[0] == seen[1]

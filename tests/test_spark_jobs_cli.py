@@ -86,6 +86,11 @@ def test_from_files_to_outcomes(world: Server, tmp_path: Path) -> None:
     assert (code, out) == (1, ""), err
     assert "mine.py" in err
     assert err.endswith("ZeroDivisionError: in my own module\n")
+    assert "Py4J" not in err
+    code, out, err = run(tmp_path, "process", "orders", "mine:broken", "--checkpoint", "c", "--once", "--json", *to)
+    assert (code, out) == (1, ""), err
+    found = json.loads(err.splitlines()[-1])
+    assert (found["code"], found["detail"].splitlines()[-1]) == ("internal", "ZeroDivisionError: in my own module")
     more = ("--once", "--strict", "--json", "--every", "0s")
     code, out, err = run(tmp_path, "process", "orders", "mine:judge", "--checkpoint", "c", *more, *to)
     assert code == 0, err

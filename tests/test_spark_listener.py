@@ -12,7 +12,13 @@ from uuid import UUID
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, QueryTerminatedEvent, StreamingQueryProgress
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryProgress,
+)
 from pyspark.sql.streaming.query import StreamingQuery
 
 from sluiceway.kernel.errors import SluicewayError
@@ -142,9 +148,34 @@ def test_what_is_not_understood_is_no_matter_to_spark(caplog: pytest.LogCaptureF
         listener.onQueryProgress(QueryProgressEvent(progress(offset(leases="{"))))
         listener.onQueryIdle(QueryIdleEvent(UUID(ID), UUID(RUN), "2026-11-22T16:34:38.294Z"))
         listener.onQueryTerminated(QueryTerminatedEvent(UUID(ID), UUID(RUN), None, None))
+        assert caplog.text.count("not understood") == 1
+        for call in (listener.onQueryStarted, listener.onQueryProgress, listener.onQueryIdle, listener.onQueryTerminated):
+            call(None)  # type: ignore[arg-type]
+        assert caplog.text.count("not understood") == 5
     finally:
         listener.close()
-    assert "not understood" in caplog.text
+
+
+def test_what_is_no_text_is_told_without_it() -> None:
+    assert error_of("ValueError: \ud800 boom") == "ValueError: ? boom"
+    (word,) = words_of(progress(offset(), name="bill \udc00"), URL)
+    assert word.name == "bill ?"
+
+
+def test_an_end_that_is_heard_of_late_is_told_before_the_program_ends(tmp_path: Path) -> None:
+    with server(tmp_path) as running:
+        running.create("orders")
+
+        def ended() -> set[str]:
+            """Spark's queries. It tells of the end of one when somebody has looked already."""
+            listener.onQueryProgress(QueryProgressEvent(progress(offset(url=running.url), batchId=9)))
+            listener.onQueryTerminated(QueryTerminatedEvent(UUID(ID), UUID(RUN), None, None))
+            return set()
+
+        listener = QueryListener(options.Server(running.url, "any", 10_000), ended)
+        listener.onQueryStarted(QueryStartedEvent(UUID(ID), UUID(RUN), "bill", "2026-11-22T16:34:38.294Z", set()))
+        listener.close()
+        assert [(each["batch"], each["state"]) for each in queries(running, "orders")] == [(9, "stopped")]
 
 
 def test_a_wrong_option_is_named() -> None:
@@ -169,9 +200,9 @@ def sluiceway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def watched(spark: SparkSession, sluiceway: Server) -> Iterator[None]:
+def watched(spark: SparkSession, sluiceway: Server) -> Iterator[QueryListener]:
     made = watch(spark, sluiceway.url)
-    yield
+    yield made
     spark.streams.removeListener(made)
     made.close()
 
@@ -212,9 +243,8 @@ def test_a_query_is_shown_while_it_runs_idles_and_after_it_failed(spark: SparkSe
     assert query.exception() is not None
 
 
-@pytest.mark.usefixtures("watched")
-def test_a_query_of_another_server_is_not_told_and_one_that_ends_is_shown_stopped(
-    spark: SparkSession, sluiceway: Server, tmp_path: Path
+def test_one_that_ends_is_shown_stopped_even_if_the_program_ends_with_it(
+    spark: SparkSession, sluiceway: Server, watched: QueryListener, tmp_path: Path
 ) -> None:
     queue = sluiceway.create("returns")
     sluiceway.produce(queue, ["x"] * 30)
@@ -223,5 +253,6 @@ def test_a_query_of_another_server_is_not_told_and_one_that_ends_is_shown_stoppe
     )
     written = stream.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c"))
     written.trigger(availableNow=True).start().awaitTermination()
-    until("it is shown stopped", lambda: [each["state"] for each in queries(sluiceway, queue)] == ["stopped"])
-    assert [(each["batch"], each["items"]) for each in queries(sluiceway, queue)] == [(1, 10)]
+    # As at the end of the program. What Spark tells comes a little later than the end that it tells of.
+    watched.close()
+    assert [(each["state"], each["batch"], each["items"]) for each in queries(sluiceway, queue)] == [("stopped", 1, 10)]

@@ -101,6 +101,33 @@ def test_atomic_batches_of_a_query_lie_in_several_partitions_and_are_known_again
     assert sum(each > 0 for each in filled) > 1
 
 
+def stream_sink(world: Server, queue: str, **options: str) -> StreamSink:
+    return StreamSink(StructType([StructField("value", StringType())]), sink_options({"url": world.url, "queue": queue, **options}))
+
+
+def test_a_batch_that_is_repeated_adds_nothing_however_many_chunks_it_and_those_before_have(world: Server, task: dict[str, str]) -> None:
+    queue = world.create("chunks-of-a-stream", partitions=4)
+    writer = stream_sink(world, queue, chunkItems="1")
+    for batch_id, chunks in enumerate((40, 1, 17, 2, 33)):
+        task.update({sink.QUERY_ID: "q", sink.BATCH_ID: str(batch_id)})
+        rows = table(value=[f"{batch_id}/{n}" for n in range(chunks)])
+        assert [writer.write(iter(rows.to_batches())) for _ in range(2)] == [Written(chunks, chunks, 0), Written(chunks, chunks, chunks)]
+
+
+def test_a_batch_that_is_repeated_with_other_options_is_known_again_or_refused(world: Server, task: dict[str, str]) -> None:
+    queue = world.create("changed", partitions=4)
+    task.update({sink.QUERY_ID: "q", sink.BATCH_ID: "7"})
+    rows = table(value=[str(n) for n in range(5)])
+    found = [stream_sink(world, queue, atomic=atomic).write(iter(rows.to_batches())).deduplicated for atomic in ("false", "true", "false")]
+    assert found == [0, 1, 1]
+    task[sink.BATCH_ID] = "8"
+    more = table(value=[str(n) for n in range(1_500)])
+    stream_sink(world, queue, chunkItems="1000").write(iter(more.to_batches()))
+    with pytest.raises(SluicewayError, match="was written before with other rows"):
+        stream_sink(world, queue, atomic="true").write(iter(more.to_batches()))
+    assert world.count(queue, "produced") == 1_505
+
+
 # ---- rows that no queue takes -----------------------------------------------------------------------------------------
 
 
@@ -159,7 +186,59 @@ def test_bad_rows_go_to_a_queue_of_their_own_once(world: Server, task: dict[str,
     assert (found[0]["reference"], found[2]["kind"], found[3]["reference"]) == ("row 1", "k" * 256, "ż" * 256)
     with caplog.at_level(logging.WARNING):
         writer.commit([first, None, first])
-    assert "14 rows that no queue takes" in caplog.text
+        writer.commit([Written(0, 0, 0, bad=1)])
+    assert "w: 14 rows that no queue takes are in the queue for bad rows" in caplog.text
+    assert "w: 1 row that no queue takes is in the queue" in caplog.text
+
+
+def test_writes_into_several_queues_share_one_for_bad_rows(world: Server, task: dict[str, str]) -> None:
+    """Under one `writeId`, as of one batch that goes to all of them."""
+    bad = world.create("shared-bad", partitions=1)
+    for n, values in enumerate((["x", None], ["x", None], [None, "x", None])):
+        rows = table(value=pa.array(values, pa.utf8()))
+        queue = world.create(f"one-of-several-{n}")
+        for _ in range(2):
+            batch_sink(world, queue, rows, badRows=bad).write(iter(rows.to_batches()))
+    assert world.count(bad, "produced") == 4
+
+
+def test_keys_of_bad_rows_are_not_too_long(world: Server, task: dict[str, str]) -> None:
+    bad, queue = world.create("long-bad"), world.create("l" * 128)
+    rows = table(value=pa.array(["x", None], pa.utf8()))
+    given = {"url": world.url, "queue": queue, "badRows": bad}
+    with pytest.raises(SluicewayError, match="expected 1 to 772 bytes") as refused:
+        sink_options({**given, "writeId": "w" * 773})
+    assert refused.value.field == "writeId"
+    batch_sink(world, queue, rows, badRows=bad, writeId="w" * 772).write(iter(rows.to_batches()))
+    batch_sink(world, queue, rows.slice(0, 1), writeId="w" * 900).write(iter(rows.slice(0, 1).to_batches()))
+    assert [world.count(each, "produced") for each in (queue, bad)] == [2, 1]
+
+
+def test_a_bad_row_keeps_headers_that_can_be_sent(world: Server, task: dict[str, str]) -> None:
+    queue, bad = world.create("with-headers"), world.create("with-headers-bad", partitions=1)
+    long = [("k", "v" * 8_190)]
+    own = [[("trace", "7"), ("sluiceway-reason", "mine")], None, [], long]
+    rows = table(payload=pa.nulls(4, pa.binary()), headers=pa.array(own, pa.map_(pa.utf8(), pa.utf8())))
+    batch_sink(world, queue, rows, badRows=bad).write(iter(rows.to_batches()))
+    reason = "payload: there is no value, and every item needs a payload"
+    told = [{"sluiceway-reason": reason, "sluiceway-row": f"3/{n}"} for n in range(4)]
+    assert [item["headers"] for item in items(world, bad)] == [{"trace": "7", **told[0]}, *told[1:]]
+
+
+def test_a_queue_for_bad_rows_that_is_not_there_is_told_before_anything_is_written(
+    world: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue, rows = world.create("no-bad"), table(value=["x"])
+    with pytest.raises(SluicewayError, match="badRows: there is no queue 'nosuch'") as refused:
+        batch_sink(world, queue, rows, badRows="nosuch")
+    assert refused.value.field == "badRows"
+    with guarded(tmp_path / "data") as served:
+        served.client("manage:*").post("/v1/queues.create", json={"queue_name": "bad"}).raise_for_status()
+        # A key that may write, and not look.
+        monkeypatch.setenv("WRITE_KEY", served.key("produce:*"))
+        schema = StructType([StructField("value", StringType())])
+        given = {"url": served.url, "queue": "q", "apiKey": "env:WRITE_KEY"}
+        BatchSink(schema, sink_options({**given, "badRows": "bad"}))
 
 
 def test_more_bad_rows_than_can_be_chance_end_the_write(world: Server, task: dict[str, str]) -> None:
@@ -167,6 +246,14 @@ def test_more_bad_rows_than_can_be_chance_end_the_write(world: Server, task: dic
     rows = pa.table({"payload": pa.nulls(10_001, pa.binary())})
     with pytest.raises(SluicewayError, match="more than 10,000 rows of task 3 are bad; the last: payload: there is no value") as refused:
         batch_sink(world, queue, rows, badRows=bad).write(iter(rows.to_batches(max_chunksize=1_000)))
+    assert refused.value.field == "badRows"
+
+
+def test_more_bytes_of_bad_rows_than_are_kept_end_the_write(world: Server, task: dict[str, str]) -> None:
+    queue, bad = world.create("much-bad"), world.create("much-the-bad")
+    rows = table(payload=[b"x" * (8 << 20)] * 9, kind=["k" * 1_025] * 9)
+    with pytest.raises(SluicewayError, match="more than 64 MiB of the rows of task 3 are bad; the last: kind: longer") as refused:
+        batch_sink(world, queue, rows, badRows=bad).write(iter(rows.to_batches(max_chunksize=3)))
     assert refused.value.field == "badRows"
 
 

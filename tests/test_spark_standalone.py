@@ -92,6 +92,7 @@ def files_with(folder: Path, text: bytes) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file() and text in file.read_bytes()]
 
 
+@pytest.mark.slow
 def test_a_pipeline_over_two_instances_with_keys_and_tls(tmp_path: Path) -> None:
     with pair(tmp_path, guarded=True) as instances:
         file_key = instances.key("produce:*", "consume:*", "read:*")

@@ -18,7 +18,7 @@ from sluiceway.model.chunks import recut, row_bytes
 from sluiceway.model.items import HEADERS
 from sluiceway.spark import sink
 from sluiceway.spark.offsets import HeldLease, Offset
-from sluiceway.spark.options import sink_options, source_options
+from sluiceway.spark.options import consumes, sink_options, source_options
 from sluiceway.spark.rows import SCHEMA, to_rows
 from sluiceway.spark.settle import check_columns as check_outcome_columns
 
@@ -39,7 +39,7 @@ def test_options_have_defaults_and_arrive_in_lower_case() -> None:
     options = source_options({**SOURCE, "maxitemspertrigger": "7", "holdfor": "2h"})
     assert (options.max_items_per_trigger, options.min_partitions, options.hold_for) == (7, 1, 7_200_000)
     assert options.server.request_timeout == 120_000
-    assert sink_options(SINK).chunk_items == 1_000
+    assert sink_options(SINK).chunk_items == 4_000
 
 
 @pytest.mark.parametrize("name", ["url", "queue", "consumer"])
@@ -82,6 +82,28 @@ def test_a_wrong_option_is_named(options: dict[str, str], field: str, says: str)
 )
 def test_a_wrong_option_of_the_sink_is_named(options: dict[str, str], field: str) -> None:
     assert refusal(sink_options, {**SINK, **options}).field == field
+
+
+def test_what_is_no_mode_at_all_is_told_with_those_there_are() -> None:
+    for mode, reads in (("consume", True), ("produce", False), ("settle", False)):
+        assert consumes({**SINK, "mode": mode}) is reads
+    assert "'take' is no mode; reading has consume" in refusal(consumes, {**SINK, "mode": "take"}).detail
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("kafka.bootstrap.servers", "leave it out"),
+        ("startingoffsets", "leave it out"),
+        ("subscribe", "see queue"),
+        ("maxOffsetsPerTrigger", "see maxItemsPerTrigger"),
+    ],
+)
+def test_options_of_kafka_that_are_left_over_are_refused(option: str, says: str) -> None:
+    for parse, said in ((source_options, SOURCE), (sink_options, SINK)):
+        error = refusal(parse, {**said, option: "x"})
+        assert error.field == option
+        assert says in error.detail
 
 
 def test_sparks_own_options_pass() -> None:

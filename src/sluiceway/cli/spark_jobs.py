@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -319,7 +320,15 @@ def process(session: Session, job_options: JobOptions, queue: str, function: str
 
         # With a session: a decorator such as `udf` needs one when the module is imported.
         work = find_function(module, attribute)
-        followed = jobs.process(running.spark, work, running.place, once=once, tell=running.tell, stop=running.stop, **options)
+        try:
+            followed = jobs.process(running.spark, work, running.place, once=once, tell=running.tell, stop=running.stop, **options)
+        except SluicewayError:
+            raise
+        except Exception as error:
+            # The function's own: for people Python's way to tell it, for programs one object.
+            if not session.as_json:
+                raise
+            raise SluicewayError("internal", "".join(traceback.format_exception(error))) from None
         return ended(session, running.asked.to_end, followed, "processed", once)
 
 

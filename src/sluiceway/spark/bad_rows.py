@@ -24,6 +24,9 @@ REASON, ROW = "sluiceway-reason", "sluiceway-row"
 _SHOWN = 64 << 10
 """Bytes of a payload that is too large which go into the queue for bad rows: enough to see what it is."""
 
+_MOST_BYTES = 64 << 20
+"""Of the items that stand for a task's bad rows: they are kept in memory until its good ones are written."""
+
 _TEXTS = ("kind", "encoding", "reference")
 
 
@@ -36,6 +39,7 @@ class Sieve:
         self._keep = keep
         self._rows = 0
         self._kept: list[dict[str, object]] = []
+        self._kept_bytes = 0
 
     def good(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """The rows that a queue can take. Raises `invalid_request` that names the column and the row at fault."""
@@ -89,17 +93,28 @@ class Sieve:
             raise invalid(
                 "badRows", f"more than {MAX_ITEMS_ARROW:,} rows of task {self._task} are bad; the last: {reasons[wrong[-1].as_py()]}"
             )
-        rows = batch.take(wrong).to_pylist(maps_as_pydicts=None)
-        for number, row in zip(wrong.to_pylist(), rows, strict=True):
-            self._kept.append(self._item(row, reasons[number].as_py(), f"{self._task}/{self._rows + number}"))
+        for number in wrong.to_pylist():
+            reason = reasons[number].as_py()
+            item = self._item(batch.slice(number, 1).to_pylist()[0], reason, f"{self._task}/{self._rows + number}")
+            self._kept_bytes += len(item["payload"]) + _size(item["headers"])
+            if self._kept_bytes > _MOST_BYTES:
+                raise invalid("badRows", f"more than {_MOST_BYTES >> 20} MiB of the rows of task {self._task} are bad; the last: {reason}")
+            self._kept.append(item)
 
-    def _item(self, row: dict[str, Any], reason: str, place: str) -> dict[str, object]:
+    def _item(self, row: dict[str, Any], reason: str, place: str) -> dict[str, Any]:
         """An item that tells of the row. What of it is too long is cut, what cannot be cut is left out."""
         payload = row[self._body] or b""
         data = payload.encode() if isinstance(payload, str) else bytes(payload)
         texts = {name: str(row[name])[: MAX_TEXT_BYTES // 4] for name in _TEXTS if row.get(name) is not None}
-        headers = [(REASON, reason), (ROW, place)]
+        told = [(REASON, reason), (ROW, place)]
+        headers = [(name, value) for name, value in row.get("headers") or () if name not in (REASON, ROW)] + told
+        if any(value is None for _, value in headers) or _size(headers) > MAX_HEADER_BYTES:
+            headers = told
         return {"payload": data if len(data) <= MAX_PAYLOAD_BYTES else data[:_SHOWN], **texts, "headers": headers}
+
+
+def _size(headers: list[tuple[str, str]]) -> int:
+    return sum(len(name.encode()) + len(value.encode()) for name, value in headers)
 
 
 def _of_headers(headers: pa.MapArray) -> list[tuple[str, pa.Array]]:

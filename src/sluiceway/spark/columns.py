@@ -109,17 +109,19 @@ def _parsed(payloads: pa.Array, kind: pa.StructType) -> pa.StructArray | None:
     """All of them at once; None: at least one does not fit."""
     try:
         # The parser does not look whether texts are UTF-8; this does. A payload cannot reach into the next: what it leaves open is closed
-        # too early. It can only be several values, and then there are too many.
+        # too early. It can only be several values, and then there are too many, in the list or in all.
         texts = payloads.cast(pa.utf8())
-        lines = pc.binary_join_element_wise('{"v":', texts, "}\n", "")
+        lines = pc.binary_join_element_wise('{"v":[', texts, "]}\n", "")
         size = pc.sum(pc.binary_length(lines)).as_py()
         found = pa.json.read_json(
             pa.BufferReader(lines.buffers()[2].slice(0, size)),
             # One block: a payload may have line ends in it, and so be cut by any other.
             pa.json.ReadOptions(use_threads=False, block_size=size + 1),
-            pa.json.ParseOptions(explicit_schema=pa.schema([("v", _as_parsed(kind))]), unexpected_field_behavior="ignore"),
+            pa.json.ParseOptions(explicit_schema=pa.schema([("v", pa.list_(_as_parsed(kind)))]), unexpected_field_behavior="ignore"),
         )
-        return found.column("v").combine_chunks().cast(kind) if found.num_rows == len(payloads) else None
+        values = found.column("v").combine_chunks()
+        each_one = len(values) == len(payloads) and pc.all(pc.equal(pc.list_value_length(values), 1).fill_null(False)).as_py()
+        return values.flatten().cast(kind) if each_one else None
     except pa.ArrowInvalid:
         return None
 

@@ -2,7 +2,8 @@
 
 The leases are taken when the DataFrame is made, by the driver, and stand in it: so every action on it reads the same items, and planning
 takes none. Their keys are made of the consumer's name alone, so whoever loads again under that name, after a crash say, finds what was
-taken and not closed. `settle(…, close=True)` closes them.
+taken and not closed, call by call up to the first of which nothing is left. What was taken behind that stays leased until `holdFor` is over
+and is back then. `settle(…, close=True)` closes them.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _KEY = "read"
 
 
 def take(options: SourceOptions) -> tuple[HeldLease, ...]:
-    """What this consumer has taken before and not closed, and as much of what is ready as makes `max_items_per_trigger` with it."""
+    """What this consumer has taken before and not closed (up to a gap, see above), and as much of what is ready as makes
+    `max_items_per_trigger` with it.
+    """
     client = Client(options.server)
     queue = options.server.queue
     try:
@@ -41,7 +44,7 @@ def take(options: SourceOptions) -> tuple[HeldLease, ...]:
 
 
 def give_back(options: SourceOptions, leases: tuple[HeldLease, ...]) -> None:
-    """Put it back, as if it had not been taken."""
+    """Put it back, as if it had not been taken; also what was found, for the answer to a lease does not tell the two apart."""
     client = Client(options.server)
     try:
         for queue, some in portions(leases, options):

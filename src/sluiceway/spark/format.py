@@ -27,7 +27,8 @@ class SluicewaySource(DataSource):
         server_options(options)
         self._taken: tuple[HeldLease, ...] = ()
         if consumes(options):
-            # Here and not in `reader`: Spark makes this once for a DataFrame, and a reader whenever it plans.
+            # Here and not in `reader`: Spark makes this once for a DataFrame, and a reader whenever it plans. If `load` fails after that,
+            # what was taken is not given back: the same consumer's next `load` finds it.
             self._taken = take(consume_options(options))
 
     @classmethod

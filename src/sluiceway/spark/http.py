@@ -62,12 +62,12 @@ class Client:
 
     A call is repeated after connection errors, time-outs, 429, 503 and 504, no sooner than the server asks, for `request_timeout` (ms;
     the last try may take a second more), then raises the last error. Any other refusal raises `SluicewayError` at once, with the server's
-    code and detail; so does a certificate that is not trusted, as `unavailable`.
+    code and detail; so does a certificate that is not trusted, or a server without TLS, as `unavailable`.
 
     With `direct` a call on partitions that one instance has goes there first, once; whatever comes of that but a success, the server is
-    asked as without, so that such a call may take half a minute longer. The key goes to the addresses that the server names in
-    `queues.info`, if they have the scheme of its own; nothing is followed that an answer redirects to. The server's certificates must do
-    for all of them.
+    asked as without (after a 429 no sooner than the instance asks), so that such a call may take half a minute longer. The key goes to the
+    addresses that the server names in `queues.info`, if they have the scheme of its own; nothing is followed that an answer redirects to.
+    The server's certificates must do for all of them.
     """
 
     def __init__(self, server: Server) -> None:
@@ -116,7 +116,9 @@ class Client:
         if self._owners is None or where is None:
             return self._repeat(target, body, headers).text
         self._look(where.queue, headers)
-        answer = self._of_owner(where, target, body, headers) or self._repeat(target, body, headers)
+        answer = self._of_owner(where, target, body, headers)
+        if answer is None or answer.status != 200:
+            answer = self._repeat(target, body, headers, answer)
         if answer.served_by:
             # Whoever was asked had to pass it on.
             self._owners.forget(where.queue)
@@ -137,7 +139,7 @@ class Client:
             self._server.close()
 
     def _of_owner(self, where: About, target: str, body: bytes | memoryview, headers: Mapping[str, str]) -> _Answer | None:
-        """The good answer of the instance that has all of it; None: nobody gives one."""
+        """The answer of the instance that has all of it, if it is good or asks to wait; None: the server is to be asked."""
         assert self._owners is not None, "only a direct client asks owners"
         address = self._owners.of(where)
         if address is None:
@@ -147,23 +149,25 @@ class Client:
             door = self._doors[address] = _Door(address, self._tls)
         try:
             answer = door.ask(target, body, headers, _OWNER_ATTEMPT)
-            if answer.status == 200:
+            if answer.status in (200, 429):
                 return answer
-        except (OSError, HTTPException) as broken:
+        except (OSError, HTTPException, ValueError) as broken:
+            # A ValueError: the address has a name that no host can have.
             door.close()
             reason = str(broken) or type(broken).__name__
             log.warning("%s%s: %s; asking %s instead (option direct)", address, _path(target), reason, self._url)
         self._owners.forget(where.queue)
         return None
 
-    def _repeat(self, target: str, body: bytes | memoryview, headers: Mapping[str, str]) -> _Answer:
-        """The server's good answer, however often it takes to ask."""
+    def _repeat(self, target: str, body: bytes | memoryview, headers: Mapping[str, str], first: _Answer | None = None) -> _Answer:
+        """The server's good answer, however often it takes to ask. `first`: what was answered to this call already."""
         deadline = time.monotonic() + self._request_timeout / 1000
         pause = _FIRST_PAUSE
         while True:
             asked = 0
             try:
-                answer = self._server.ask(target, body, headers, max(_LEAST_ATTEMPT, min(_ATTEMPT, deadline - time.monotonic())))
+                left = max(_LEAST_ATTEMPT, min(_ATTEMPT, deadline - time.monotonic()))
+                answer, first = first or self._server.ask(target, body, headers, left), None
                 if 200 <= answer.status < 300:
                     return answer
                 error = _problem(answer.status, answer.text, target)
@@ -175,6 +179,8 @@ class Client:
                 raise SluicewayError("unavailable", _untrusted(self._url, untrusted)) from None
             except (OSError, HTTPException) as broken:
                 self._server.close()
+                if isinstance(broken, ssl.SSLError) and broken.reason == "WRONG_VERSION_NUMBER":
+                    raise SluicewayError("unavailable", f"{self._url} does not speak TLS; is it to be http, not https?") from None
                 reason = str(broken) or type(broken).__name__
                 error = SluicewayError("outcome_unknown", f"{self._url}{_path(target)}: {reason}")
             pause, next_pause = asked + pause * random.uniform(0.5, 1.0), min(pause * 2, _LONGEST_PAUSE)
@@ -205,7 +211,20 @@ class _Door:
         self._connection: HTTPConnection | None = None
 
     def ask(self, target: str, body: bytes | memoryview, headers: Mapping[str, str], timeout: float) -> _Answer:
-        """One attempt, in which the other side may be silent for `timeout` seconds. After an error `close` it."""
+        """One attempt, in which the other side may be silent for `timeout` seconds. After an error `close` it.
+
+        The other side may have closed a connection that was kept, as servers do with idle ones: then there is one more, on a new one.
+        """
+        kept = self._connection is not None and self._connection.sock is not None
+        try:
+            return self._answer(target, body, headers, timeout)
+        except (ConnectionError, ssl.SSLError):
+            if not kept:
+                raise
+            self.close()
+            return self._answer(target, body, headers, timeout)
+
+    def _answer(self, target: str, body: bytes | memoryview, headers: Mapping[str, str], timeout: float) -> _Answer:
         answer = self._exchange(target, body, headers, timeout)
         return _Answer(answer.status, answer.read(), _retry_after(answer), answer.getheader("x-sluiceway-served-by", ""))
 

@@ -13,7 +13,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,7 +43,8 @@ BEAT = 15.0
 _LAST_WORDS = 60.0
 """Seconds for which it is tried to tell that a query has ended."""
 _GOODBYE = 3.0
-"""Seconds that the end of the program waits for what is still to be told."""
+"""Seconds that the end of the program waits for what Spark has still to say, and again for what is still to be told."""
+_GLANCE = 0.02
 _LONGEST = 1_000
 """Bytes of a name, or of the end of an error."""
 
@@ -79,16 +81,31 @@ def watch(spark: SparkSession, url: str, *, api_key: str = "", ca_file: str = ""
     first batch on. `spark.streams.removeListener` and `close` of what is returned end it.
     """
     given = {"url": url, "queue": "any", "requestTimeout": "2s", "apiKey": api_key, "caFile": ca_file}
-    listener = QueryListener(server_options({name: value for name, value in given.items() if value}))
+    listener = QueryListener(server_options({name: value for name, value in given.items() if value}), lambda: _running(spark))
     spark.streams.addListener(listener)
     return listener
 
 
-class QueryListener(StreamingQueryListener):
-    """Hears of all queries, and tells of those that read from that server. Raises nothing from what Spark calls."""
+@contextmanager
+def _harmless() -> Iterator[None]:
+    """Spark hears nothing of what goes wrong in it."""
+    try:
+        yield
+    except Exception:
+        log.warning("what Spark says of a query is not understood", exc_info=True)
 
-    def __init__(self, server: Server) -> None:
+
+class QueryListener(StreamingQueryListener):
+    """Hears of all queries, and tells of those that read from that server. Raises nothing from what Spark calls.
+
+    `running` finds the runs of queries that have not ended; None: Spark itself has, and says nothing more.
+    """
+
+    def __init__(self, server: Server, running: Callable[[], set[str] | None] = lambda: None) -> None:
         self._server = server
+        self._running = running
+        self._begun: set[str] = set()
+        """Runs of queries of whose end nothing was heard."""
         self._lock = threading.Lock()
         self._words: dict[tuple[str, str, str], Word] = {}
         """The latest word, by queue, consumer and query: so there are no more of them than there are queries."""
@@ -105,32 +122,46 @@ class QueryListener(StreamingQueryListener):
     def close(self) -> None:
         """Tell what is still to be told, within some seconds, and nothing more."""
         atexit.unregister(self.close)
+        # Spark says that a query has ended, and what its last batch was, a little after whoever waited for it goes on.
+        deadline = time.monotonic() + _GOODBYE
+        while self._awaits_an_end() and time.monotonic() < deadline:
+            time.sleep(_GLANCE)
         self._closed = True
         self._wake.set()
         self._thread.join(_GOODBYE)
 
     # ---- what Spark calls -------------------------------------------------------------------------------------
 
+    @_harmless()
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing is known of what it reads yet."""
+        with self._lock:
+            self._begun.add(str(event.runId))
 
+    @_harmless()
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        try:
-            for word in words_of(event.progress, self._server.url):
-                log.info(
-                    "query %s, batch %d: %d items of %s as %s in %d ms, %.0f a second",
-                    *(word.name or word.id, word.batch, word.items, word.queue, word.consumer, word.batch_duration, word.processed_per_s),
-                    extra={"sluiceway": word.call()},
-                )
-                self._say(word)
-        except Exception:
-            log.warning("the progress of a query is not understood", exc_info=True)
+        for word in words_of(event.progress, self._server.url):
+            log.info(
+                "query %s, batch %d: %d items of %s as %s in %d ms, %.0f a second",
+                *(word.name or word.id, word.batch, word.items, word.queue, word.consumer, word.batch_duration, word.processed_per_s),
+                extra={"sluiceway": word.call()},
+            )
+            self._say(word)
 
+    @_harmless()
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         for word in self._of(str(event.id)):
             self._say(replace(word, items=0, input_per_s=0.0, processed_per_s=0.0, batch_duration=0))
 
+    @_harmless()
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        try:
+            self._say_end(event)
+        finally:
+            with self._lock:
+                self._begun.discard(str(event.runId))
+
+    def _say_end(self, event: QueryTerminatedEvent) -> None:
         for word in self._of(str(event.id)):
             failed = event.exception is not None
             last = replace(word, state="failed" if failed else "stopped", error=error_of(event.exception or ""))
@@ -143,6 +174,13 @@ class QueryListener(StreamingQueryListener):
     def _of(self, query: str) -> list[Word]:
         with self._lock:
             return [word for word in self._words.values() if word.id == query]
+
+    def _awaits_an_end(self) -> bool:
+        """Whether a query has ended of whose end nothing was heard."""
+        with self._lock:
+            begun = set(self._begun)
+        running = self._running() if begun else None
+        return running is not None and not begun <= running
 
     def _say(self, word: Word, until: float | None = None) -> None:
         key = (word.queue, word.consumer, word.id)
@@ -224,7 +262,15 @@ def words_of(progress: StreamingQueryProgress, url: str) -> Iterator[Word]:
 def error_of(exception: str) -> str:
     """The end of what was raised, without the places in Spark's own code: there it says what went wrong in the user's."""
     text = exception.partition("\n\tat ")[0].strip()
-    return text.encode()[-_LONGEST:].decode(errors="ignore")
+    return text.encode(errors="replace")[-_LONGEST:].decode(errors="ignore")
+
+
+def _running(spark: SparkSession) -> set[str] | None:
+    try:
+        # None once Spark was stopped; it has said all that it had to say then.
+        return None if spark.sparkContext._jsc is None else {str(query.runId) for query in spark.streams.active}
+    except Exception:
+        return None
 
 
 def _object(text: str | None) -> dict[str, Any]:
@@ -243,7 +289,7 @@ def _place(url: str) -> tuple[str, str]:
 
 
 def _start(name: str) -> str:
-    return name.encode()[:_LONGEST].decode(errors="ignore")
+    return name.encode(errors="replace")[:_LONGEST].decode(errors="ignore")
 
 
 def _rate(rate: float) -> float:

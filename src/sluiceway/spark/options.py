@@ -24,6 +24,7 @@ SOURCE = (*COMMON, *_LEASING, "payloadFormat")
 SINK = (*COMMON, "mode", "chunkItems", "writeId", "atomic", "badRows", "close")
 BROWSE = (*COMMON, "state", "payloadFormat")
 CONSUME = (*COMMON, "mode", "consumer", "maxItems", "minPartitions", "holdFor", "payloadFormat")
+CHUNK_ITEMS = 4_000
 _EVERY = tuple(dict.fromkeys((*SOURCE, *SINK, *BROWSE, *CONSUME)))
 _STATES: tuple[BrowseState, ...] = ("ready", "leased", "scheduled")
 
@@ -31,6 +32,17 @@ _LARGEST = 2**31 - 1
 
 _OF_A_TABLE = "option."
 """What `CREATE TABLE … OPTIONS (…)` says is handed over twice: as it is, and with this before it."""
+
+_KAFKAS = {
+    **dict.fromkeys(("subscribe", "subscribepattern", "topic"), "queue"),
+    **dict.fromkeys(("startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp"), ""),
+    **dict.fromkeys(("endingoffsets", "endingoffsetsbytimestamp", "endingtimestamp", "includeheaders", "minoffsetspertrigger"), ""),
+    "assign": "partitions",
+    "maxoffsetspertrigger": "maxItemsPerTrigger",
+    "failondataloss": "failOnLeaseLoss",
+    "groupidprefix": "consumer",
+}
+"""Options of Spark's Kafka connector, and which of ours is the nearest: left over, they would promise what nothing keeps."""
 
 _BYTES = re.compile(r"([0-9]{1,18})([kmgt]?)b?", re.IGNORECASE)
 _SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -126,8 +138,11 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def consumes(options: Mapping[str, str]) -> bool:
-    """Whether `spark.read` is to take what it reads."""
-    return get(options, "mode") == "consume"
+    """Whether `spark.read` is to take what it reads. Raises `invalid_request` for what is no mode at all."""
+    mode = get(options, "mode")
+    if mode is not None and mode not in ("consume", "produce", "settle"):
+        raise invalid("mode", f"{mode[:40]!r} is no mode; reading has consume, and writing produce (the default) and settle")
+    return mode == "consume"
 
 
 def consume_options(options: Mapping[str, str]) -> SourceOptions:
@@ -175,10 +190,6 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     mode = get(options, "mode") or "produce"
     if mode not in ("produce", "settle"):
         raise invalid("mode", f"{mode[:40]!r} is not a mode; it is produce (the default) or settle")
-    write_id = get(options, "writeId")
-    # The rest of the key needs some of its 1,024 bytes.
-    if write_id is not None and not 1 <= len(check_text(write_id, "writeId").encode()) <= 900:
-        raise invalid("writeId", "expected 1 to 900 bytes")
     server, queues = _server(options)
     if len(queues) > 1:
         raise invalid("queue", "one queue is written to; only reading takes several")
@@ -188,10 +199,15 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     bad_rows = get(options, "badRows")
     if bad_rows is not None and check_queue_name(bad_rows, "badRows") == server.queue:
         raise invalid("badRows", "bad rows go to another queue than the good ones")
+    write_id = get(options, "writeId")
+    # The rest of the key needs some of its 1,024 bytes; keys of bad rows begin with the queue that the rows were meant for.
+    most = 900 if bad_rows is None else 900 - len(server.queue)
+    if write_id is not None and not 1 <= len(check_text(write_id, "writeId").encode()) <= most:
+        raise invalid("writeId", f"expected 1 to {most} bytes")
     for name, given, of in (("atomic", atomic, "produce"), ("badRows", bad_rows is not None, "produce"), ("close", close, "settle")):
         if given and mode != of:
             raise invalid(name, f"this is an option of mode={of}")
-    chunk_items = MAX_ITEMS_ARROW if atomic else count(options, "chunkItems", 1_000, MAX_ITEMS_ARROW)
+    chunk_items = MAX_ITEMS_ARROW if atomic else count(options, "chunkItems", CHUNK_ITEMS, MAX_ITEMS_ARROW)
     return SinkOptions(server, mode, chunk_items, write_id, atomic, bad_rows, close)
 
 
@@ -259,12 +275,16 @@ def _yes(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
-    """Spark's own options pass; a name that is nearly ours, or ours for the other direction, is a mistake."""
+    """Spark's own options pass; a name that is nearly ours, ours for the other direction, or Kafka's, is a mistake."""
     every = {name.lower(): name for name in _EVERY}
     for key in options:
         if key.lower().startswith(_OF_A_TABLE):
             continue
         name = every.get(key.lower())
+        if key.lower() in _KAFKAS or key.lower().startswith("kafka."):
+            ours = _KAFKAS.get(key.lower())
+            instead = f"see {ours}" if ours else "leave it out"
+            raise invalid(key, f"this is an option of Kafka's connector, and does nothing here; {instead} (docs/from-kafka.md)")
         if name is None:
             if error := unknown(key, _EVERY, 0.75):
                 raise error

@@ -17,12 +17,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import IntegralType, StringType, StructType
 
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
 from sluiceway.model.chunks import recut
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import SinkOptions
-from sluiceway.spark.rows import SCHEMA
+from sluiceway.spark.rows import SCHEMA, join_id
 from sluiceway.spark.sink import QUERY_ID
 
 log = logging.getLogger("sluiceway.spark")
@@ -30,6 +30,9 @@ log = logging.getLogger("sluiceway.spark")
 OUTCOMES = ("done", "retry", "dead")
 
 _IN_A_STREAM = "the stream source closes the leases of its batches itself, once they are in Spark's commit log; leave it out"
+
+_REFUSED_HOLD = "1h"
+"""How long leases are kept that are not closed because rows are missing: what `holdFor` is by default. Less, if the queue allows less."""
 
 _POSITION = ("partition", "offset")
 _USED = ("id", *_POSITION, "outcome", "retry_after_ms", "reason", "queue")
@@ -39,11 +42,14 @@ _ID = r"^[^.]+\.[0-9]{1,9}\.[0-9]{1,18}$"
 
 @dataclass(frozen=True)
 class Settled(WriterCommitMessage):
-    """What one task staged; `ignored` items were no longer leased, so they are served again. `lease_ids` are to be closed."""
+    """What one task staged; `ignored` items were no longer leased, so they are served again. `lease_ids` are to be closed, and then
+    `ids` are the items that it named of those.
+    """
 
     staged: int
     ignored: int
     lease_ids: frozenset[str] = frozenset()
+    ids: tuple[pa.Array, ...] = ()
 
 
 def settle(
@@ -65,8 +71,8 @@ def settle(
     so it belongs into `foreachBatch`.
 
     With `close`, which is for what `spark.read` has taken, the leases that the column `lease_id` names are closed when all outcomes are
-    staged: these take effect, and every other item of the leases is done. `api_key`, `ca_file` and `direct` are the options `apiKey`,
-    `caFile` and `direct` of `docs/spark.md`.
+    staged, and these take effect. Raises, and closes nothing, unless every item that is open in them is named. `api_key`, `ca_file` and
+    `direct` are the options `apiKey`, `caFile` and `direct` of `docs/spark.md`.
     """
     check_columns(df.schema)
     unused = _POSITION if "id" in df.columns else ()
@@ -108,6 +114,7 @@ class _Settle:
         client = Client(self._server)
         staged, ignored = 0, 0
         lease_ids: set[str] = set()
+        ids: list[pa.Array] = []
         if self._close:
             batches = _noting(batches, lease_ids)
         try:
@@ -121,25 +128,49 @@ class _Settle:
                     staged += int(answer["staged"])
                     ignored += len(answer["ignored"])
                     _check_known(answer["ignored"], self._server.queue)
+                    if self._close:
+                        ids.append(_staged(name, outcomes, answer["ignored"]))
         finally:
             client.close()
         if ignored:
             log.warning("%d items were no longer leased when their outcome was stated; they are served again", ignored)
-        return Settled(staged, ignored, frozenset(lease_ids))
+        return Settled(staged, ignored, frozenset(lease_ids), tuple(ids))
 
     def close(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Close the leases that the tasks have named. Repeating it is safe."""
-        lease_ids = sorted({lease_id for message in messages if isinstance(message, Settled) for lease_id in message.lease_ids})
+        """Close the leases that the tasks have named. Repeating it is safe.
+
+        Raises `invalid_request`, and closes none, rather than complete what nobody named.
+        """
+        settled = [message for message in messages if isinstance(message, Settled)]
+        lease_ids = sorted({lease_id for message in settled for lease_id in message.lease_ids})
+        if not lease_ids:
+            return
+        named = len(pc.unique(pa.chunked_array([each for message in settled for each in message.ids], pa.utf8())))
+        portions = [lease_ids[start : start + MAX_ITEMS_JSON] for start in range(0, len(lease_ids), MAX_ITEMS_JSON)]
         client = Client(self._server)
         try:
-            for start in range(0, len(lease_ids), MAX_ITEMS_JSON):
-                some = lease_ids[start : start + MAX_ITEMS_JSON]
+            there = sum(self._open(client, some) for some in portions)
+            if named != there:
+                raise invalid("close", _not_each(named, there))
+            for some in portions:
                 answer = client.call("/v1/queue.complete", {"queue_name": self._server.queue, "lease_ids": some})
                 if answer["ignored"]:
                     gone = ", ".join(entry["id"] for entry in answer["ignored"])
                     log.warning("leases gone before they were closed, so their items may be served again: %s", gone)
         finally:
             client.close()
+
+    def _open(self, client: Client, lease_ids: list[str]) -> int:
+        """How many items are open in these leases. Only extending them tells."""
+        body = {"queue_name": self._server.queue, "lease_ids": lease_ids, "request_timeout": client.server_wait}
+        try:
+            answer = client.call("/v1/queue.extend", {**body, "lease_timeout": _REFUSED_HOLD})
+        except SluicewayError as error:
+            if error.field != "lease_timeout":
+                raise
+            # The queue does not allow so much. What it gives by itself does for closing.
+            answer = client.call("/v1/queue.extend", body)
+        return sum(lease["count"] for lease in answer["leases"])
 
     def _query(self, incarnation: str, client: Client) -> dict[str, object]:
         return {"queue_name": self._server.queue, "incarnation": incarnation, "request_timeout": client.server_wait}
@@ -216,6 +247,20 @@ def _check_known(ignored: Sequence[dict[str, str]], queue: str) -> None:
     for entry in ignored:
         if entry["reason"] == "unknown":
             raise invalid("id", f"{entry['id']} is no item of the queue {queue!r}; settle the rows of each queue by themselves")
+
+
+def _staged(incarnation: str, outcomes: pa.RecordBatch, ignored: Sequence[dict[str, str]]) -> pa.Array:
+    """The ids of those whose outcome is staged now."""
+    ids = join_id(incarnation, outcomes.column("partition").cast(pa.utf8()), outcomes.column("offset"))
+    return ids.filter(pc.invert(pc.is_in(ids, pa.array([entry["id"] for entry in ignored], pa.utf8()))))
+
+
+def _not_each(named: int, there: int) -> str:
+    return (
+        f"the rows name {named:,} items, and {there:,} are open in the leases that they name; those without an outcome would be done "
+        "unread. Nothing is closed, and the leases are kept for an hour, or for less if the queue allows less. State an outcome for each "
+        "item, so filter, limit and join after the outcome and not before: case when … then 'dead' else 'done' end as outcome"
+    )
 
 
 def _located(chunk: pa.RecordBatch, incarnation: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:

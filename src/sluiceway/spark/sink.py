@@ -21,7 +21,7 @@ from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD, PRODUCED
 from sluiceway.spark.bad_rows import Sieve
 from sluiceway.spark.collector import spare_collector
 from sluiceway.spark.http import Client
-from sluiceway.spark.options import SinkOptions
+from sluiceway.spark.options import CHUNK_ITEMS, Server, SinkOptions
 
 log = logging.getLogger("sluiceway.spark")
 
@@ -30,7 +30,11 @@ BATCH_ID = "streaming.sql.batchId"
 """Spark's names for the local properties that a streaming query gives its tasks."""
 
 GROUPS = 16
-"""Idempotency groups of one task of a streaming query. All keys of a group live in one partition, so one group would fill only that."""
+"""Idempotency groups of one task of a streaming query. All keys of a group live in one partition, so one group would fill only that.
+
+Chunk k of batch n is of the group n + k: small batches do not all lie in the same partition, and whatever options cut the batch, its first
+chunk is looked for where it was written.
+"""
 
 _BODIES = ("payload", "value")
 _TEXT = StringType()
@@ -46,7 +50,7 @@ _FIELDS = {field.name: field for field in (*OPTIONAL, ENQUEUE_AT) if field.name 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task wrote; `deduplicated` counts chunks that an earlier attempt had written already, `bad` the rows that went elsewhere."""
+    """What one task wrote. `deduplicated` counts chunks that an earlier attempt had written, `bad` rows in the queue for bad ones."""
 
     items: int
     chunks: int
@@ -94,66 +98,80 @@ class _Produce:
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         self._body = check_columns(schema)
         self._options = options
+        if options.bad_rows is not None:
+            _check_there(replace(options.server, queue=options.bad_rows))
 
     def write(self, batches: Iterator[pa.RecordBatch], prefix: str, sequence: int | None = None) -> Written:
         """Write a task's rows; those that no queue can take go, keyed alike, to the queue for bad rows, if there is one."""
         options, number = self._options, _task().partitionId()
         sieve = Sieve(self._body, number, keep=options.bad_rows is not None)
-        rows = sieve.good(batches)
-        if options.atomic:
-            rows = self._whole(rows, number)
-            if sequence is not None:
-                # A task has one chunk now, and its batches are not all to lie in the partition of one group.
-                prefix = f"{prefix}/{sequence % GROUPS}"
-        written = self.run(rows, prefix, sequence)
+        rows = (to_items(batch, self._body) for batch in sieve.good(batches) if batch.num_rows)
+        sent = _whole(rows, number) if options.atomic else rows
+        written = _send_all(options.server, sent, options.chunk_items, prefix, sequence)
         bad = sieve.bad()
         if options.bad_rows is not None and bad:
-            # Cut as by default, whatever this write's options are: repeated, it has the same keys.
-            elsewhere = SinkOptions(replace(options.server, queue=options.bad_rows), "produce", 1_000, None)
-            told = _Produce(StructType().add("payload", BinaryType()), elsewhere).run(iter(bad), prefix, sequence)
+            # Cut as by default, whatever this write's options are: repeated, it has the same keys. Other queues' bad rows may be there.
+            elsewhere = replace(options.server, queue=options.bad_rows)
+            told = _send_all(elsewhere, iter(bad), CHUNK_ITEMS, f"{options.server.queue}/{prefix}", sequence)
             written = replace(written, bad=told.items)
         return written
 
-    def _whole(self, batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
-        """The rows, once it is clear that one call takes all of them. Raises `invalid_request` otherwise, before anything is sent."""
-        kept: list[pa.RecordBatch] = []
-        rows = size = calls = 0
-        for batch in batches:
-            rows += batch.num_rows
-            size += int(row_bytes(to_items(batch, self._body)).sum())
-            calls = max(-(-rows // MAX_ITEMS_ARROW), -(-size // MAX_CHUNK_BYTES))
-            if calls == 1:
-                kept.append(batch)
-            else:
-                kept.clear()
-        if calls > 1:
-            most = f"{MAX_ITEMS_ARROW:,} rows and {MAX_CHUNK_BYTES >> 20} MiB"
-            what = f"task {number} has {rows:,} rows of {size:,} bytes, and one call takes {most}; nothing of the task is written"
-            raise invalid("atomic", f"{what}. Use {calls} times as many tasks, or more: df.repartition(n)")
-        yield from kept
 
-    def run(self, batches: Iterator[pa.RecordBatch], prefix: str, sequence: int | None = None) -> Written:
-        """Write the rows in chunks keyed `prefix/number`; with a `sequence`, in groups that remember it."""
-        spare_collector()
-        server = self._options.server
-        client = Client(server)
-        items = chunks = deduplicated = 0
-        try:
-            for chunk in recut((to_items(batch, self._body) for batch in batches if batch.num_rows), self._options.chunk_items):
-                query: dict[str, object] = {"queue_name": server.queue, "request_timeout": client.server_wait}
-                if sequence is None:
-                    query["idempotency_key"] = f"{prefix}/{chunks}"
-                else:
-                    query["idempotency_key"] = f"{prefix}/{sequence}/{chunks}"
-                    query["idempotency_group"] = f"{prefix}/{chunks % GROUPS}"
-                    query["idempotency_sequence"] = sequence
-                answer = _send(client, query, chunk)
-                items += chunk.num_rows
-                chunks += 1
-                deduplicated += bool(answer["deduplicated"])
-        finally:
-            client.close()
-        return Written(items, chunks, deduplicated)
+def _check_there(server: Server) -> None:
+    """Raises `invalid_request` if there is no such queue for bad rows: before anything is written, and although no row may be bad."""
+    client = Client(server)
+    try:
+        client.call("/v1/queues.info", {"queue_name": server.queue})
+    except SluicewayError as error:
+        if error.code == "queue_not_found":
+            raise invalid("badRows", f"there is no queue {server.queue!r}; create it first") from None
+        # A key that may write there need not be able to look.
+        if error.code != "forbidden":
+            raise
+    finally:
+        client.close()
+
+
+def _whole(batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
+    """The items, once it is clear that one call takes all of them. Raises `invalid_request` otherwise, before anything is sent."""
+    kept: list[pa.RecordBatch] = []
+    rows = size = calls = 0
+    for batch in batches:
+        rows += batch.num_rows
+        size += int(row_bytes(batch).sum())
+        calls = max(-(-rows // MAX_ITEMS_ARROW), -(-size // MAX_CHUNK_BYTES))
+        if calls == 1:
+            kept.append(batch)
+        else:
+            kept.clear()
+    if calls > 1:
+        most = f"{MAX_ITEMS_ARROW:,} rows and {MAX_CHUNK_BYTES >> 20} MiB"
+        what = f"task {number} has {rows:,} rows of {size:,} bytes, and one call takes {most}; nothing of the task is written"
+        raise invalid("atomic", f"{what}. Use {calls} times as many tasks, or more: df.repartition(n)")
+    yield from kept
+
+
+def _send_all(server: Server, batches: Iterator[pa.RecordBatch], chunk_items: int, prefix: str, sequence: int | None) -> Written:
+    """Write items in chunks keyed `prefix/number`; with a `sequence`, in groups that remember it."""
+    spare_collector()
+    client = Client(server)
+    items = chunks = deduplicated = 0
+    try:
+        for chunk in recut(batches, chunk_items):
+            query: dict[str, object] = {"queue_name": server.queue, "request_timeout": client.server_wait}
+            if sequence is None:
+                query["idempotency_key"] = f"{prefix}/{chunks}"
+            else:
+                query["idempotency_key"] = f"{prefix}/{sequence}/{chunks}"
+                query["idempotency_group"] = f"{prefix}/{(sequence + chunks) % GROUPS}"
+                query["idempotency_sequence"] = sequence
+            answer = _send(client, query, chunk)
+            items += chunk.num_rows
+            chunks += 1
+            deduplicated += bool(answer["deduplicated"])
+    finally:
+        client.close()
+    return Written(items, chunks, deduplicated)
 
 
 def _send(client: Client, query: dict[str, object], chunk: pa.RecordBatch) -> dict[str, Any]:
@@ -184,7 +202,7 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """`df.writeStream`. A batch that runs again adds nothing, however late: keys of a query's last batch do not age."""
+    """`df.writeStream`. A batch that runs again adds nothing: keys of a query's last batch are remembered for 30 days."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         if options.write_id is not None:
@@ -213,4 +231,6 @@ def _report(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
     items, chunks = sum(each.items for each in written), sum(each.chunks for each in written)
     log.info("%s: %d items in %d chunks, %d of them written before", what, items, chunks, sum(each.deduplicated for each in written))
     if bad := sum(each.bad for each in written):
-        log.warning("%s: %d rows that no queue takes went to the queue for bad rows", what, bad)
+        # Of a write that is repeated they were there before.
+        rows = "row that no queue takes is" if bad == 1 else "rows that no queue takes are"
+        log.warning("%s: %d %s in the queue for bad rows", what, bad, rows)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
@@ -191,13 +192,14 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _lease(self, at: Offset, limit: ReadLimit) -> dict[Part, list[HeldLease]]:
         """Lease the next batch, by part. Each has an equal part of the limits, which does not depend on what the others have: so a
-        driver that died in between finds the same leases again, whatever has come in meanwhile.
+        driver that died in between finds the same leases again, whatever has come in meanwhile. Unless with `partitions=draining` others
+        drain by then: what it had leased is then partly found, or not, and stays leased for `hold_for`.
         """
         parts, options = self._parts(), self._options
         if not parts:
             if not self._available_now:
                 # Spark asks again at once.
-                threading.Event().wait(_IDLE_WAIT / 1000)
+                time.sleep(_IDLE_WAIT / 1000)
             return {}
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else sys.maxsize
         nbytes = None if isinstance(limit, ReadAllAvailable) else options.max_bytes_per_trigger
@@ -210,7 +212,13 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 share = min(share, self._quota.get(part, 0))
             waits = not self._available_now and not any(leases.values())
             wait = _IDLE_WAIT // len(parts) if waits else 0
-            leases[part] = admission.take(part.queue, f"{at.nonce}/{at.sequence + 1}", share, lease_timeout, wait, part.partition)
+            try:
+                leases[part] = admission.take(part.queue, f"{at.nonce}/{at.sequence + 1}", share, lease_timeout, wait, part.partition)
+            except SluicewayError as error:
+                if error.field != "partition":
+                    raise
+                # A rebalance has removed it since `_parts`. Nothing was leased in it, or it would still be there.
+                leases[part] = []
         return leases
 
     def _ready(self, part: Part) -> int:
@@ -251,6 +259,7 @@ class LeaseKeeper:
                         log.warning("leases lost while their batch runs, so their items are served again: %s", ", ".join(gone))
                 except SluicewayError as error:
                     log.warning("leases not extended, will try again: %s", error)
+        self._client.close()
 
     def _extend(self) -> list[str]:
         """Extend what is held; return those that are gone, which are held no more."""

@@ -17,8 +17,8 @@ from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, duration, given_text
 from sluiceway.wire.shapes import Duration, Label, Pivot, QueueName, Shape, ShortText, Time
 
-MOST_QUEUES = 100
-"""Of one answer, each with its consumers."""
+MOST_QUEUES = 20
+"""Of one answer, each with its consumers: at the most 700 KB, so some 14 MB."""
 
 Rate = Annotated[float, Meta(ge=0)]
 

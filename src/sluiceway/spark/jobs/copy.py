@@ -27,7 +27,9 @@ DRAINING = "draining"
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of this run. `left` are ready still, in the partitions that were copied from."""
+    """What became of this run. `left` are ready still, in the partitions that were copied from; in draining ones also those that are
+    leased, by whomever.
+    """
 
     items: int
     batches: int
@@ -52,18 +54,18 @@ def copy(
 
     Each item is there once, if a job that was killed is started again with the same checkpoint within `hold_for`. Ends when what was ready
     is copied; with `follow`, when `stop` says so. Raises `invalid_request` for a queue of which no partition is draining, for one that
-    keeps its order, and for a `to` that is missing or is the queue itself.
+    keeps its order or is a dead queue (without `to`), and for a `to` that is missing or is the queue itself.
     """
     options = place.options(consumer=consumer, maxItemsPerTrigger=max_items, holdFor=hold_for, partitions=None if to else DRAINING)
     source_options(options)
     folder = local_path(checkpoint, "checkpoint")
     if to is None:
         # Started again, it has leases to close, even where nothing is draining any more.
-        _check_draining(place, begun=folder.exists())
-        goes_to = "its open partitions"
+        source, goes_to = _checked_draining(place, begun=folder.exists()), "its open partitions"
     else:
-        goes_to = f"{to.queue} ({_checked_target(place, to)})"
-    claim(folder, "copy", {"queue": place.queue, "to": goes_to})
+        source, target = _checked_target(place, to)
+        goes_to = f"{to.queue} ({target})"
+    claim(folder, "copy", {"queue": f"{place.queue} ({source})", "to": goes_to})
     try:
         items = spark.readStream.format("sluiceway").options(**options).load()
         items = items.select("payload", "kind", "encoding", "reference", with_headers(F.col("headers"), history()).alias("headers"))
@@ -76,11 +78,13 @@ def copy(
     return Copied(items=done.items, batches=done.batches, left=_left(place, draining=to is None), stopped=done.stopped)
 
 
-def _check_draining(place: Place, *, begun: bool) -> None:
+def _checked_draining(place: Place, *, begun: bool) -> str:
+    """The queue's incarnation. Raises `invalid_request` for a queue whose draining partitions, or their absence, are not for this job."""
     client = Client(place.server())
     try:
         info = client.call("/v1/queues.info", {"queue_name": place.queue})
         open_one = info["rebalance"] and client.call("/v1/rebalances.get", {"id": info["rebalance"]["id"]})
+        of = _whose_dead_queue(client, place.queue)
     finally:
         client.close()
     if open_one and open_one["plan"]["in_order"]:
@@ -89,10 +93,27 @@ def _check_draining(place: Place, *, begun: bool) -> None:
         )
     if not begun and not any(part["state"] == DRAINING for part in info["partitions"]):
         raise invalid("queue", f"no partition of {place.queue} is draining; begin a rebalance, or name the queue to copy to (--to-queue)")
+    if of:
+        told = "and new items have lost where they came from; let the rebalance copy them (rebalance start --drain copy), which keeps it"
+        raise invalid("queue", f"{place.queue} is the dead queue of {of}, {told}")
+    return str(info["incarnation"])
 
 
-def _checked_target(place: Place, to: Place) -> str:
-    """Its incarnation: a server may have several addresses.
+def _whose_dead_queue(client: Client, queue: str) -> str | None:
+    """The first queue, among those that the key may see, whose dead items go there."""
+    more: dict[str, object] = {}
+    while True:
+        page = client.call("/v1/queues.list", {"limit": 1_000, **more})
+        for each in page["items"]:
+            if each["dead_queue"] == queue:
+                return str(each["queue_name"])
+        if page["next"] is None:
+            return None
+        more = {"pivot": page["next"]}
+
+
+def _checked_target(place: Place, to: Place) -> tuple[str, str]:
+    """The incarnations of both: a server may have several addresses.
 
     Raises `queue_not_found`, and `invalid_request` if it is the queue itself, or if the one server's key would go to the other.
     """
@@ -113,7 +134,7 @@ def _checked_target(place: Place, to: Place) -> str:
         there.close()
     if target["incarnation"] == source["incarnation"]:
         raise invalid("to_queue", "is the queue that the items are taken from")
-    return str(target["incarnation"])
+    return str(source["incarnation"]), str(target["incarnation"])
 
 
 def _left(place: Place, *, draining: bool) -> int:
@@ -123,4 +144,7 @@ def _left(place: Place, *, draining: bool) -> int:
     finally:
         client.close()
     parts = [part for logical in stats["logical_queues"] for part in logical["partitions"]]
-    return sum(part.get("ready") or 0 for part in parts if not draining or part["state"] == DRAINING)
+    if draining:
+        # A rebalance waits for what is leased as well: it comes back, or is done.
+        return sum((part.get("ready") or 0) + (part.get("total_leased") or 0) for part in parts if part["state"] == DRAINING)
+    return sum(part.get("ready") or 0 for part in parts)

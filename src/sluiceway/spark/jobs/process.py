@@ -50,11 +50,11 @@ def process(
         raise translated(error) from error
     try:
         return follow("process", query, tell, stop, items_leased)
-    except SluicewayError as error:
+    except SluicewayError:
         if batch.failed is None:
             raise
-        # Its own exception, with the place where it happened; Spark has made a text of it.
-        raise batch.failed from error
+    # Its own exception, with the place where it happened; Spark has made a text of it, of which nobody has need.
+    raise batch.failed
 
 
 class _Batch:

@@ -247,7 +247,7 @@ def _about_death(items: DataFrame) -> DataFrame:
     buried = F.substring_index("origin", ".", 1) != F.substring_index("id", ".", 1)
     own = F.map_filter("headers", lambda name, _: ~name.startswith("sluiceway-"))
     dead = items.withColumn("_buried", buried)
-    found = {"source": told("queue"), "reason": told("reason"), "attempts": told("attempts").cast("int")}
+    found = {"source": told("queue"), "reason": told("reason"), "attempts": told("attempts").try_cast("int")}
     return dead.withColumns(found).withColumn("headers", F.when(F.size(own) > 0, own))
 
 

@@ -8,19 +8,20 @@ from pyspark.sql import functions as F
 from sluiceway.kernel.limits import MAX_HEADER_BYTES
 
 ORIGIN, ATTEMPTS, ENQUEUED = "sluiceway-origin", "sluiceway-attempts", "sluiceway-enqueued-at"
+_MOST = 2**31 - 1
 
 
 def history() -> dict[str, Column]:
     """Of a leased item: its origin, how often it was leased before, and when it was produced. What its headers say of that already, from
-    where it was before, stays; attempts are added up.
+    where it was before, stays; attempts are added up, to at most _MOST: a producer's own header may say anything.
     """
-    before = F.coalesce(_told(ATTEMPTS).try_cast("int"), F.lit(0))
+    before = F.greatest(F.coalesce(_told(ATTEMPTS).try_cast("int"), F.lit(0)), F.lit(0)).cast("bigint")
     # From seconds, so that no session's time zone matters.
     utc = F.lit("1970-01-01").cast("timestamp_ntz") + F.make_dt_interval(secs=F.unix_seconds("enqueued_at"))
     produced = F.date_format(utc, "yyyy-MM-dd'T'HH:mm:ss'Z'")
     return {
         ORIGIN: F.coalesce(_told(ORIGIN), F.col("origin")),
-        ATTEMPTS: (before + F.col("attempts") - 1).cast("string"),
+        ATTEMPTS: F.least(before + F.col("attempts") - 1, F.lit(_MOST)).cast("string"),
         ENQUEUED: F.coalesce(_told(ENQUEUED), produced),
     }
 
