@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -45,18 +47,26 @@ def test_what_once_failed_does_not_fail_again(seed: int) -> None:
     ClusterWorld(seed).live()
 
 
-@pytest.mark.parametrize("ablation", bugs_cluster.ABLATIONS, ids=lambda bug: bug.name)
+RARE = {
+    "passes_on_what_a_peer_asks",
+    "refuses_what_it_was_writing",
+    "takes_an_unheard_answer_for_a_refusal",
+    "takes_more_under_a_key",
+}
+"""They need some dozens of histories, which take a second each."""
+
+
+def marked(bugs: Iterable[Bug]) -> list[Any]:
+    """As parameters of a test, the rare ones slow."""
+    return [pytest.param(bug, marks=pytest.mark.slow if bug.name in RARE else (), id=bug.name) for bug in bugs]
+
+
+@pytest.mark.parametrize("ablation", marked(bugs_cluster.ABLATIONS))
 def test_without_what_it_stands_on_it_falls(ablation: Bug) -> None:
     assert hunt(ablation, range(SEEDS_PER_BUG)) is not None, ablation.what
 
 
-RARE = {"passes_on_what_a_peer_asks", "refuses_what_it_was_writing", "takes_more_under_a_key"}
-"""They need some dozens of histories, which take a second each."""
-
-
-@pytest.mark.parametrize(
-    "bug", [pytest.param(bug, marks=pytest.mark.slow if bug.name in RARE else (), id=bug.name) for bug in bugs_cluster.BUGS]
-)
+@pytest.mark.parametrize("bug", marked(bugs_cluster.BUGS))
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     assert hunt(bug, range(SEEDS_PER_BUG)) is not None, bug.what
 

@@ -40,9 +40,8 @@ def masked(text: str) -> str:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("names", [PAGES[:1], pytest.param(PAGES, marks=pytest.mark.slow)], ids=["the short one", "all"])
-def test_the_pages_run_and_print_what_they_show(names: tuple[str, ...], repository: Path, tmp_path: Path) -> None:
-    pages = [repository / "docs" / name for name in names]
+def test_the_pages_run_and_print_what_they_show(repository: Path, tmp_path: Path) -> None:
+    pages = [repository / "docs" / name for name in PAGES]
     work = tmp_path / "work"
     work.mkdir()
     with server(tmp_path) as running:
