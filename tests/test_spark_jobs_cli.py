@@ -97,6 +97,9 @@ def test_from_files_to_outcomes(world: Server, tmp_path: Path) -> None:
     # The batch that had failed is replayed; what it retries was not yet ready when that was counted, and so comes once more.
     assert json.loads(out.splitlines()[-1]) == {"items": 4, "batches": 2, "stopped": False}
     assert (world.count("orders", "completed"), world.count("orders", "retried")) == (2, 2)
+    (seen,) = world.call("/v1/consumers.list", queue_name="orders")["items"]
+    queries = [(consumer["client_id"], query["name"], query["state"]) for consumer in seen["consumers"] for query in consumer["queries"]]
+    assert queries == [("process", "process orders", "stopped")]
 
 
 @pytest.mark.slow

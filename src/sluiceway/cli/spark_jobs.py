@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -104,14 +104,18 @@ def a_job(command: Callable[..., T]) -> Callable[..., T]:
 
 
 @contextmanager
-def job(session: Session, options: JobOptions, name: str, queue: str) -> Iterator[Job]:
-    """A job that runs as long as this lasts. A Spark that is missing, or finds no Java, is told."""
+def job(session: Session, options: JobOptions, name: str, queue: str, *, watched: bool = False) -> Iterator[Job]:
+    """A job that runs as long as this lasts. A Spark that is missing, or finds no Java, is told.
+
+    With `watched` the server is told how its queries get on, to show it in `top`.
+    """
     target = session.target
     # By the environment, as Spark shows its options; and before Spark is started, whose processes inherit it.
     os.environ["SLUICEWAY_API_KEY"] = target.api_key or ""
     os.environ["SLUICEWAY_CA_FILE"] = target.ca_file or ""
     try:
         from sluiceway.spark import session as spark_session
+        from sluiceway.spark import watch
         from sluiceway.spark.jobs import Place
 
         place = Place(target.url, queue, request_timeout=options.request_timeout)
@@ -122,7 +126,8 @@ def job(session: Session, options: JobOptions, name: str, queue: str) -> Iterato
             try:
                 # Spark has taken Ctrl-C for itself.
                 asked.listen()
-                yield Job(running, place, telling, asked)
+                with closing(watch(running, target.url)) if watched else nullcontext():
+                    yield Job(running, place, telling, asked)
             finally:
                 running.stop()
     except ModuleNotFoundError as error:
@@ -315,7 +320,7 @@ def process(session: Session, job_options: JobOptions, queue: str, function: str
     """
     _find_modules_here()
     module, attribute = split_name(function)
-    with job(session, job_options, "process", queue) as running:
+    with job(session, job_options, "process", queue, watched=True) as running:
         from sluiceway.spark import jobs
 
         # With a session: a decorator such as `udf` needs one when the module is imported.

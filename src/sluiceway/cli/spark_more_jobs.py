@@ -51,7 +51,7 @@ def archive(
         return _verify(session, verified)
     if queue is None or to is None or checkpoint is None:
         raise click.UsageError("name the QUEUE, the archive (--to DIR) and a --checkpoint DIR; or an archive to --verify")
-    with job(session, job_options, "archive", queue) as running:
+    with job(session, job_options, "archive", queue, watched=True) as running:
         from sluiceway.spark import jobs
 
         what: dict[str, Any] = {"to": to, "checkpoint": checkpoint, "once": once, "tell": running.tell, "stop": running.stop}
@@ -107,7 +107,7 @@ def redrive(
     """
     if not dry_run and checkpoint is None:
         raise click.UsageError("give a --checkpoint DIR, or --dry-run")
-    with job(session, job_options, "redrive", queue) as running:
+    with job(session, job_options, "redrive", queue, watched=True) as running:
         from sluiceway.spark import jobs
 
         if dry_run:
@@ -182,7 +182,7 @@ def copy(
         raise click.UsageError("--to-url and --follow go with --to-queue")
     if to_url is None and (to_key or to_ca_file):
         raise click.UsageError("--to-key and --to-ca-file go with --to-url")
-    with job(session, job_options, "copy", queue) as running:
+    with job(session, job_options, "copy", queue, watched=True) as running:
         from sluiceway.spark import jobs
 
         to = None
