@@ -33,7 +33,8 @@ def test_a_worker_passes_over_what_it_loaded_from_its_first_task_on() -> None:
     for _ in range(100):
         circle: list[object] = []
         circle.append(circle)
-    assert gc.get_freeze_count() == frozen
+    # Fewer, if some of it was let go of meanwhile; more only if they were added.
+    assert gc.get_freeze_count() <= frozen
     assert gc.collect() >= 99
 
 
