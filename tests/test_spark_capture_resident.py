@@ -186,6 +186,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         yield running
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_session() -> None:
+    """What another file of tests left to this process has a master that tasks cannot use, and Java without `moto`'s environment."""
+    from pyspark import SparkContext
+
+    if (context := SparkContext._active_spark_context) is not None:
+        context.stop()
+    if (gateway := SparkContext._gateway) is not None:
+        gateway.shutdown()
+        SparkContext._gateway = SparkContext._jvm = None
+
+
 @pytest.fixture
 def spark(moto: MotoServer) -> Iterator[SparkSession]:
     """After `moto`, because Spark's processes have the environment that there was when it began."""
