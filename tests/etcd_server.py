@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 import pytest
 
+import frozen
 from server_process import PATIENCE, wait_until
 
 
@@ -109,10 +110,9 @@ class EtcdServer:
         self._process = None
 
     def pause(self) -> None:
-        """Returns when it has stopped."""
+        """It does nothing until `resume`."""
         assert self._process is not None
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+        frozen.stop(self._process.pid)
 
     def resume(self) -> None:
         assert self._process is not None

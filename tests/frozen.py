@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sqlite3
-from collections.abc import Callable
+import time
 from pathlib import Path
 
+PATIENCE = 30.0
+"""Seconds until a process has to stand still."""
 
-def freeze(send: Callable[[int], None], store: Path) -> None:
-    """The process to which `send` sends signals stands still, between two transactions on that SQLite file.
+
+def stop(pid: int) -> None:
+    """Nothing of the process does anything until SIGCONT. Returns when that is so.
+
+    That the signal was sent says little: on a busy machine the other threads of a large process go on for a while.
+    """
+    os.kill(pid, signal.SIGSTOP)
+    late = time.monotonic() + PATIENCE
+    while not all(state in "TtZX" for state in states(pid)):
+        if time.monotonic() > late:
+            raise AssertionError(f"process {pid} does not stand still")
+        time.sleep(0.001)
+
+
+def states(pid: int) -> list[str]:
+    """Of its threads, a letter each as in proc_pid_stat(5); none if there is no such process."""
+    found = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        # Threads come and go, and so may the process.
+        with contextlib.suppress(OSError):
+            found.append(stat.read_text().rpartition(")")[2].split()[0])
+    return found
+
+
+def freeze(pid: int, store: Path) -> None:
+    """The process stands still, between two transactions on that SQLite file.
 
     In the middle of one it would keep everybody else out of the file, which docs/tasks.md says, and is not what is tested.
     """
     while True:
-        send(signal.SIGSTOP)
+        stop(pid)
         with contextlib.closing(sqlite3.connect(store, timeout=2, isolation_level=None)) as look:
             try:
                 look.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
-                send(signal.SIGCONT)
+                os.kill(pid, signal.SIGCONT)
             else:
                 look.execute("ROLLBACK")
                 return

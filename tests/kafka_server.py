@@ -7,6 +7,7 @@ import contextlib
 import functools
 import logging
 import os
+import signal
 import threading
 import warnings
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
+import frozen
 from sluiceway.bench.kafka import VERSION, Broker, NotFoundError, fetch
 
 CACHE = Path(__file__).resolve().parent.parent / ".tools"
@@ -57,6 +59,13 @@ class KafkaServer(Broker):
         asking.start()
         asking.join()
         return answers == [True]
+
+    def pause(self) -> None:
+        """It does nothing until `resume`."""
+        frozen.stop(self.pid)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
 
 
 async def _has_server(bootstrap: str) -> bool:

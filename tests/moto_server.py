@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import frozen
 from server_process import PATIENCE
 
 REGION = "eu-central-1"
@@ -71,8 +72,7 @@ class MotoServer:
 
     def pause(self) -> None:
         """It answers nobody until `resume`."""
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)
+        frozen.stop(self._process.pid)
 
     def resume(self) -> None:
         self._process.send_signal(signal.SIGCONT)

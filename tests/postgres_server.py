@@ -25,6 +25,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+import frozen
+
 PATIENCE = 120.0
 """Seconds until something that should have happened has failed."""
 
@@ -152,15 +154,17 @@ class PostgresServer:
     def pause(self) -> None:
         """Nothing of it does anything until `resume`."""
         # The parent first, so that it makes no more children.
-        signal_one(self.pids()[0], signal.SIGSTOP)
-        for pid in self.pids():
-            signal_one(pid, signal.SIGSTOP)
+        frozen.stop(self.pids()[0])
+        for pid in self.pids()[1:]:
+            # It may have ended before its parent stood still.
+            with contextlib.suppress(ProcessLookupError):
+                frozen.stop(pid)
 
     def pause_wal_writer(self) -> None:
         """Until the server is killed, the log is written by those only who wait for it."""
         with psycopg.connect(self._administrator()) as connection:
             ((pid,),) = connection.execute("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").fetchall()
-        signal_one(pid, signal.SIGSTOP)
+        frozen.stop(pid)
 
     def resume(self) -> None:
         for pid in self.pids():

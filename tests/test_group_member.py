@@ -366,6 +366,9 @@ class Process:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
+    def freeze(self, store: Path) -> None:
+        freeze(self._process.pid, store)
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -389,7 +392,7 @@ def test_processes_that_are_killed_and_frozen(tmp_path: Path) -> None:
             had = dict(processes[0].items)
             await until(lambda: divided(*processes[1:]))
             assert all((processes[1].items | processes[2].items)[item] > token for item, token in had.items())
-            freeze(processes[1].signal, tmp_path / "meta.sqlite")
+            processes[1].freeze(tmp_path / "meta.sqlite")
             frozen = dict(processes[1].items)
             await until(lambda: divided(processes[2]))
             assert all(processes[2].items[item] > token for item, token in frozen.items())

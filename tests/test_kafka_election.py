@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import kafka_member
+from frozen import stop
 from kafka_member import OPTIONS, Arrivals
 from kafka_server import KafkaServer, server_or_skip
 from node_rig import eventually
@@ -114,8 +115,9 @@ class Process:
     def group(self) -> Group | None:
         return self.told[-1] if self.told else None
 
-    def send(self, number: signal.Signals) -> None:
-        os.kill(self._process.pid, number)
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def kill(self) -> None:
         self._process.kill()
@@ -271,11 +273,11 @@ def test_a_leader_that_stood_still_learns_that_it_leads_no_more(server: KafkaSer
         frozen = leading(all_)
         left = [each for each in all_ if each is not frozen]
         before = frozen.group
-        frozen.send(signal.SIGSTOP)
+        stop(frozen.pid)
         wait_until(lambda: agreed(left), "the election without it")
         assert frozen.group == before
         said = len(frozen.told)
-        frozen.send(signal.SIGCONT)
+        os.kill(frozen.pid, signal.SIGCONT)
         wait_until(lambda: agreed(all_), "the election with it")
         assert before is not None
         assert frozen.told[said] == Group(before.generation, "", ())

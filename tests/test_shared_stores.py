@@ -18,6 +18,7 @@ from types import FrameType
 import apsw
 import pytest
 
+import frozen
 from postgres_server import PostgresServer, server_or_skip
 from server_process import PATIENCE
 from server_running import eventually as wait_for
@@ -108,7 +109,7 @@ def test_an_owner_that_stood_still_writes_nothing_once_it_goes_on(where: str) ->
     with StoreProcess(where) as one, StoreProcess(where) as two:
         assert one.ask("open", 1) == "0"
         assert one.ask("apply", 1, 1) == "DONE"
-        one.send(signal.SIGSTOP)
+        frozen.stop(one.pid)
         one.tell("apply", 1, 2)
         assert two.ask("open", 2) == "1"
         assert two.ask("apply", 2, 2) == "DONE"

@@ -423,6 +423,9 @@ class RealTask:
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 
+    def freeze(self, store: Path) -> None:
+        freeze(self._process.pid, store)
+
     def end(self) -> None:
         self._process.kill()
         self._process.wait()
@@ -454,7 +457,7 @@ def test_leaders_that_are_killed_and_frozen(tmp_path: Path) -> None:
             second = next(task for task in left if task.name == task.told[-1].leader)
             assert second.told[-1].generation > first.told[-1].generation
             frozen_at = second.told[-1]
-            freeze(second.signal, tmp_path / "meta.sqlite")
+            second.freeze(tmp_path / "meta.sqlite")
             rest = [task for task in left if task is not second]
             await until(lambda: agreed(*rest))
             assert second.read() == frozen_at

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from server_process import COMMAND, PATIENCE, wait_until
+from server_process import COMMAND, PATIENCE
 
 Config = Mapping[str, object]
 """The fields of a CaptureConfig."""
@@ -56,12 +56,6 @@ def running(tasks: Tasks) -> Iterator[None]:
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-def freeze(pid: int) -> None:
-    """Returns when it does nothing more."""
-    os.kill(pid, signal.SIGSTOP)
-    wait_until(lambda: _state(pid) in "TtZX", f"process {pid} stands still")
 
 
 def thaw(pid: int) -> None:

@@ -16,12 +16,13 @@ import boto3
 from botocore.config import Config as ClientConfig
 from ledger import Tally, payload_of
 
+import frozen
 from cluster.report import Report
 from kafka_server import KafkaServer
 from moto_server import ENVIRONMENT, REGION, MotoServer, open_shards, reshard, shards_of
 from server_process import COMMAND, PATIENCE, ServerProcess
 from sluiceway.client import Client
-from tasks_campaign.processes import Config, Tasks, alive, freeze, kill, running, thaw
+from tasks_campaign.processes import Config, Tasks, alive, kill, running, thaw
 from tasks_campaign.records import Book, Place, ids, produced, take_all
 
 STREAM, QUEUE, NAME = "orders", "captured", "orders"
@@ -303,7 +304,7 @@ def run_frozen(report: Report, folder: Path, make: Make, rounds: int, seed: int)
             before = {each["member"] for each in made.look()["members"]}
             victim = chosen.choice(made.tasks.workers())
             # Records come all the time, so it stands still in the middle of something.
-            freeze(victim)
+            frozen.stop(victim)
             began = time.monotonic()
 
             def moved(before: set[str] = before) -> bool:

@@ -6,7 +6,6 @@ import fcntl
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
@@ -180,13 +179,6 @@ class Broker:
         assert self._process is not None
         self._process.terminate()
         self._process.wait(PATIENCE)
-
-    def pause(self) -> None:
-        """It does nothing until `resume`."""
-        os.kill(self.pid, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        os.kill(self.pid, signal.SIGCONT)
 
     def log(self) -> str:
         return (self._directory / "log").read_text(errors="replace")[-4_000:]
