@@ -8,6 +8,9 @@ BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
 UV := .tools/bin/uv
 STAMP := .venv/.synced
+# What the dashboard has from others; the directory is not in the repository.
+VENDOR := src/sluiceway/server/ui/assets/vendor
+ASSETS := $(VENDOR)/htmx/SOURCE
 LINTED := src tests tools conformance
 # Whole files, so that a server which one has started is its own. Most tests wait, so there are more at a time than cores.
 PARALLEL = -n $(or $(JOBS),3) --dist loadfile
@@ -20,7 +23,7 @@ help: ## List the targets
 	@echo "  make demo INPUT=path      the same path on your own CSV, JSON lines, Parquet or text"
 	@echo "  make test ARGS='-k name'  more arguments for pytest (also: make crash); JOBS=1: one file at a time"
 
-setup: $(STAMP) ## Build .venv from the lock file (does nothing when up to date)
+setup: $(ASSETS) $(STAMP) ## Build .venv from the lock files (does nothing when up to date)
 
 $(UV):
 	@set -e; \
@@ -40,8 +43,12 @@ $(UV):
 	.tools/bin/python -m pip install --quiet --disable-pip-version-check --timeout 60 --retries 10 'uv>=0.9'
 
 # The machine's own certificates, as pip uses them, so that it also works behind a proxy that has its own root. Patient, as Spark is large.
-$(STAMP): pyproject.toml uv.lock | $(UV)
+$(STAMP): pyproject.toml uv.lock | $(UV) $(ASSETS)
 	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.venv $(UV) sync --locked --all-extras --python .tools/bin/python
+	@touch $@
+
+$(ASSETS): tools/assets.lock.json tools/assets.py | $(UV)
+	@.tools/bin/python tools/assets.py
 	@touch $@
 
 demo: setup ## A real Spark pipeline fed by a real queue, with a ledger at the end
@@ -106,5 +113,5 @@ sim-bank: setup ## Plant each bug of the bank and see that the simulator finds i
 	@$(BIN)/python -m sluiceway.sim --bank
 
 clean: ## Remove everything that make built
-	@rm -rf .venv .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf .venv .tools build dist $(VENDOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	@find src tests conformance tools -name __pycache__ -type d -prune -exec rm -rf {} +

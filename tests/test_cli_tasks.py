@@ -15,13 +15,15 @@ from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.capture import Begun, Look
+from sluiceway.capture.shown import group_of
 from sluiceway.cli.common import EXIT_REFUSED, EXIT_UNAVAILABLE
-from sluiceway.cli.tasks_view import TaskGroup, TaskPartition, group_of, partitions
+from sluiceway.cli.tasks_view import partitions
 from sluiceway.core.assignment.tasks import fold
 from sluiceway.core.assignment.tasks_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
 from sluiceway.model.tasks import Born, Kept
 from sluiceway.node.task_alarms import AlarmBoard
 from sluiceway.ports.position_store import Stored
+from sluiceway.wire.json_tasks import TaskGroup, TaskPartition
 
 LONG = "49590338271490256608559692538361571095921575989136588898"
 MERGED = Born("shard-5", ("shard-1", "shard-2"))

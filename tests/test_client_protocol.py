@@ -170,6 +170,8 @@ def test_what_may_be_repeated() -> None:
         queue_calls.queue_info("q"),
         admin_calls.list_instances(),
         admin_calls.list_rounds(None),
+        admin_calls.list_tasks(),
+        admin_calls.get_tasks("c"),
         item_calls.explain_partition("q", 0),
         queue_calls.list_queues(None, None),
         queue_calls.list_consumers(None, None, None),

@@ -64,7 +64,7 @@ FIELDS = {
     ("/v1/queue.redrive", "source"): {"queue_name": OWN},
 }
 """Where else a queue is named: the call and its field, and the rest of it."""
-NO_QUEUE = {"/v1/queues.list", "/v1/instances.list", "/v1/rounds.list", "/v1/rebalances.list"}
+NO_QUEUE = {"/v1/queues.list", "/v1/instances.list", "/v1/rounds.list", "/v1/rebalances.list", "/v1/tasks.list", "/v1/tasks.get"}
 BY_ID = {"/v1/rebalances.get", "/v1/rebalances.cancel"}
 """Of one queue, which the call does not name: tests/test_server_rebalance.py has what they tell of those of others."""
 BY_PATTERN = {"/v1/queues.rebalance"}

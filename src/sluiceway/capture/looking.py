@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
@@ -12,14 +13,14 @@ from sluiceway.adapters.secrets import read_secret
 from sluiceway.capture.begun import Begun, all_begun, find_begun, key_of
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.parts import open_log, open_positions, opened
-from sluiceway.core.assignment.tasks import stuck, watermark
+from sluiceway.core.assignment.tasks import restore, stuck, watermark
 from sluiceway.core.assignment.tasks_state import State
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.node.task_alarms import AlarmBoard, AlarmsOf
 from sluiceway.node.task_forget import alive, drop
-from sluiceway.node.task_log import whole
-from sluiceway.ports.meta_store import MetaUnknownError
+from sluiceway.node.task_log import left
+from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.position_store import PositionUnknownError, Stored
 from sluiceway.ports.sync_log import LogUnavailableError
 
@@ -51,15 +52,22 @@ async def look(name: str, meta: str, log: str | None = None) -> Look:
     """
     async with opened(_existing(meta)) as store:
         begun, _ = await find_begun(store, name)
-        entries = open_log(name, log or (begun.log if begun is not None else "meta"), store, create=False)
-        try:
-            state, _ = await whole(entries)
-            positions = await open_positions(name, store).read()
-            alarms = await AlarmBoard(store, name).read(state.joined)
-        except (LogUnavailableError, PositionUnknownError) as error:
-            raise SluicewayError("unavailable", str(error)) from error
-        finally:
-            await entries.close()
+        return await look_in(store, name, begun, log)
+
+
+async def look_in(store: MetaStore, name: str, begun: Begun | None, log: str | None = None) -> Look:
+    """As `look`, in a store that is open already, and without keeping its event loop for long. Raises SluicewayError."""
+    # Beside the loop: for Kafka its client is loaded, and what a long log says of thousands of partitions takes a moment to add up.
+    opened_log = await asyncio.to_thread(open_log, name, log or (begun.log if begun is not None else "meta"), store, create=False)
+    try:
+        entries, _ = await left(opened_log)
+        state = await asyncio.to_thread(restore, entries)
+        positions = await open_positions(name, store).read()
+        alarms = await AlarmBoard(store, name).read(state.joined)
+    except (LogUnavailableError, PositionUnknownError) as error:
+        raise SluicewayError("unavailable", str(error)) from error
+    finally:
+        await opened_log.close()
     committed = {token: each.kept.at for token, each in positions.items() if each.kept.at is not None}
     # Of a partition of which nothing is known yet the core says 0.
     return Look(name, begun, state, positions, watermark(state, committed) or None, stuck(state), alarms)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import click
 
 from sluiceway.cli.common import duration_option, printable, table
+from sluiceway.cli.history import history
 from sluiceway.cli.session import Session, connected, queue_argument
 
 if TYPE_CHECKING:
@@ -21,6 +22,9 @@ T = TypeVar("T")
 @click.group()
 def queue() -> None:
     """Create, change, show, pause, clear and delete queues."""
+
+
+queue.add_command(history)
 
 
 def _logical_queues(context: click.Context, option: click.Parameter, value: str | None) -> str | int | None:

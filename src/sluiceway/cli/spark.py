@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sluiceway.capture import CaptureConfig
-    from sluiceway.cli.tasks_view import TaskGroup
     from sluiceway.spark.capture_resident import Resident
+    from sluiceway.wire.json_tasks import TaskGroup
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ def _look(config: CaptureConfig) -> TaskGroup | None:
 
     from sluiceway.adapters.system import now
     from sluiceway.capture import look, there_is
-    from sluiceway.cli.tasks_view import group_of
+    from sluiceway.capture.shown import group_of
 
     try:
         if not there_is(config.meta):
@@ -237,7 +237,7 @@ def _progress(group: TaskGroup, job: Resident, *, stopped: bool = False) -> dict
     """What `tasks list` has of it, with the job's tasks."""
     import msgspec
 
-    from sluiceway.cli.tasks_view import summary
+    from sluiceway.wire.json_tasks import summary
 
     tasks = [each._asdict() for each in job.present]
     return {**msgspec.to_builtins(summary(group)), "wanted": job.tasks, "tasks": tasks, "stopped": stopped}

@@ -14,7 +14,7 @@ from sluiceway.cli.config import FILE
 from sluiceway.kernel.errors import SluicewayError, invalid
 
 if TYPE_CHECKING:
-    from sluiceway.cli.tasks_view import TaskGroup, TaskSummary, UnseenTasks
+    from sluiceway.wire.json_tasks import TaskGroup, TaskSummary, UnseenTasks
 
 T = TypeVar("T")
 
@@ -43,18 +43,20 @@ def list_(output: Output, meta: str | None, config: Path | None) -> None:
     import asyncio
 
     from sluiceway.capture import captures
+    from sluiceway.capture.shown import unseen
     from sluiceway.cli import tasks_view as view
+    from sluiceway.wire.json_tasks import summary
 
     url = _meta_url(meta, config)
     found: list[TaskSummary | UnseenTasks] = []
     for name, begun in sorted(asyncio.run(captures(url)).items()):
         try:
-            found.append(view.summary(_group(name, url, None)))
+            found.append(summary(_group(name, url, None)))
         except SluicewayError as error:
             # A log that is somewhere else, and cannot be read, does not hide the others.
             if begun.log == "meta":
                 raise
-            found.append(view.unseen(name, begun, error))
+            found.append(unseen(name, begun, error.detail))
     rows = table(view.LIST_COLUMNS, [view.list_row(each) for each in found], right=view.LIST_NUMBERS)
     output.print_all(found, rows, "no captures")
 
@@ -141,7 +143,7 @@ def _group(name: str, url: str, log: str | None) -> TaskGroup:
 
     from sluiceway.adapters.system import now
     from sluiceway.capture import look
-    from sluiceway.cli.tasks_view import group_of
+    from sluiceway.capture.shown import group_of
 
     # What the client of Kafka says of a server that does not answer is in the error, once.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

@@ -42,6 +42,7 @@ from sluiceway.client.answers import (
 from sluiceway.client.consumers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
 from sluiceway.client.consuming import DeadItem, RetryItem
 from sluiceway.client.errors import CallError
+from sluiceway.client.history import QueueHistory
 from sluiceway.client.http import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
@@ -55,6 +56,7 @@ from sluiceway.client.rebalances import (
 )
 from sluiceway.client.sync import Client
 from sluiceway.client.sync_producer import Producer, Sent
+from sluiceway.client.tasks import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
@@ -112,6 +114,7 @@ __all__ = [
     "Producer",
     "QueryInfo",
     "QueueConsumers",
+    "QueueHistory",
     "QueueInfo",
     "QueuePage",
     "QueueStats",
@@ -131,6 +134,13 @@ __all__ = [
     "Settings",
     "SluicewayError",
     "Staged",
+    "TaskAlarm",
+    "TaskGroup",
+    "TaskList",
+    "TaskMember",
+    "TaskPartition",
+    "TaskSummary",
+    "UnseenTasks",
     "Verb",
     "Verdict",
 ]

@@ -1,4 +1,4 @@
-"""The calls of whoever runs a server: keys, the audit trail, configuration, backends, instances."""
+"""The calls of whoever runs a server: keys, the audit trail, configuration, backends, instances, captures."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime
 
 from sluiceway.client import answers
 from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed, time_text
+from sluiceway.client.tasks import TaskGroup, TaskList
 
 
 def create_key(
@@ -71,3 +72,11 @@ def list_rounds(limit: int | None) -> Call[answers.RoundList]:
 
 def list_backends() -> Call[answers.BackendPage]:
     return call("/v1/backends.list", answers.BackendPage, {})
+
+
+def list_tasks() -> Call[TaskList]:
+    return call("/v1/tasks.list", TaskList, {})
+
+
+def get_tasks(name: str) -> Call[TaskGroup]:
+    return call("/v1/tasks.get", TaskGroup, {"name": name})

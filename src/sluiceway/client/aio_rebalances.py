@@ -1,4 +1,4 @@
-"""What `AsyncClient` can do with rebalances, single partitions and consumers."""
+"""What `AsyncClient` can do with rebalances, single partitions, consumers and captures."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from sluiceway.client import item_calls, queue_calls, rebalance_calls
+from sluiceway.client import admin_calls, item_calls, queue_calls, rebalance_calls
 from sluiceway.client.answers import Browsed, QueueInfo
 from sluiceway.client.consumers import ConsumerPage
+from sluiceway.client.history import QueueHistory
 from sluiceway.client.http import seconds
 from sluiceway.client.item_calls import State
 from sluiceway.client.protocol import Call, Duration
 from sluiceway.client.rebalance_calls import Drain
 from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+from sluiceway.client.tasks import TaskGroup, TaskList
 
 if TYPE_CHECKING:
     from sluiceway.client.arrow import BrowsedTable
@@ -109,6 +111,18 @@ class AsyncRebalances:
                 return
             await asyncio.sleep(pause)
 
+    async def history(self, queue_name: str, *, minutes: int | None = None) -> QueueHistory:
+        """As `Client.history`."""
+        return await self._run(queue_calls.history(queue_name, minutes))
+
     async def list_consumers(self, queue_name: str | None = None, *, pivot: str | None = None, limit: int | None = None) -> ConsumerPage:
         """As `Client.list_consumers`."""
         return await self._run(queue_calls.list_consumers(queue_name, pivot, limit))
+
+    async def list_tasks(self) -> TaskList:
+        """As `Client.list_tasks`."""
+        return await self._run(admin_calls.list_tasks())
+
+    async def get_tasks(self, name: str) -> TaskGroup:
+        """As `Client.get_tasks`."""
+        return await self._run(admin_calls.get_tasks(name))

@@ -8,6 +8,7 @@ from typing import Literal, TypedDict
 
 from sluiceway.client import answers
 from sluiceway.client.consumers import ConsumerPage
+from sluiceway.client.history import QueueHistory
 from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
 
 Verb = Literal["produce", "lease"]
@@ -84,6 +85,10 @@ def redrive(
 
 def stats(queue_name: str) -> Call[answers.QueueStats]:
     return call("/v1/queue.stats", answers.QueueStats, {"queue_name": queue_name})
+
+
+def history(queue_name: str, minutes: int | None) -> Call[QueueHistory]:
+    return call("/v1/queue.history", QueueHistory, given(queue_name=queue_name, minutes=minutes))
 
 
 def list_consumers(queue_name: str | None, pivot: str | None, limit: int | None) -> Call[ConsumerPage]:

@@ -1,4 +1,4 @@
-"""What `Client` can do with rebalances, single partitions and consumers."""
+"""What `Client` can do with rebalances, single partitions, consumers and captures."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import time
 from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
-from sluiceway.client import item_calls, queue_calls, rebalance_calls
+from sluiceway.client import admin_calls, item_calls, queue_calls, rebalance_calls
 from sluiceway.client.answers import Browsed, QueueInfo
 from sluiceway.client.consumers import ConsumerPage
+from sluiceway.client.history import QueueHistory
 from sluiceway.client.http import seconds
 from sluiceway.client.item_calls import State
 from sluiceway.client.protocol import Call, Duration
 from sluiceway.client.rebalance_calls import Drain
 from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+from sluiceway.client.tasks import TaskGroup, TaskList
 
 if TYPE_CHECKING:
     from sluiceway.client.arrow import BrowsedTable
@@ -118,6 +120,21 @@ class Rebalances:
                 return
             time.sleep(pause)
 
+    def history(self, queue_name: str, *, minutes: int | None = None) -> QueueHistory:
+        """How the queue was in each of the last minutes that have ended: 60, or as many as are asked for, 1,440 at most."""
+        return self._run(queue_calls.history(queue_name, minutes))
+
     def list_consumers(self, queue_name: str | None = None, *, pivot: str | None = None, limit: int | None = None) -> ConsumerPage:
         """Who consumes the queue; without a name, the queues that have consumers, page by page."""
         return self._run(queue_calls.list_consumers(queue_name, pivot, limit))
+
+    def list_tasks(self) -> TaskList:
+        """The captures in the server's meta store. For a key with the scope `read:*` or `admin`."""
+        return self._run(admin_calls.list_tasks())
+
+    def get_tasks(self, name: str) -> TaskGroup:
+        """The capture of that name, with each of its partitions. Raises `capture_not_found`, and `unavailable` if its log cannot be read.
+
+        For a key with the scope `read:*` or `admin`.
+        """
+        return self._run(admin_calls.get_tasks(name))

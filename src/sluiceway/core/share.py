@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sluiceway.core.history import Tallies
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
@@ -11,6 +12,7 @@ from sluiceway.core.spreading import Meter
 from sluiceway.core.tickets import Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.history import Tally
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import Load
 from sluiceway.model.requests import Produce
@@ -28,6 +30,7 @@ class Share(LogicalQueue):
         self._graces: dict[int, Millis] = {}
         self._incarnation = incarnation
         self._meter, self._busy = Meter(), 0
+        self._tallies = Tallies()
         self._openings: dict[int, int] = {}
         """The last opening of each partition that it had: under one grant a number is never used twice."""
 
@@ -56,6 +59,7 @@ class Share(LogicalQueue):
         lane = self.lanes.pop(number, None)
         if lane is None:
             return
+        self._tallies.end(lane)
         self._openings[number] = lane.opening
         self._graces.pop(number, None)
         lane.leaving = True
@@ -104,6 +108,8 @@ class Share(LogicalQueue):
         if number in self.lanes:
             if isinstance(loaded, Partition) and self._takeover_grace:
                 loaded.grace_until = self._graces.setdefault(number, now + self._takeover_grace)
+            if isinstance(loaded, Partition) and opening == self.lanes[number].opening:
+                self._tallies.begin(number, loaded.header)
             super().opened(number, opening, loaded, now, final)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis) -> None:
@@ -137,6 +143,10 @@ class Share(LogicalQueue):
         ready = 0 if wanted or "lease" in self.paused else sum(lane.servable for lane in working)
         takes = [lane for lane in working if lane.takes_items and not lane.degraded] if "produce" not in self.paused else []
         return Load(ready, min((lane.partition.ready_count + lane.accepted for lane in takes), default=None), self._busy)
+
+    def tally(self) -> Tally:
+        """What it has now, and what has happened in it since it began."""
+        return self._tallies.tally(self.lanes.values())
 
     def measure(self, now: Millis) -> int:
         """How busy it is, in thousandths of what one instance can do, on an average. To be asked about once a second."""

@@ -99,6 +99,14 @@ KINDS: dict[str, ErrorKind] = {
         "The id is that of no rebalance, or of one that ended so long ago that it is not kept any more.",
         "Look for it with `rebalances.list`. `audit.list` may know longer what became of it.",
     ),
+    "capture_not_found": ErrorKind(
+        404,
+        False,
+        "There is no capture of that name",
+        "No capture of that name was ever begun in the meta store of the server that was asked, or it was forgotten.",
+        "Look for it with `tasks.list`. A server knows those whose `--meta` is its own meta store; of any other one `sluiceway tasks list "
+        "--meta URL` shows them.",
+    ),
     "method_not_allowed": ErrorKind(
         405,
         False,

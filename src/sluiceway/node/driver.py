@@ -21,6 +21,7 @@ from sluiceway.core.snapshots import Snapshot
 from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.history import Tally
 from sluiceway.model.leased import Slice
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import MoveOut
@@ -288,6 +289,11 @@ class QueueDriver:
         """The counts of what is served here."""
         self._drop_lapsed()
         return self._queue.stats()
+
+    def tally(self) -> Tally:
+        """What is served here has, and what has happened in it while it was."""
+        self._drop_lapsed()
+        return self._queue.tally()
 
     def waiting(self) -> list[str]:
         """The client of each lease that waits here."""

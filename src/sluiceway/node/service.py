@@ -26,6 +26,7 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.configuration import Configuration
 from sluiceway.model.health import Check
+from sluiceway.model.history import Tally
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, PeerRequest, ShareRequest
@@ -473,6 +474,10 @@ class Service:
     def stats(self, queue_name: str) -> QueueStats:
         """The counts of this instance's share of the queue."""
         return looking.stats(self._driver(queue_name))
+
+    def tally(self, queue_name: str) -> Tally:
+        """What this instance's share of the queue has now, and what has happened in it since it began."""
+        return self._driver(queue_name).tally()
 
     def problems(self) -> list[str]:
         """Why the instance is not fully ready; empty when it is."""

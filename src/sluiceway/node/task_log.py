@@ -26,6 +26,12 @@ async def whole(log: SyncLog, page: LogPage | None = None) -> tuple[State, int]:
 
     Raises LogUnavailableError, SluicewayError.
     """
+    entries, last = await left(log, page)
+    return restore(entries), last
+
+
+async def left(log: SyncLog, page: LogPage | None = None) -> tuple[list[Entry], int]:
+    """All that is left of a log, to be restored from, and otherwise as `whole`."""
     page = page or await log.read(0, PAGE)
     entries: list[Entry] = []
     last = page.first - 1
@@ -36,5 +42,5 @@ async def whole(log: SyncLog, page: LogPage | None = None) -> tuple[State, int]:
         entries += decoded(page)
         last = max(last, page.first - 1, entries[-1][0] if entries else 0)
         if not page.entries or last >= page.end:
-            return restore(entries), last
+            return entries, last
         page = await log.read(last, PAGE)

@@ -40,6 +40,7 @@ from sluiceway.server.peer_calls import PeerCalls
 from sluiceway.server.queue_calls import QueueCalls
 from sluiceway.server.rebalance_calls import RebalanceCalls
 from sluiceway.server.service import QueueService
+from sluiceway.server.ui import site as ui
 from sluiceway.wire import answers, peer, protobuf
 
 log = logging.getLogger("sluiceway.server")
@@ -116,6 +117,7 @@ class App:
         self.pages = [*pages, *Documentation(self.endpoints, pages).pages()]
         self._calls = {endpoint.path: endpoint for endpoint in self.endpoints}
         self._gets = {page.path: page for page in self.pages}
+        self._site = ui.Site(self)
         self._admin_port = fittings.admin_port
         tables: list[Endpoint | Page] = [*self.endpoints, *self.pages]
         self._for_admins = {"/metrics", *(each.path for each in tables if each.action == "admin")}
@@ -129,6 +131,7 @@ class App:
         self._stopping = True
         for stop in self._on_stop:
             stop()
+        self._site.stop()
         self._items.stop_waiting()
         if self._peers is not None:
             self._peers.stop_waiting()
@@ -189,6 +192,9 @@ class App:
             if method != "POST":
                 raise _wrong_method("POST")
             await self._peers.serve(request, send, self.answer_memory)
+            return
+        if path == ui.ROOT or path.startswith(f"{ui.ROOT}/"):
+            await self._site.serve(path, method, request, send)
             return
         page = self._gets.get(path)
         if page is None:

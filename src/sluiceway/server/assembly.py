@@ -13,6 +13,7 @@ from sluiceway.model.configuration import Configuration
 from sluiceway.node.api_keys import ApiKeys
 from sluiceway.node.configuration import Loaded
 from sluiceway.node.events import Watch
+from sluiceway.node.history import QueueHistory
 from sluiceway.node.service import Service
 from sluiceway.server import logs
 from sluiceway.server.app import App, Fittings, Guard, Meter, create_app
@@ -21,10 +22,12 @@ from sluiceway.server.config_calls import ConfigCalls
 from sluiceway.server.consumer_calls import ConsumerCalls
 from sluiceway.server.events import EventStreams
 from sluiceway.server.guard import KeyGuard, OpenDoor
+from sluiceway.server.history_calls import HistoryCalls
 from sluiceway.server.key_calls import KeyCalls
 from sluiceway.server.metrics import Metrics
 from sluiceway.server.peer_calls import PeerCalls
 from sluiceway.server.reload import ON_SIGNAL, Reloader
+from sluiceway.server.task_calls import TaskCalls
 from sluiceway.server.tls import TlsFiles
 
 if TYPE_CHECKING:
@@ -66,11 +69,15 @@ class Assembly:
         self._audit.keep = configuration.server.audit_entries
         self.reloader = Reloader(loaded, service, self._apply, door.tls)
         events = EventStreams(Watch(service), guard.recheck)
+        self._captures = TaskCalls(lambda: service.meta)
+        self._history = QueueHistory(service)
         rooms = (
+            HistoryCalls(self._history),
             KeyCalls(lambda: self._keys),
             AuditCalls(lambda: service.audit),
             ConfigCalls(service, self.reloader),
             ConsumerCalls(service),
+            self._captures,
         )
         self.app: App = create_app(
             service,
@@ -96,6 +103,7 @@ class Assembly:
         """Raises StoreUnavailableError."""
         await self._keys.start()
         self._metrics.start()
+        self._history.start()
         self._tasks.add(asyncio.get_running_loop().create_task(self.reloader.watch()))
         if self._key_guard is not None and not self._has_admin_key and not await self._keys.list():
             where = " and the --config or --cluster-meta of this server" if self._shares_keys else ""
@@ -115,6 +123,8 @@ class Assembly:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._captures.stop()
+        await self._history.stop()
         await self._metrics.stop()
         if self._tracer is not None:
             await self._tracer.stop()

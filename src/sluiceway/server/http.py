@@ -141,6 +141,11 @@ class Request:
         self.wants_arrow = self.wants_arrow and not self.protobuf
 
     @property
+    def scope(self) -> Scope:
+        """As ASGI has it."""
+        return self._scope
+
+    @property
     def target(self) -> bytes:
         """The path with the query string."""
         query: bytes = self._scope["query_string"]

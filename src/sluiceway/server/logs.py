@@ -59,6 +59,8 @@ def configure(format: Format = "text", level: Level = "info", stream: TextIO | N
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
     for chatty in ("httpx", "httpcore", "urllib3"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
+    # What it says of a Kafka that does not answer is in the answer to who has asked, once.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
 def _formatter(format: Format, colors: bool) -> logging.Formatter:

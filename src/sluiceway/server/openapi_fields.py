@@ -368,6 +368,73 @@ _CONSUMERS: Final = {
     "silent": "Instances that did not answer: what they know of consumers is missing.",
 }
 
+_TASKS: Final = {
+    "TaskList.items": "Those that could be seen, by name.",
+    "unseen": "Those whose log could not be read, by name.",
+    "TasksGetCall.name": "The capture.",
+    "TaskSummary.name": "The capture.",
+    "TaskGroup.name": "The capture.",
+    "UnseenTasks.name": "The capture.",
+    "stream": "The kind of its change stream; null: nobody knows.",
+    **{f"{kind}.log": "Where its log is: `meta` or `kafka:HOST:PORT`." for kind in ("TaskSummary", "TaskGroup", "UnseenTasks")},
+    **{f"{kind}.queue": "The queue to which it hands on, perhaps of another server." for kind in ("TaskSummary", "TaskGroup")},
+    "UnseenTasks.problem": "Why its log could not be read.",
+    "term": "The number of its present leader's term.",
+    "leader": "The member that leads; null: nobody does.",
+    "TaskSummary.members": "Those that have joined, by name.",
+    "TaskGroup.members": "Those that have joined, by name.",
+    "member": "The member, by a name of its own.",
+    "leads": "Whether it is the leader.",
+    "in_term": "Whether it is given partitions; if not, it has just joined.",
+    "TaskMemberShown.partitions": "How many it has.",
+    "state_of": "How many partitions are in each state.",
+    "records": "Records that were handed on, of all partitions whose positions are still kept.",
+    "TaskPartition.records": "Records of it that were handed on.",
+    "behind": "How far the partition that is furthest behind is from the end of the stream; null: not known.",
+    "TaskPartition.behind": "How far it is from the end of the stream; null: not known.",
+    "watermark": "No record that is older is still to come; null: none is to come, or nothing is known yet.",
+    "written_at": "When a position was last written.",
+    "stuck": "If nothing can go on: the partitions that wait, and for which parents.",
+    "alarms": "What does not go on without somebody's help.",
+    "TaskAlarm.partition": "The partition that does not go on; null: the capture as a whole.",
+    "why": "Why it does not go on.",
+    "sown": "Whether the stream has said which partitions there are.",
+    "TaskGroup.partitions": "All that have not finished, and those that others still wait for, by name.",
+    "TaskPartition.partition": "Its name in the stream.",
+    "TaskPartition.state": "`created` (it waits for its parents), `ready` (for an owner), `owned` or `finished`.",
+    "TaskPartition.parents": "Its parents in the stream, also those that are not shown any more.",
+    "TaskPartition.waits_for": "Parents that have not finished.",
+    "TaskPartition.owner": "The member that reads it; null: nobody.",
+    "TaskPartition.grant": "Which assignment of it was the last, part of the fence; null: there was none.",
+    "moving_to": "The member to which it goes once its owner has stopped; null: it stays.",
+    "position": "How far it was handed on, in the stream's own words; null: nothing was.",
+    "planned": "The end of the batch that is being handed on; null: none is.",
+    "TaskPartition.batch": "The number of its last batch.",
+    "TaskPartition.at": "None of its records that is older is still to come; null: not known.",
+    "TaskPartition.written_at": "When its position was last written; null: never.",
+}
+
+_HISTORY: Final = {
+    "minutes": "How many of the last minutes that have ended.",
+    "every": "The time between two numbers of a series.",
+    "from": "When the first of the minutes began.",
+    "series": "A number for each minute, by what it is of.",
+    "HistorySeries.ready": "Items that waited at the end of the minute.",
+    "HistorySeries.total_leased": "Items in leases at the end of the minute.",
+    "HistorySeries.scheduled": "Items that were not due yet at the end of the minute.",
+    "oldest_s": "For how many seconds the item that came next had been there at the end of the minute; null, too, if there was none.",
+    "HistorySeries.produced": "Items that came in that minute.",
+    "HistorySeries.leased": "Items that were leased in that minute.",
+    "HistorySeries.completed": "Items that were completed in that minute.",
+    "HistorySeries.retried": "Items that were retried in that minute.",
+    "HistorySeries.expired": "Items whose lease ran out in that minute.",
+    "HistorySeries.dead": "Items that died in that minute.",
+    "HistorySeries.released": "Items that were given back untouched in that minute.",
+    "HistorySeries.cleared": "Items that were dropped in that minute.",
+    "HistorySeries.redriven": "Items that were sent back out of the queue, as a dead queue, in that minute.",
+    "HistorySeries.failures": "Commits that failed, or whose outcome was unknown, in that minute.",
+}
+
 _HEALTH: Final = {
     "alive": "Always true: who is not alive does not answer.",
     "Ready.ready": "Whether every partition serves.",
@@ -382,5 +449,17 @@ _HEALTH: Final = {
 }
 
 FIELDS: Final[dict[str, str]] = (
-    _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _CLUSTER | _REBALANCES | _CONSUMERS | _HEALTH
+    _CALLS
+    | _ITEMS
+    | _ANSWERS
+    | _SETTINGS
+    | _PROBLEM
+    | _STORAGE
+    | _ADMIN
+    | _CLUSTER
+    | _REBALANCES
+    | _CONSUMERS
+    | _TASKS
+    | _HISTORY
+    | _HEALTH
 )

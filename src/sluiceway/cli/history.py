@@ -1,0 +1,107 @@
+"""`sluiceway queue history`: how a queue was, minute by minute."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import zip_longest
+from typing import TYPE_CHECKING
+
+import click
+
+from sluiceway.cli.common import Rows, print_table, table
+from sluiceway.cli.session import Session, connected, queue_argument
+from sluiceway.kernel.clock import format_duration
+
+if TYPE_CHECKING:
+    from sluiceway.client.history import QueueHistory
+
+Series = Sequence[int | None]
+
+MOST_MINUTES = 1_440
+WIDTH = 60
+"""Characters of a line that is drawn: of more minutes, several share one."""
+ROWS = 10
+"""Minutes that are shown in figures: the last ones."""
+BLOCKS = "▁▂▃▄▅▆▇█"
+_LEVELS = {"ready": "ready", "total_leased": "leased", "scheduled": "scheduled", "oldest_s": "oldest"}
+_COUNTS = {name: name for name in ("produced", "completed", "retried", "expired", "dead", "cleared", "redriven", "failures")}
+_ALWAYS = ("ready", "produced", "completed")
+
+
+@click.command()
+@queue_argument("name")
+@click.option("--minutes", type=click.IntRange(1, MOST_MINUTES), default=60, show_default=True, help="So many of the last ones.")
+@connected
+def history(session: Session, name: str, minutes: int) -> None:
+    """Show how the queue NAME was in each of the last minutes, up to a day.
+
+    Items at the end of the minute, and what happened in it. A gap in a line: no server looked then.
+    """
+    answer = session.client.history(name, minutes=minutes)
+    if session.as_json:
+        session.print(answer, "")
+    elif all(each is None for each in answer.series.get("ready", ())):
+        click.echo("nothing is known of these minutes; the last one that has ended comes within some seconds", err=True)
+    else:
+        print_table(lines(answer))
+        click.echo()
+        print_table(figures(answer))
+
+
+def lines(answer: QueueHistory) -> Rows:
+    """What there was, each with a line from the first minute to the last."""
+    rows = []
+    for name, title in _shown(answer).items():
+        series = answer.series[name]
+        known = [each for each in series if each is not None]
+        most = max(known, default=0)
+        last = series[-1]
+        rows.append((title, spark(series, summed=name in _COUNTS), _figure(name, last), _figure(name, most)))
+    return table(("", f"{_clock(answer, 0)} to {_clock(answer, _length(answer))} UTC", "last", "most"), rows, right=("last", "most"))
+
+
+def figures(answer: QueueHistory) -> Rows:
+    """The last minutes, the newest first."""
+    shown = _shown(answer)
+    length = _length(answer)
+    rows = [
+        (_clock(answer, minute), *(_figure(name, answer.series[name][minute]) for name in shown))
+        for minute in range(length - 1, max(-1, length - 1 - ROWS), -1)
+    ]
+    return table(("minute", *shown.values()), rows, right=tuple(shown.values()))
+
+
+def spark(series: Series, *, summed: bool) -> str:
+    """A line of at most WIDTH blocks, and gaps where nothing is known; `summed`: minutes that share a block are added up, else the highest
+    of them stands for all."""
+    together = -(-len(series) // WIDTH)
+    # The last block is never of fewer minutes than the others: it would seem low.
+    groups = list(zip_longest(*[iter(reversed(series))] * together))[::-1]
+    known = [[each for each in group if each is not None] for group in groups]
+    heights = [(sum(group) if summed else max(group)) if group else None for group in known]
+    top = max((each for each in heights if each is not None), default=0)
+    return "".join(" " if each is None else BLOCKS[each * (len(BLOCKS) - 1) // top if top else 0] for each in heights)
+
+
+def _shown(answer: QueueHistory) -> dict[str, str]:
+    """What there was something of, and its title."""
+    return {
+        name: title
+        for name, title in (_LEVELS | _COUNTS).items()
+        if name in answer.series and (name in _ALWAYS or any(answer.series[name]))
+    }
+
+
+def _figure(name: str, value: int | None) -> str:
+    if value is None:
+        return "-"
+    return format_duration(value * 1_000) if name == "oldest_s" else f"{value:,}"
+
+
+def _length(answer: QueueHistory) -> int:
+    return min(map(len, answer.series.values()), default=0)
+
+
+def _clock(answer: QueueHistory, minute: int) -> str:
+    return f"{answer.first_at + timedelta(minutes=minute):%H:%M}"

@@ -1,0 +1,181 @@
+"""The calls on captures, whose tasks divide a change stream: those that have what they have in common in this server's own meta store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from sluiceway.adapters.system import now, stopwatch
+from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.ports.meta_store import MetaStore
+from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.server.endpoints import Endpoint
+from sluiceway.server.health import sees_all
+from sluiceway.server.http import Body, Request
+from sluiceway.wire import json_tasks
+from sluiceway.wire.json_config import NoFields, decode_no_fields
+from sluiceway.wire.json_tasks import TaskSummary, UnseenTasks
+
+if TYPE_CHECKING:
+    from sluiceway.capture import Begun, Look
+
+T = TypeVar("T")
+
+PATIENCE: Final[Millis] = 5_000
+"""So long a call waits for a log, which may be in a Kafka that does not answer."""
+FRESH: Final = 1.0
+"""Seconds for which what was seen is shown again, so that many who watch cost as much as one. What took longer to see: as long as that."""
+AT_ONCE: Final = 4
+"""Captures that are looked at together: of those whose logs are in the meta store, and as many of the others."""
+
+
+class TaskCalls:
+    """Show captures. `store` is asked for at each call: the service has one once it is started. `stop` before that store is closed."""
+
+    def __init__(self, store: Callable[[], MetaStore], patience: Millis = PATIENCE) -> None:
+        self._store = store
+        self._patience = patience
+        self._sights = Sights(store)
+
+    def endpoints(self) -> list[Endpoint]:
+        return [
+            Endpoint(
+                "/v1/tasks.list",
+                "read",
+                self._list,
+                NoFields,
+                json_tasks.TaskList,
+                "List the captures, with who leads, and how far they are",
+            ),
+            Endpoint(
+                "/v1/tasks.get",
+                "read",
+                self._get,
+                json_tasks.TasksGetCall,
+                json_tasks.TaskGroup,
+                "Show a capture: its members and its partitions, who reads them, how far, and what waits for what",
+                ("capture_not_found",),
+            ),
+        ]
+
+    async def stop(self) -> None:
+        await self._sights.stop()
+
+    async def _list(self, request: Request) -> Body:
+        _check_right(request)
+        decode_no_fields(request.body)
+        await _load()
+        from sluiceway.capture.begun import all_begun
+        from sluiceway.capture.shown import unseen
+
+        begun = await self._asked(all_begun(self._store()))
+        looks = {name: self._sights.of(name, each) for name, each in sorted(begun.items())}
+        if looks:
+            await asyncio.wait(looks.values(), timeout=self._patience / 1000)
+        late = f"nothing was heard within {format_duration(self._patience)}"
+        return json_tasks.task_list(
+            look.result().listed if look.done() else unseen(name, begun[name], late) for name, look in looks.items()
+        )
+
+    async def _get(self, request: Request) -> Body:
+        _check_right(request)
+        name = json_tasks.decode_get(request.body).name
+        await _load()
+        from sluiceway.capture.begun import find_begun
+
+        begun, _ = await self._asked(find_begun(self._store(), name))
+        if begun is None:
+            raise SluicewayError("capture_not_found", f"there is no capture {name} in the meta store of this server", "name")
+        look = self._sights.of(name, begun)
+        await asyncio.wait([look], timeout=self._patience / 1000)
+        if not look.done():
+            raise _unavailable(name, f"nothing was heard within {format_duration(self._patience)}")
+        seen = look.result()
+        if isinstance(seen.listed, UnseenTasks):
+            raise _unavailable(name, seen.listed.problem)
+        return seen.whole
+
+    async def _asked(self, reading: Awaitable[T]) -> T:
+        """What the meta store says. Raises `invalid_request`, `unavailable`."""
+        try:
+            async with asyncio.timeout(self._patience / 1000):
+                return await reading
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", str(error)) from error
+        except TimeoutError:
+            detail = f"the meta store did not answer within {format_duration(self._patience)}"
+            raise SluicewayError("unavailable", detail) from None
+
+
+class _Sight(NamedTuple):
+    """A capture as it was seen. `whole`: with each of its partitions, as JSON; of one that could not be seen nothing."""
+
+    listed: TaskSummary | UnseenTasks
+    whole: bytes = b""
+
+
+class Sights:
+    """Looks at captures: at each once at a time, for all who ask meanwhile and for a moment after. It makes nothing by that.
+
+    Who does not wait any longer breaks off nothing: the logs have limits of their own.
+    """
+
+    def __init__(self, store: Callable[[], MetaStore]) -> None:
+        self._store = store
+        self._looks: dict[str, asyncio.Task[_Sight]] = {}
+        # Those who wait for a Kafka do not keep the others waiting.
+        self._slots = {in_meta: asyncio.Semaphore(AT_ONCE) for in_meta in (True, False)}
+
+    def of(self, name: str, begun: Begun) -> asyncio.Task[_Sight]:
+        look = self._looks.get(name)
+        if look is None:
+            look = self._looks[name] = asyncio.create_task(self._look(name, begun))
+        return look
+
+    async def _look(self, name: str, begun: Begun) -> _Sight:
+        from sluiceway.capture.looking import look_in
+        from sluiceway.capture.shown import unseen
+
+        async with self._slots[begun.log == "meta"]:
+            began = stopwatch()
+            try:
+                seen = await look_in(self._store(), name, begun)
+                # Of thousands of partitions this takes a while, in which others are served.
+                return await asyncio.to_thread(_shown, seen, now())
+            except SluicewayError as error:
+                return _Sight(unseen(name, begun, error.detail))
+            finally:
+                asyncio.get_running_loop().call_later(max(FRESH, stopwatch() - began), self._looks.pop, name, None)
+
+    async def stop(self) -> None:
+        looks = list(self._looks.values())
+        for look in looks:
+            look.cancel()
+        if looks:
+            await asyncio.wait(looks)
+
+
+async def _load() -> None:
+    """What reads a capture, beside the loop and only once it is asked for: it brings the client along, which no other call needs."""
+    await asyncio.to_thread(import_module, "sluiceway.capture.shown")
+
+
+def _shown(seen: Look, at: Millis) -> _Sight:
+    from sluiceway.capture.shown import group_of
+
+    group = group_of(seen, at)
+    return _Sight(json_tasks.summary(group), msgspec.json.encode(group))
+
+
+def _unavailable(name: str, problem: str) -> SluicewayError:
+    return SluicewayError("unavailable", f"the log of {name} cannot be read: {problem}")
+
+
+def _check_right(request: Request) -> None:
+    if not sees_all(request.caller):
+        raise SluicewayError("forbidden", "captures are of no queue of this server: they take a key with the scope read:* or admin")

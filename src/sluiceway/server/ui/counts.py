@@ -1,0 +1,110 @@
+"""Every queue's counts as of the last second, for all pages that one reader has open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Mapping
+from typing import Final
+
+from sluiceway.adapters.system import stopwatch
+from sluiceway.server.ui.api import Api, ProblemError
+
+COUNTED: Final = ("produced", "completed", "retried", "expired", "dead")
+"""What is shown by the second."""
+SPAN: Final = 10.0
+"""Seconds over which a rate is a mean."""
+_FIRST: Final = 2.0
+"""Seconds that a page waits for the first counts."""
+_LINGERS: Final = 5.0
+"""Seconds for which they are followed although nobody needs them."""
+_LOOKS: Final = 16
+"""Of which the counts are kept: one a second, so those of SPAN and some more."""
+
+
+class Counts:
+    """Follows `stats` of /v1/events while pages need them. `of` has each queue's counts; a queue that is not there has none yet."""
+
+    def __init__(self) -> None:
+        self.of: dict[str, dict[str, int]] = {}
+        self.problem: ProblemError | None = None
+        self._past: dict[str, deque[tuple[float, tuple[int, ...]]]] = {}
+        self._ready = asyncio.Event()
+        self._users = 0
+        self._task: asyncio.Task[None] | None = None
+        self._end: asyncio.TimerHandle | None = None
+
+    @contextlib.asynccontextmanager
+    async def following(self, api: Api) -> AsyncIterator[None]:
+        """They are kept up to date until the block ends, and a little longer, as the page that was loaded asks for what comes."""
+        self._users += 1
+        if self._end is not None:
+            self._end.cancel()
+            self._end = None
+        if self._task is None or self._task.done():
+            self._ready.clear()
+            self._task = asyncio.create_task(self._follow(api))
+        try:
+            yield
+        finally:
+            self._users -= 1
+            if not self._users:
+                self._end = asyncio.get_running_loop().call_later(_LINGERS, self.stop)
+
+    @property
+    def is_idle(self) -> bool:
+        return self._task is None
+
+    async def known(self) -> None:
+        """Returns when the counts of the queues that there are have come, or that takes too long. Raises ProblemError."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FIRST):
+                await self._ready.wait()
+        if self.problem is not None:
+            raise self.problem
+
+    def stop(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        if self._task is not None:
+            self._task.cancel()
+        self._task = self._end = None
+
+    def rates(self, queue_name: str) -> Mapping[str, float]:
+        """Items a second over the last SPAN, by COUNTED; empty before it was seen for a second."""
+        past = self._past.get(queue_name)
+        if past is None:
+            return {}
+        now = stopwatch()
+        while len(past) > 1 and past[1][0] <= now - SPAN:
+            past.popleft()
+        since, first = past[0]
+        elapsed = min(SPAN, now - since)
+        if elapsed < 1:
+            return {}
+        last = past[-1][1]
+        return {name: max(0, last[place] - first[place]) / elapsed for place, name in enumerate(COUNTED)}
+
+    async def _follow(self, api: Api) -> None:
+        # What is remembered of before would be taken for what happened since.
+        self.of, self._past, self.problem = {}, {}, None
+        try:
+            async for kind, data in api.events("stats,queue.deleted"):
+                name = data.pop("queue_name", "")
+                if kind == "queue.deleted":
+                    self.of.pop(name, None)
+                    self._past.pop(name, None)
+                elif kind == "stats":
+                    self.of.setdefault(name, {}).update(data)
+                    self._note(name)
+                    self._ready.set()
+        except ProblemError as error:
+            self.problem = error
+        finally:
+            self._ready.set()
+
+    def _note(self, name: str) -> None:
+        counts = self.of[name]
+        past = self._past.setdefault(name, deque(maxlen=_LOOKS))
+        past.append((stopwatch(), tuple(counts.get(each, 0) for each in COUNTED)))

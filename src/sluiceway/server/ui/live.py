@@ -1,0 +1,150 @@
+"""Pages that go on: a stream of what has changed, for whoever looks at it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final
+
+from sluiceway.adapters.system import stopwatch
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_STREAMS, STREAM_SEND_TIMEOUT
+from sluiceway.server.http import DisconnectedError, Request, Send
+from sluiceway.server.ui.api import ProblemError
+from sluiceway.server.ui.visit import Visit
+
+log = logging.getLogger("sluiceway.server")
+
+CONTENT_TYPE: Final = b"text/event-stream"
+EVERY: Final = 1.0
+"""Seconds between two looks at what a page shows."""
+HEARTBEAT: Final = 15.0
+"""Seconds: so that a proxy does not give up a silent connection, and a reader that is gone is noticed."""
+
+Render = Callable[[Visit], Awaitable[str]]
+
+
+class Feed:
+    """What one page shows, made once for all readers who are told the same."""
+
+    def __init__(self, visit: Visit, render: Render) -> None:
+        self._visit, self._render = visit, render
+        self.text = ""
+        self.version = 0
+        self.is_over = False
+        """The readers may not see it any more: they have to ask anew."""
+        self.readers = 0
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        try:
+            async with self._visit.counts.following(self._visit.api):
+                while True:
+                    began = stopwatch()
+                    text = await self._render(self._visit)
+                    if text != self.text:
+                        self.text = text
+                        self.version += 1
+                        self._wake()
+                    # A page that is dear is made less often, so that a core is never busy with those who look.
+                    await asyncio.sleep(max(EVERY, 20 * (stopwatch() - began)))
+        except ProblemError:
+            pass
+        except Exception:
+            log.exception("a page of the dashboard could not be made: %s", self._visit.path)
+        finally:
+            self.is_over = True
+            self._wake()
+
+    async def news(self, wait: float) -> None:
+        """Returns when there is something new, or after so many seconds."""
+        changed = self._changed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait):
+                await changed.wait()
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Feeds:
+    """The pages that are looked at now."""
+
+    def __init__(self, render: Render) -> None:
+        self._render = render
+        self._feeds: dict[tuple[object, ...], Feed] = {}
+        self._stopped = False
+
+    def stop(self) -> None:
+        """End every stream, now and from now on."""
+        self._stopped = True
+        for feed in self._feeds.values():
+            feed.stop()
+
+    async def stream(self, visit: Visit, request: Request, send: Send) -> None:
+        """Until the reader is gone, has to ask anew, or the server stops. Raises `unavailable`, `too_many_requests`."""
+        if self._stopped:
+            raise SluicewayError("unavailable", "the server is stopping")
+        if sum(feed.readers for feed in self._feeds.values()) >= MAX_STREAMS:
+            raise SluicewayError("too_many_requests", f"{MAX_STREAMS:,} pages are open, which is the most; try later")
+        gone = asyncio.ensure_future(request.disconnected())
+        headers = [(b"content-type", CONTENT_TYPE), (b"cache-control", b"no-store"), (b"x-request-id", request.request_id)]
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            async with self._reading(visit) as feed:
+                await _follow(feed, send, gone)
+            await _send(send, b"", more=False)
+        finally:
+            gone.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _reading(self, visit: Visit) -> AsyncIterator[Feed]:
+        key = (visit.api.reader, visit.path, tuple(sorted(visit.query.items())))
+        feed = self._feeds.get(key)
+        if feed is None or feed.is_over:
+            feed = self._feeds[key] = Feed(visit, self._render)
+        feed.readers += 1
+        try:
+            yield feed
+        finally:
+            feed.readers -= 1
+            if not feed.readers:
+                feed.stop()
+                if self._feeds.get(key) is feed:
+                    del self._feeds[key]
+
+
+async def _follow(feed: Feed, send: Send, gone: asyncio.Future[None]) -> None:
+    seen, heard = 0, stopwatch()
+    while not (feed.is_over or gone.done()):
+        if feed.version != seen:
+            seen, heard = feed.version, stopwatch()
+            await _send(send, _event(feed.text))
+        elif stopwatch() - heard >= HEARTBEAT:
+            heard = stopwatch()
+            await _send(send, b":\n\n")
+        waiting = asyncio.ensure_future(feed.news(HEARTBEAT))
+        try:
+            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            waiting.cancel()
+
+
+def _event(text: str) -> bytes:
+    """No line of the text may be taken for another field."""
+    return b"".join(b"data: %s\n" % line.encode() for line in text.splitlines()) + b"\n"
+
+
+async def _send(send: Send, part: bytes, more: bool = True) -> None:
+    try:
+        async with asyncio.timeout(STREAM_SEND_TIMEOUT / 1000):
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+    except TimeoutError:
+        raise DisconnectedError from None

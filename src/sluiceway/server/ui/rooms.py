@@ -1,0 +1,28 @@
+"""The tables: the navigation, the pages, and what a reader can have done."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from sluiceway.server.ui.pages import overview, queues
+from sluiceway.server.ui.view import Command, View
+
+ROOMS: Final = (
+    ("Overview", "/ui"),
+    ("Queues", "/ui/queues"),
+    ("Partition map", "/ui/map"),
+    ("Instances", "/ui/instances"),
+    ("Rounds", "/ui/rounds"),
+    ("Rebalances", "/ui/rebalances"),
+    ("Dead letters", "/ui/dead"),
+    ("Tasks", "/ui/tasks"),
+    ("Spark", "/ui/spark"),
+    ("Audit", "/ui/audit"),
+    ("Settings", "/ui/settings"),
+)
+"""The navigation: names and paths."""
+
+VIEWS: Final[tuple[View, ...]] = (*overview.VIEWS, *queues.VIEWS)
+"""A path finds the first that matches."""
+
+COMMANDS: Final[tuple[Command, ...]] = (*queues.COMMANDS,)

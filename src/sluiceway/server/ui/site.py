@@ -1,0 +1,271 @@
+"""The dashboard as a part of the application: what is asked for at /ui, and answered with HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from sluiceway import __version__
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.server.http import Request, Send, respond
+from sluiceway.server.ui.api import Asgi, Facts, ProblemError
+from sluiceway.server.ui.counts import Counts
+from sluiceway.server.ui.live import Feeds
+from sluiceway.server.ui.render import Asset, Pages, assets
+from sluiceway.server.ui.rooms import COMMANDS, ROOMS, VIEWS
+from sluiceway.server.ui.view import Command, View
+from sluiceway.server.ui.visit import Visit, api_of, cookie_for, is_own
+
+ROOT: Final = "/ui"
+HTML: Final = b"text/html; charset=utf-8"
+TEXT: Final = b"text/plain; charset=utf-8"
+_MOST: Final = 64 << 10
+"""Bytes of a form."""
+
+HEADERS: Final = (
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
+        b"base-uri 'none'; frame-ancestors 'none'",
+    ),
+    (b"x-content-type-options", b"nosniff"),
+    # Not less: a form that is sent without any says that it comes from nowhere.
+    (b"referrer-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+)
+"""Sent with each page: a text that got into one by mistake could load and run nothing, nor could the page be shown within another."""
+
+
+class Site:
+    """Serves /ui over the application's own API. Knows nothing else of the server."""
+
+    def __init__(self, app: Asgi) -> None:
+        self._app = app
+        self._pages = Pages()
+        self._feeds = Feeds(self._live)
+        self._counts: dict[object, Counts] = {}
+        self._assets: dict[str, Asset] = {}
+        self._commands = {command.name: command for command in COMMANDS}
+
+    def stop(self) -> None:
+        """End every stream, now and from now on."""
+        self._feeds.stop()
+        for counts in self._counts.values():
+            counts.stop()
+
+    async def serve(self, path: str, method: str, request: Request, send: Send) -> None:
+        """Answer what is asked for at a path that begins with /ui. Raises SluicewayError for what is not there."""
+        if path.startswith(f"{ROOT}/assets/"):
+            await self._asset(path, request, send)
+            return
+        if method == "POST":
+            if not is_own(request, request.scope):
+                raise SluicewayError("forbidden", "this was not sent by a page of this server; go to /ui and try again")
+            await self._post(path, request, send)
+        elif method in ("GET", "HEAD"):
+            await self._get(path, request, send)
+        else:
+            raise SluicewayError("method_not_allowed", "pages take GET, HEAD and POST")
+
+    # ---- pages --------------------------------------------------------------------------------------------------------
+
+    async def _get(self, path: str, request: Request, send: Send) -> None:
+        if path == f"{ROOT}/sign-in":
+            await self._show(send, request, 200, self._sign_in(self._query(request)))
+            return
+        if path.startswith(f"{ROOT}/line/"):
+            command = self._commands.get(path.removeprefix(f"{ROOT}/line/"))
+            await self._show(
+                send, request, 200 if command else 404, command.line(self._query(request)) if command else "", content_type=TEXT
+            )
+            return
+        visit = self._visit(path, request)
+        try:
+            await visit.meet()
+            if path.startswith(f"{ROOT}/live"):
+                visit.path = ROOT + path.removeprefix(f"{ROOT}/live")
+                await self._stream(visit, request, send)
+            elif path.startswith(f"{ROOT}/ask/"):
+                command = self._command(path.removeprefix(f"{ROOT}/ask/"))
+                await self._show(send, request, 200, self._framed(visit, command.title, self._asked(command, visit)))
+            else:
+                async with visit.counts.following(visit.api):
+                    await self._show(send, request, 200, await self._whole(visit))
+        except ProblemError as error:
+            await self._refuse(send, request, visit, error)
+
+    def _visit(self, path: str, request: Request) -> Visit:
+        api = api_of(self._app, request.scope, request)
+        for key in [key for key, counts in self._counts.items() if counts.is_idle]:
+            del self._counts[key]
+        counts = self._counts.setdefault(api.reader, Counts())
+        return Visit(api, counts, path, self._query(request), partial=_is_partial(request))
+
+    @staticmethod
+    def _query(request: Request) -> dict[str, str]:
+        return dict(parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True))
+
+    def _view(self, visit: Visit) -> View:
+        path = visit.path.rstrip("/") or ROOT
+        for view in VIEWS:
+            parts = view.match(path)
+            if parts is not None:
+                visit.parts = parts
+                return view
+        raise ProblemError(404, "not_found", f"there is no page {visit.path[:80]!r}")
+
+    async def _whole(self, visit: Visit) -> str:
+        view = self._view(visit)
+        facts = {**self._common(visit), **await view.gather(visit)}
+        live = self._pages.html(view.template, facts)
+        still = self._pages.html(view.still, facts) if view.still else ""
+        target = visit.path.removeprefix(ROOT)
+        query = "&".join(f"{quote(name)}={quote(value)}" for name, value in visit.query.items())
+        return self._pages.html(
+            "base.html",
+            {
+                **self._common(visit),
+                "title": view.title.format(**visit.parts),
+                "room": view.room,
+                "still": still,
+                "live": live,
+                "scripts": view.scripts,
+                "live_url": f"{ROOT}/live{target}{'?' if query else ''}{query}" if view.refreshes else "",
+            },
+        )
+
+    async def _live(self, visit: Visit) -> str:
+        view = self._view(visit)
+        try:
+            facts = {**self._common(visit), **await view.gather(visit)}
+        except ProblemError as error:
+            if error.is_stranger:
+                raise
+            return self._pages.html("problem.html", {**self._common(visit), "problem": error})
+        return self._pages.html(view.template, facts)
+
+    async def _stream(self, visit: Visit, request: Request, send: Send) -> None:
+        if not self._view(visit).refreshes:
+            raise ProblemError(404, "not_found", "this page does not change by itself")
+        await self._feeds.stream(visit, request, send)
+
+    def _common(self, visit: Visit) -> Facts:
+        return {"visit": visit, "rooms": ROOMS, "commands": self._commands, "version": __version__}
+
+    def _framed(self, visit: Visit, title: str, content: str) -> str:
+        """A part of a page by itself, or where there is no page around it, as one."""
+        if visit.partial:
+            return content
+        facts = {"title": title, "room": "", "still": "", "live": content, "scripts": (), "live_url": ""}
+        return self._pages.html("base.html", {**self._common(visit), **facts})
+
+    # ---- what is done -------------------------------------------------------------------------------------------------
+
+    async def _post(self, path: str, request: Request, send: Send) -> None:
+        await request.read_body(_MOST)
+        given = dict(parse_qsl(bytes(request.body).decode("utf-8", "replace"), keep_blank_values=True))
+        if path == f"{ROOT}/sign-in":
+            await self._sign(given, request, send)
+            return
+        if path == f"{ROOT}/sign-out":
+            await self._go(send, request, f"{ROOT}/sign-in", (b"set-cookie", cookie_for("", request)))
+            return
+        visit = self._visit(path, request)
+        visit.query = given
+        try:
+            await visit.meet()
+            command = self._command(path.removeprefix(f"{ROOT}/do/"))
+            await self._show(send, request, 200, self._framed(visit, command.title, await self._do(command, visit)))
+        except ProblemError as error:
+            await self._refuse(send, request, visit, error)
+
+    def _command(self, name: str) -> Command:
+        if name not in self._commands:
+            raise ProblemError(404, "not_found", f"there is no command {name[:80]!r}")
+        return self._commands[name]
+
+    def _asked(self, command: Command, visit: Visit, problem: ProblemError | None = None) -> str:
+        facts = {"command": command, "given": visit.query, "line": command.line(visit.query), "problem": problem}
+        return self._pages.html("ask.html", {**self._common(visit), **facts})
+
+    async def _do(self, command: Command, visit: Visit) -> str:
+        """Raises ProblemError only if the reader has to say who they are."""
+        try:
+            values = command.values(visit.query)
+            if command.destroys and visit.query.get("confirm", "").strip() != visit.query.get(command.on):
+                raise ProblemError(
+                    400, "invalid_request", f"nothing was done: repeat {visit.query.get(command.on, '')!r} to confirm", "confirm"
+                )
+            answer = await visit.api.send(command.call, values)
+        except SluicewayError as error:
+            return self._asked(command, visit, ProblemError(400, error.code, error.detail, error.field or ""))
+        except ProblemError as error:
+            if error.is_stranger:
+                raise
+            return self._asked(command, visit, error)
+        facts = {"command": command, "given": visit.query, "line": command.line(visit.query), "answer": answer}
+        return self._pages.html("done.html", {**self._common(visit), **facts})
+
+    # ---- signing in ---------------------------------------------------------------------------------------------------
+
+    def _sign_in(self, query: Mapping[str, str], problem: ProblemError | None = None) -> str:
+        return self._pages.html("sign_in.html", {"next": _own_path(query.get("next", "")), "problem": problem, "version": __version__})
+
+    async def _sign(self, given: Mapping[str, str], request: Request, send: Send) -> None:
+        key = given.get("key", "").strip()
+        visit = self._visit(ROOT, request)
+        try:
+            await visit.api.signed_as(key).call("keys.self")
+        except ProblemError as error:
+            await self._show(send, request, error.status, self._sign_in(given, error))
+            return
+        await self._go(send, request, _own_path(given.get("next", "")), (b"set-cookie", cookie_for(key, request)))
+
+    # ---- answers ------------------------------------------------------------------------------------------------------
+
+    async def _asset(self, path: str, request: Request, send: Send) -> None:
+        if not self._assets:
+            self._assets = {asset.path: asset for asset in assets().values()}
+        asset = self._assets.get(path)
+        if asset is None:
+            raise SluicewayError("not_found", f"there is no asset {path[:80]!r}")
+        packed = any(name == b"accept-encoding" and b"gzip" in value for name, value in request.scope["headers"])
+        headers = [*HEADERS, (b"cache-control", b"public, max-age=31536000, immutable"), (b"vary", b"accept-encoding")]
+        if packed:
+            headers.append((b"content-encoding", b"gzip"))
+        await respond(send, 200, asset.content_type, asset.packed if packed else asset.body, request.request_id, *headers)
+
+    async def _show(
+        self, send: Send, request: Request, status: int, text: str, *more: tuple[bytes, bytes], content_type: bytes = HTML
+    ) -> None:
+        await respond(send, status, content_type, text.encode(), request.request_id, *HEADERS, (b"cache-control", b"no-store"), *more)
+
+    async def _go(self, send: Send, request: Request, where: str, *more: tuple[bytes, bytes]) -> None:
+        await self._show(send, request, 303, "", (b"location", where.encode()), *more)
+
+    async def _refuse(self, send: Send, request: Request, visit: Visit, error: ProblemError) -> None:
+        if error.is_stranger:
+            back = quote(
+                visit.path + ("?" + request.scope["query_string"].decode("latin-1") if request.scope["query_string"] else ""), safe=""
+            )
+            if request.scope["method"] == "GET" and not visit.partial and not request.scope["path"].startswith(f"{ROOT}/live"):
+                await self._go(send, request, f"{ROOT}/sign-in?next={back}")
+            else:
+                await self._show(send, request, 401, "", (b"hx-redirect", f"{ROOT}/sign-in".encode()))
+            return
+        content = self._pages.html("problem.html", {**self._common(visit), "problem": error})
+        await self._show(send, request, error.status, self._framed(visit, "Not shown", content))
+
+
+def _is_partial(request: Request) -> bool:
+    return any(name == b"hx-request" for name, _ in request.scope["headers"])
+
+
+def _own_path(text: str) -> str:
+    """A path of the dashboard, whatever it is that was asked for."""
+    found = urlsplit(text)
+    own = not found.scheme and not found.netloc and (found.path == ROOT or found.path.startswith(f"{ROOT}/"))
+    if not own or not text.isascii() or not text.isprintable() or "\\" in text:
+        return ROOT
+    return text

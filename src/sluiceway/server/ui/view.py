@@ -1,0 +1,126 @@
+"""What the dashboard has: one table of pages, and one of what a reader can have done."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, Literal
+
+from sluiceway.kernel.errors import invalid
+from sluiceway.model.access import Action
+from sluiceway.server.ui.api import Facts
+from sluiceway.server.ui.visit import Visit
+
+Gather = Callable[[Visit], Awaitable[Facts]]
+
+
+@dataclass(frozen=True)
+class View:
+    """A page. `pattern` is its path, with {NAME} for a segment that `visit.parts` has then; they may be in the `title`, too.
+
+    `gather` asks the API for what is shown, and raises ProblemError. `template` is what goes on by itself, `still` what does not and
+    is above it: tabs, filters, whatever has the reader's input in it. `room` is its place in the navigation. `scripts` are assets.
+    `refreshes` False: it is shown as it was when it was asked for.
+    """
+
+    pattern: str
+    title: str
+    template: str
+    gather: Gather
+    room: str
+    still: str = ""
+    scripts: tuple[str, ...] = ()
+    refreshes: bool = True
+
+    @cached_property
+    def _expression(self) -> re.Pattern[str]:
+        return re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[A-Za-z0-9_.\\-]{1,128})", self.pattern))
+
+    def match(self, path: str) -> Mapping[str, str] | None:
+        """The segments that the path has for the pattern's names; None if it is another page's."""
+        found = self._expression.fullmatch(path)
+        return None if found is None else found.groupdict()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Something to fill in for a command. `flag` is the command line's; empty: it is said by its place. `choices` of a select have a label
+    each. `value` is there to begin with. `hidden`: the reader came from where it is known, and only sees it."""
+
+    name: str
+    label: str
+    kind: Literal["text", "number", "flag", "select", "list", "known"] = "text"
+    flag: str = ""
+    hint: str = ""
+    choices: tuple[tuple[str, str], ...] = ()
+    value: str = ""
+    required: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What a reader can have done: a call of the API, which the command line has, too.
+
+    `says` is what it does, to read before; `button` what is on the button. `on` is the field with the queue for which the scope `action` is
+    needed; empty: for none. `destroys`: the reader has to repeat what the field `on` has. `cli` is the command's words.
+    """
+
+    name: str
+    title: str
+    button: str
+    says: str
+    call: str
+    action: Action
+    cli: str
+    fields: tuple[Field, ...] = ()
+    on: str = "queue_name"
+    destroys: bool = False
+
+    def values(self, given: Mapping[str, str]) -> Facts:
+        """The fields of the call, of what was filled in: nothing for what was left empty. Raises `invalid_request`."""
+        found: Facts = {}
+        for field in self.fields:
+            text = given.get(field.name, "").strip()
+            if field.kind == "flag":
+                if text:
+                    found[field.name] = True
+            elif text:
+                found[field.name] = _value(field, text)
+            elif field.required:
+                raise invalid(field.name, f"{field.label}: fill it in")
+        return found
+
+    def line(self, given: Mapping[str, str]) -> str:
+        """What does the same in a terminal."""
+        words, flags = ["sluiceway", *self.cli.split()], []
+        for field in self.fields:
+            text = given.get(field.name, "").strip()
+            if not text:
+                continue
+            if field.kind == "flag":
+                flags.append(field.flag)
+            elif field.kind == "list":
+                each_flag = [field.flag] if field.flag else []
+                flags += [word for each in text.split() for word in (*each_flag, each)]
+            elif field.flag:
+                flags += [*field.flag.split(), text]
+            else:
+                words.append(text)
+        return shlex.join([*words, *flags])
+
+
+_INTEGER: Final = re.compile(r"-?[0-9]{1,15}")
+
+
+def _value(field: Field, text: str) -> object:
+    if field.kind == "list":
+        return text.split()
+    numeric = field.kind == "number" or (field.kind == "known" and field.name == "partition")
+    if not numeric:
+        return text
+    if not _INTEGER.fullmatch(text):
+        raise invalid(field.name, f"{field.label}: {text[:40]!r} is not a whole number")
+    return int(text)

@@ -1,0 +1,48 @@
+"""Servers to look at: with queues in every state that they can have, and with API keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from sluiceway.client import Client, Item
+from test_server_reload import Child, child
+
+BACKENDS: Final = "[backends.fast]\nkind = 'sqlite'\n[backends.wide]\nkind = 'sqlite'\npartition_affinity = 0.5\n"
+ADMIN_KEY: Final = "the administrator's key, for tests only"
+GUARDED: Final = f"[server]\nauth = 'keys'\nadmin_key = 'env:ADMIN'\n{BACKENDS}"
+EVIL: Final = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+"""What a payload, a reason or a client's name may be: text, whatever it says."""
+
+
+@contextmanager
+def guarded(folder: Path) -> Iterator[Child]:
+    """A server that asks for API keys."""
+    with child(folder, GUARDED, ADMIN=ADMIN_KEY) as server:
+        server.http.headers["authorization"] = f"Bearer {ADMIN_KEY}"
+        yield server
+
+
+def key(server: Child, name: str, *scopes: str) -> str:
+    """A new API key."""
+    return str(server.ask("keys.create", name=name, scopes=list(scopes))["key"])
+
+
+def fill(url: str) -> None:
+    """Queues in every state."""
+    with Client(url) as client:
+        for name in ("orders-dead", "empty", "paused", "emails"):
+            client.create_queue(name)
+        client.create_queue("orders", requested_partitions=6, max_attempts=2, dead_queue="orders-dead", retry_backoff="0s", reference=EVIL)
+        client.pause("paused")
+        client.produce("paused", ["waits"])
+        client.produce("emails", [Item(f"later {number}", enqueue_at="+1h") for number in range(5)])
+        client.produce("orders", [EVIL, b"\x00\xff binary", '{"order": 17, "amount": "12.50"}'])
+        for _ in range(2):
+            leased = client.lease("orders", batch_size=100, max_partitions=6, client_id="bad-worker")
+            client.retry("orders", [(item.id, EVIL) for item in leased])
+        for call in range(20):
+            client.produce("orders", [f"order {call}.{number}" for number in range(25)])
+        client.lease("orders", batch_size=40, max_partitions=6, client_id=EVIL[:60])

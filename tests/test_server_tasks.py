@@ -1,0 +1,167 @@
+"""`tasks.list` and `tasks.get`: a server shows the captures of its own meta store, and waits for no log that does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_shell import Shell
+from node_rig import eventually
+from server_guarded import Guarded, guarded
+from server_process import PATIENCE, closed_port
+from server_running import Running, running
+from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.capture import Begun
+from sluiceway.capture.config import STREAMS
+from sluiceway.client import AsyncClient, CallError, Client, TaskGroup, TaskMember
+from sluiceway.model.meta import View
+from sluiceway.node.service import Service
+from sluiceway.server.app import Fittings
+from sluiceway.server.task_calls import Sights, TaskCalls
+from sluiceway.testing.drive import driven
+from tasks_rig import Part, Script
+from test_capture import KIND, SCRIPTS, config, member
+from test_cli_tasks import KEPT, RECORDS, write_capture
+from test_server_reload import child
+
+BEGUN = Begun(stream="kinesis", log="meta", queue="orders")
+CALLS: tuple[tuple[str, dict[str, object]], ...] = (("tasks.list", {}), ("tasks.get", {"name": "feed"}), ("tasks.get", {"name": "none"}))
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
+    monkeypatch.setitem(STREAMS, KIND, "test_capture")
+    SCRIPTS["s"] = Script([Part("a", (), 30, 1), Part("b", (), 20, 1), Part("c", ("a", "b"), 50)])
+    yield SCRIPTS["s"]
+    SCRIPTS.clear()
+
+
+# -- a capture that runs ----------------------------------------------------------------------------------------------
+
+
+async def watch(url: str, told: Any, script: Script) -> None:
+    """What an instance shows before, while and after a member is at work."""
+    script.held = True
+    async with AsyncClient(url) as client:
+        found = await client.list_tasks()
+        assert (found.items, found.unseen) == ([], [])
+        with pytest.raises(CallError) as raised:
+            await client.get_tasks("orders")
+        assert (raised.value.code, raised.value.field, raised.value.kind.status) == ("capture_not_found", "name", 404)
+        async with member(told) as runner:
+            seen = await shown(client, lambda group: group.records == 100 and [each.partition for each in group.partitions] == ["c"])
+            (last,) = seen.partitions
+            assert (seen.leader, seen.term > 0, seen.sown) == (runner.name, True, True)
+            assert seen.members == [TaskMember(member=runner.name, leads=True, in_term=True, partitions=1)]
+            assert (seen.stream, seen.log, seen.queue, seen.alarms, seen.stuck) == (KIND, "meta", told.queue, [], {})
+            assert (last.state, last.owner, last.parents, last.waits_for) == ("owned", runner.name, ["a", "b"], [])
+            assert (last.position, last.records, last.grant is not None) == ("c:50", 50, True)
+            assert seen.watermark is not None
+            assert last.written_at is not None
+        left = await shown(client, lambda group: group.leader is None)
+        assert (left.members, left.partitions[0].state, left.partitions[0].owner) == ([], "ready", None)
+
+
+async def shown(client: AsyncClient, holds: Any) -> TaskGroup:
+    async with asyncio.timeout(PATIENCE):
+        while not holds(seen := await client.get_tasks("orders")):
+            await asyncio.sleep(0.05)
+    return seen
+
+
+def test_an_instance_shows_what_runs_by_its_clusters_meta_store(
+    tmp_path: Path, script: Script, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    meta = f"sqlite:{tmp_path / 'meta.db'}"
+    with child(tmp_path, f'[cluster]\nmeta = "{meta}"\n') as server:
+        server.ask("queues.create", queue_name="orders")
+        asyncio.run(watch(server.url, config(tmp_path, meta=meta, url=server.url, queue="orders", limit=7), script))
+        with Client(server.url) as client:
+            group, (listed,) = client.get_tasks("orders"), client.list_tasks().items
+            assert (listed.name, listed.records, listed.state_of) == ("orders", 100, group.state_of)
+        # The same, to the letter, as whoever reads the meta store beside it.
+        shell = Shell("", monkeypatch, capsysbinary)
+        assert server.ask("tasks.get", name="orders") == shell.json("tasks", "show", "orders", "--meta", meta)[0]
+        assert server.ask("tasks.list") == {"items": shell.json("tasks", "list", "--meta", meta), "unseen": []}
+
+
+# -- of a server that is alone, and who may see it ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    data = tmp_path_factory.mktemp("alone") / "data"
+    with guarded(data) as server:
+        asyncio.run(write_capture(data / "meta.sqlite", "feed", RECORDS, KEPT))
+        yield server
+
+
+def test_captures_may_be_in_the_meta_store_of_a_server_that_is_alone(alone: Guarded) -> None:
+    client = alone.client("read:*")
+    found = client.post("/v1/tasks.get", json={"name": "feed"}).json()
+    parents = {each["partition"]: (each["parents"], each["waits_for"]) for each in found["partitions"]}
+    # A tree: what hangs from what, and what keeps it from beginning.
+    assert parents == {
+        "shard-0": ([], []),
+        "shard-1": ([], []),
+        "shard-2": ([], []),
+        "shard-3": (["shard-0"], ["shard-0"]),
+        "shard-4": (["shard-0"], ["shard-0"]),
+        "shard-5": (["shard-1", "shard-2"], ["shard-2"]),
+    }
+    assert (found["watermark"], found["partitions"][2]["at"]) == ("2023-11-14T22:13:20Z", "2023-11-14T22:14:10Z")
+    assert (found["partitions"][2]["moving_to"], found["partitions"][1]["owner"]) == ("one", "two")
+    (listed,) = client.post("/v1/tasks.list", json={}).json()["items"]
+    assert listed == {name: value for name, value in found.items() if name not in ("sown", "partitions")}
+
+
+def test_captures_are_for_who_may_read_all_queues_and_for_administrators(alone: Guarded) -> None:
+    for scope in ("read:*", "admin"):
+        client = alone.client(scope)
+        assert [client.post(f"/v1/{call}", json=fields).status_code for call, fields in CALLS] == [200, 200, 404]
+    for scopes in (["read:orders"], ["read:feed", "read:f*"], ["produce:*", "consume:*", "manage:*"]):
+        client = alone.client(*scopes)
+        answers = [client.post(f"/v1/{call}", json=fields).json() for call, fields in CALLS]
+        # Nor is it said whether there is such a capture.
+        assert {(each["code"], each["status"], each["detail"]) for each in answers} == {("forbidden", 403, answers[0]["detail"])}
+    assert [alone.http.post(f"/v1/{call}", json=fields).status_code for call, fields in CALLS] == [401] * 3
+
+
+@pytest.mark.parametrize("fields", [{}, {"name": None}, {"name": ""}, {"name": "../feed"}, {"name": 7}, {"name": "x" * 129}])
+def test_what_is_no_name_is_refused(alone: Guarded, fields: dict[str, object]) -> None:
+    answer = alone.client("admin").post("/v1/tasks.get", json=fields)
+    assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "invalid_request", "name")
+
+
+def test_nothing_is_written_by_looking(alone: Guarded, tmp_path: Path) -> None:
+    async def all_of_it() -> View:
+        store = SqliteMetaStore(tmp_path.parent.parent / "none") if False else SqliteMetaStore(alone_meta(alone))
+        try:
+            return await store.read(prefixes=["captures/", "tasks/"])
+        finally:
+            await store.close()
+
+    client = alone.client("admin")
+    before = asyncio.run(all_of_it())
+    for call, fields in CALLS:
+        client.post(f"/v1/{call}", json=fields)
+    assert asyncio.run(all_of_it()).entries == before.entries
+
+
+# -- logs that do not answer -------------------------------------------------------------------------------------------
+
+
+def silent_logs(data: Path, patience: int) -> Any:
+    return running(data, lambda service: Fittings(endpoints=TaskCalls(lambda: service.meta, patience).endpoints()))
+
+
+def write_captures(server: Running, data: Path, log: str) -> None:
+    asyncio.run(write_capture(data / "meta.sqlite", "feed", RECORDS, KEPT))
+    asyncio.run(write_capture(data / "meta.sqlite", "far", [], {}, log=log))
