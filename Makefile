@@ -2,7 +2,7 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow explore lint audit bench bench-scale crash test-cluster test-rebalance test-tasks test-spark fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow e2e explore lint audit bench bench-scale crash test-cluster test-rebalance test-tasks test-spark fuzz hostile sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
@@ -55,10 +55,22 @@ demo: setup ## A real Spark pipeline fed by a real queue, with a ledger at the e
 	@$(BIN)/sluiceway demo $(if $(INPUT),--input "$(INPUT)") $(if $(KILL),--kill "$(KILL)")
 
 test: setup lint ## Lint, then every test but the slow ones
-	@$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
+	@$(BIN)/python -m pytest -m "not slow and not e2e" $(PARALLEL) $(ARGS)
 
 test-slow: setup ## The tests that are too long for `make test`; those that kill on end are in `make crash`
 	@$(BIN)/python -m pytest -m "slow and not crash" $(PARALLEL) $(ARGS)
+
+e2e: setup ## The dashboard in a real Chromium, with screenshots in build/e2e (ARGS='--shots docs/images': those of the documents)
+	@.tools/bin/python tools/assets.py
+	@found="$$SLUICEWAY_TEST_CHROMIUM"; \
+	for name in chromium chromium-browser google-chrome; do [ -n "$$found" ] || found=$$(command -v "$$name" || true); done; \
+	if [ -z "$$found" ] && command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium; \
+	elif [ -z "$$found" ]; then \
+		echo "make e2e: no Chromium was found. Install one (on Debian: apt-get install chromium) or name it in SLUICEWAY_TEST_CHROMIUM." >&2; \
+		exit 1; \
+	fi
+	@$(BIN)/python -m pytest tests/e2e -m e2e $(ARGS)
 
 lint: setup ## Style, types and the floors
 	@$(BIN)/ruff check $(LINTED)

@@ -65,8 +65,11 @@ def certified(folder: Path) -> tuple[TlsFiles, str]:
 
 
 @contextmanager
-def guarded(data: Path, *, secure: bool = False) -> Iterator[Guarded]:
-    """All that a server process serves from that data directory, for callers with a key, until the block ends. `secure`: over TLS."""
+def guarded(data: Path, *, secure: bool = False, keys: bool = True) -> Iterator[Guarded]:
+    """All that a server process serves from that data directory, for callers with a key, until the block ends.
+
+    `secure`: over TLS. Not `keys`: for everybody.
+    """
     ready = threading.Event()
     tls, ca_file = certified(data.with_name(f"{data.name}-tls")) if secure else (None, "")
     sock = bind("127.0.0.1", 0)
@@ -76,7 +79,7 @@ def guarded(data: Path, *, secure: bool = False) -> Iterator[Guarded]:
 
     async def life() -> None:
         await service.start()
-        assembly = Assembly(service, loaded, Door(keys=True, tls=tls))
+        assembly = Assembly(service, loaded, Door(keys=keys, tls=tls))
         await assembly.start()
         server = Server(assembly.app, ready.set, tls=tls)
         made.append(Guarded(service, server, url_of(sock, secure), ca_file))

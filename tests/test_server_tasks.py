@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from cli_shell import Shell
 from node_rig import eventually
 from server_guarded import Guarded, guarded
-from server_process import PATIENCE, closed_port
+from server_process import PATIENCE, ServerProcess, closed_port
 from server_running import Running, running
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.capture import Begun
 from sluiceway.capture.config import STREAMS
 from sluiceway.client import AsyncClient, CallError, Client, TaskGroup, TaskMember
-from sluiceway.model.meta import View
-from sluiceway.node.service import Service
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.meta import Entry, View
 from sluiceway.server.app import Fittings
 from sluiceway.server.task_calls import Sights, TaskCalls
 from sluiceway.testing.drive import driven
@@ -31,7 +32,6 @@ from test_capture import KIND, SCRIPTS, config, member
 from test_cli_tasks import KEPT, RECORDS, write_capture
 from test_server_reload import child
 
-BEGUN = Begun(stream="kinesis", log="meta", queue="orders")
 CALLS: tuple[tuple[str, dict[str, object]], ...] = (("tasks.list", {}), ("tasks.get", {"name": "feed"}), ("tasks.get", {"name": "none"}))
 
 
@@ -71,7 +71,7 @@ async def watch(url: str, told: Any, script: Script) -> None:
 
 async def shown(client: AsyncClient, holds: Any) -> TaskGroup:
     async with asyncio.timeout(PATIENCE):
-        while not holds(seen := await client.get_tasks("orders")):
+        while not holds(seen := await client.get_tasks("orders")):  # noqa: ASYNC110 - there is no event to await
             await asyncio.sleep(0.05)
     return seen
 
@@ -96,8 +96,12 @@ def test_an_instance_shows_what_runs_by_its_clusters_meta_store(
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
-    data = tmp_path_factory.mktemp("alone") / "data"
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("alone") / "data"
+
+
+@pytest.fixture(scope="module")
+def alone(data: Path) -> Iterator[Guarded]:
     with guarded(data) as server:
         asyncio.run(write_capture(data / "meta.sqlite", "feed", RECORDS, KEPT))
         yield server
@@ -117,7 +121,7 @@ def test_captures_may_be_in_the_meta_store_of_a_server_that_is_alone(alone: Guar
         "shard-5": (["shard-1", "shard-2"], ["shard-2"]),
     }
     assert (found["watermark"], found["partitions"][2]["at"]) == ("2023-11-14T22:13:20Z", "2023-11-14T22:14:10Z")
-    assert (found["partitions"][2]["moving_to"], found["partitions"][1]["owner"]) == ("one", "two")
+    assert [found["partitions"][2][name] for name in ("owner", "moving_to")] == ["two", "one"]
     (listed,) = client.post("/v1/tasks.list", json={}).json()["items"]
     assert listed == {name: value for name, value in found.items() if name not in ("sown", "partitions")}
 
@@ -140,28 +144,106 @@ def test_what_is_no_name_is_refused(alone: Guarded, fields: dict[str, object]) -
     assert (answer.status_code, answer.json()["code"], answer.json()["field"]) == (400, "invalid_request", "name")
 
 
-def test_nothing_is_written_by_looking(alone: Guarded, tmp_path: Path) -> None:
-    async def all_of_it() -> View:
-        store = SqliteMetaStore(tmp_path.parent.parent / "none") if False else SqliteMetaStore(alone_meta(alone))
-        try:
-            return await store.read(prefixes=["captures/", "tasks/"])
-        finally:
-            await store.close()
+def test_nothing_is_written_by_looking(alone: Guarded, data: Path) -> None:
+    async def written() -> dict[str, Entry]:
+        store = SqliteMetaStore(data / "meta.sqlite")
+        view = await store.read(prefixes=["captures/", "tasks/"])
+        await store.close()
+        return dict(view.entries)
 
     client = alone.client("admin")
-    before = asyncio.run(all_of_it())
+    before = asyncio.run(written())
     for call, fields in CALLS:
         client.post(f"/v1/{call}", json=fields)
-    assert asyncio.run(all_of_it()).entries == before.entries
+    assert before
+    assert asyncio.run(written()) == before
 
 
 # -- logs that do not answer -------------------------------------------------------------------------------------------
 
 
-def silent_logs(data: Path, patience: int) -> Any:
-    return running(data, lambda service: Fittings(endpoints=TaskCalls(lambda: service.meta, patience).endpoints()))
+@contextmanager
+def with_a_log_elsewhere(data: Path, port: int, patience: Millis) -> Iterator[Running]:
+    """A server whose meta store has a capture `feed`, and one whose log is in a Kafka at that port."""
+    with running(data, lambda service: Fittings(endpoints=TaskCalls(lambda: service.meta, patience).endpoints())) as server:
+        asyncio.run(write_capture(data / "meta.sqlite", "feed", RECORDS, KEPT))
+        asyncio.run(write_capture(data / "meta.sqlite", "far", [], {}, log=f"kafka:127.0.0.1:{port}"))
+        yield server
 
 
-def write_captures(server: Running, data: Path, log: str) -> None:
-    asyncio.run(write_capture(data / "meta.sqlite", "feed", RECORDS, KEPT))
-    asyncio.run(write_capture(data / "meta.sqlite", "far", [], {}, log=log))
+def test_a_log_that_cannot_be_read_hides_no_other(tmp_path: Path) -> None:
+    with closed_port() as port, with_a_log_elsewhere(tmp_path / "data", port, 60_000) as server:
+        found = server.ask("tasks.list")
+        assert [each["name"] for each in found["items"]] == ["feed"]
+        (unseen,) = found["unseen"]
+        assert (unseen["name"], unseen["stream"], unseen["log"]) == ("far", "kinesis", f"kafka:127.0.0.1:{port}")
+        assert "far_connector_sync" in unseen["problem"]
+        answer = server.post("tasks.get", name="far")
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        assert answer.json()["detail"] == f"the log of far cannot be read: {unseen['problem']}"
+
+
+def test_while_a_log_does_not_answer_everything_else_does(tmp_path: Path) -> None:
+    """It is waited for in the background; when its server is gone, whoever still waits is told."""
+    silent = socket.create_server(("127.0.0.1", 0))
+    port = silent.getsockname()[1]
+    with ThreadPoolExecutor(1) as pool, with_a_log_elsewhere(tmp_path / "data", port, 60_000) as server:
+        waiting = pool.submit(server.ask, "tasks.list")
+        connection, _ = silent.accept()
+        assert server.ask("tasks.get", name="feed")["leader"] == "one"
+        assert server.produce(server.queue(), "x")["count"] == 1
+        assert not waiting.done()
+        # Nobody can connect anew either.
+        silent.close()
+        connection.close()
+        assert [each["name"] for each in waiting.result(PATIENCE)["unseen"]] == ["far"]
+
+
+def test_who_asks_does_not_wait_for_long(tmp_path: Path) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, with_a_log_elsewhere(tmp_path / "data", silent.getsockname()[1], 20) as server:
+        answer = server.post("tasks.get", name="far")
+        assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
+        far = next(each for each in server.ask("tasks.list")["unseen"] if each["name"] == "far")
+        assert far["problem"] == "nothing was heard within 20ms"
+        silent.close()
+
+
+class Counting(SqliteMetaStore):
+    reads = 0
+
+    async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
+        self.reads += 1
+        return await super().read(keys, prefixes)
+
+
+@driven
+async def test_many_who_ask_cost_as_much_as_one(tmp_path: Path) -> None:
+    await write_capture(tmp_path / "m", "feed", RECORDS, KEPT)
+    store = Counting(tmp_path / "m")
+    begun = Begun(stream="kinesis", log="meta", queue="orders")
+    sights = Sights(lambda: store)
+    seen = await sights.of("feed", begun)
+    alone = store.reads
+    assert alone
+    assert [await sights.of("feed", begun) is seen for _ in range(100)] == [True] * 100
+    assert store.reads == alone
+    # Later it is looked at anew: what was seen is soon forgotten.
+    first = sights.of("feed", begun)
+    await eventually(lambda: sights.of("feed", begun) is not first)
+    assert (await sights.of("feed", begun)).whole
+    await sights.stop()
+    await store.close()
+
+
+def test_a_server_stops_while_a_log_does_not_answer(tmp_path: Path) -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    with silent, ThreadPoolExecutor(1) as pool, ServerProcess(tmp_path / "data") as server:
+        port = silent.getsockname()[1]
+        asyncio.run(write_capture(tmp_path / "data" / "meta.sqlite", "far", [], {}, log=f"kafka:127.0.0.1:{port}"))
+        waiting = pool.submit(httpx.post, f"{server.url}/v1/tasks.list", json={}, timeout=PATIENCE)
+        connection, _ = silent.accept()
+        assert server.interrupt() == 0
+        connection.close()
+        assert [each["name"] for each in waiting.result(PATIENCE).json()["unseen"]] == ["far"]
+    assert "Traceback" not in (tmp_path / "data.log").read_text()

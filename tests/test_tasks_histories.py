@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
+from planted_bugs import found
 from sluiceway.sim.__main__ import main
-from sluiceway.sim.bank import SEEDS_PER_BUG, TASK_BANK, hunt
+from sluiceway.sim.bank import TASK_BANK
 from sluiceway.sim.bugs_tasks import ABLATIONS
 from sluiceway.sim.planting import Bug, planted
 from sluiceway.sim.tasks import TasksWorld, Weather, run_tasks
@@ -32,7 +33,7 @@ KNOWN = {
     "learns_of_children_after_the_end": 51,
     "opens_before_the_old_reader_has_stopped": 23,
 }
-"""A seed that has shown the bug: tried first, to be quick. When the world changes, others do."""
+"""Seeds that have shown a bug (`planted_bugs.found`)."""
 
 
 @pytest.mark.parametrize("first", range(0, SEEDS, 10))
@@ -43,16 +44,14 @@ def test_no_promise_is_broken(first: int) -> None:
 
 @pytest.mark.parametrize("bug", TASK_BANK, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
-    assert hunt(bug, [KNOWN.get(bug.name, 0), *range(SEEDS_PER_BUG)]) is not None, bug.what
+    found(bug, KNOWN)
 
 
 @pytest.mark.parametrize(
     ("bug", "promise"), [("no_parent_gate", "S3"), ("no_fence", "S2"), ("no_number_of_the_opening", "S13"), ("no_grant_on_cancel", "S12")]
 )
 def test_without_a_rule_the_promise_that_rests_on_it_is_broken(bug: str, promise: str) -> None:
-    found = hunt(next(each for each in ABLATIONS if each.name == bug), [KNOWN.get(bug, 0), *range(SEEDS_PER_BUG)])
-    assert found is not None
-    assert found.how.startswith(promise)
+    assert found(next(each for each in ABLATIONS if each.name == bug), KNOWN).how.startswith(promise)
 
 
 def test_there_are_enough_of_them_and_each_has_a_name_and_a_reason() -> None:

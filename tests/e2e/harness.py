@@ -136,8 +136,8 @@ class Reader:
 
     def follow(self, page: Page) -> None:
         """Returns when a page that goes on by itself has begun to."""
-        if page.locator(r"#live[hx-sse\:connect]").count() and not self._streams[page]:
-            page.wait_for_event("response", lambda answer: "/ui/live" in answer.url)
+        if page.locator(r"#live[hx-sse\:connect]").count():
+            _poll(page, lambda: bool(self._streams[page]), f"the stream of {page.url}")
 
     def weight(self, page: Page) -> int:
         """Bytes that have come for the page since it was empty."""

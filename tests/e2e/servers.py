@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-from sluiceway.client import Client, Item
+from sluiceway.client import Client, Item, Retry
 from test_server_reload import Child, child
 
 BACKENDS: Final = "[backends.fast]\nkind = 'sqlite'\n[backends.wide]\nkind = 'sqlite'\npartition_affinity = 0.5\n"
@@ -35,14 +36,15 @@ def fill(url: str) -> None:
     with Client(url) as client:
         for name in ("orders-dead", "empty", "paused", "emails"):
             client.create_queue(name)
-        client.create_queue("orders", requested_partitions=6, max_attempts=2, dead_queue="orders-dead", retry_backoff="0s", reference=EVIL)
-        client.pause("paused")
+        client.create_queue("orders", requested_partitions=6, max_attempts=2, dead_queue="orders-dead", reference=EVIL)
         client.produce("paused", ["waits"])
-        client.produce("emails", [Item(f"later {number}", enqueue_at="+1h") for number in range(5)])
+        client.pause("paused")
+        later = datetime.now(UTC) + timedelta(hours=1)
+        client.produce("emails", [Item(f"later {number}", enqueue_at=later) for number in range(5)])
         client.produce("orders", [EVIL, b"\x00\xff binary", '{"order": 17, "amount": "12.50"}'])
-        for _ in range(2):
-            leased = client.lease("orders", batch_size=100, max_partitions=6, client_id="bad-worker")
-            client.retry("orders", [(item.id, EVIL) for item in leased])
+        leased = client.lease("orders", batch_size=100, max_partitions=6)
+        client.retry("orders", [Retry(item.id, dead=True, reason=EVIL) for item in leased])
         for call in range(20):
             client.produce("orders", [f"order {call}.{number}" for number in range(25)])
-        client.lease("orders", batch_size=40, max_partitions=6, client_id=EVIL[:60])
+    with Client(url, client_id=EVIL[:60]) as worker:
+        worker.lease("orders", batch_size=40, max_partitions=6)

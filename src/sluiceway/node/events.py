@@ -227,12 +227,15 @@ class Watch:
         self._readers = 0
         self._task: asyncio.Task[None] | None = None
         self._looked = asyncio.Event()
+        self._begun = asyncio.Event()
+        """The first look since somebody reads is over."""
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
         """Somebody reads, until the block ends."""
         self._readers += 1
         if self._task is None:
+            self._begun.clear()
             self._task = asyncio.create_task(self._run())
         try:
             yield
@@ -241,6 +244,10 @@ class Watch:
             if not self._readers and self._task is not None:
                 self._task.cancel()
                 self._task = None
+
+    async def begun(self) -> None:
+        """Returns when there was a look since somebody reads: at once, if others do already."""
+        await self._begun.wait()
 
     async def looked(self) -> None:
         """Returns after the next look, and at `wake`."""
@@ -257,6 +264,7 @@ class Watch:
                 await self.look()
             except Exception:
                 log.exception("looking for events failed; the next look is in a second")
+            self._begun.set()
             await asyncio.sleep(INTERVAL)
 
     async def look(self) -> None:

@@ -84,6 +84,8 @@ class Fittings:
     """The port on which alone there is what is for administrators, and /metrics. None: it is on every port."""
     peers: PeerCalls | None = None
     """What other instances ask; None: there are none."""
+    dashboard: bool = False
+    """Whether there are pages at /ui, for which all calls of the API have to be there."""
 
 
 class App:
@@ -117,7 +119,7 @@ class App:
         self.pages = [*pages, *Documentation(self.endpoints, pages).pages()]
         self._calls = {endpoint.path: endpoint for endpoint in self.endpoints}
         self._gets = {page.path: page for page in self.pages}
-        self._site = ui.Site(self)
+        self._site = ui.Site(self) if fittings.dashboard else None
         self._admin_port = fittings.admin_port
         tables: list[Endpoint | Page] = [*self.endpoints, *self.pages]
         self._for_admins = {"/metrics", *(each.path for each in tables if each.action == "admin")}
@@ -131,7 +133,8 @@ class App:
         self._stopping = True
         for stop in self._on_stop:
             stop()
-        self._site.stop()
+        if self._site is not None:
+            self._site.stop()
         self._items.stop_waiting()
         if self._peers is not None:
             self._peers.stop_waiting()
@@ -194,6 +197,8 @@ class App:
             await self._peers.serve(request, send, self.answer_memory)
             return
         if path == ui.ROOT or path.startswith(f"{ui.ROOT}/"):
+            if self._site is None:
+                raise _no_endpoint(path)
             await self._site.serve(path, method, request, send)
             return
         page = self._gets.get(path)

@@ -86,9 +86,10 @@ class Assembly:
                 meters=meters,
                 endpoints=[endpoint for room in rooms for endpoint in room.endpoints()],
                 pages=[*self._metrics.pages(), *events.pages()],
-                on_stop=[events.stop],
+                on_stop=[events.stop, self._captures.break_off],
                 admin_port=door.admin_port,
                 peers=PeerCalls(service, service.secret) if service.secret else None,
+                dashboard=True,
             ),
         )
         self._tasks: set[asyncio.Task[None]] = set()

@@ -189,8 +189,11 @@ class EventStreams:
         """Until the reader is gone, is not let in any more, or the server stops."""
         await _send(send, reader.place())
         heard = stopwatch()
+        # What there is is not held back until the next look.
+        looking: Callable[[], Awaitable[None]] = self._watch.begun
         while not (self._stopped or gone.done()):
-            looked = asyncio.ensure_future(self._watch.looked())
+            looked = asyncio.ensure_future(looking())
+            looking = self._watch.looked
             try:
                 await asyncio.wait((looked, gone), timeout=INTERVAL, return_when=asyncio.FIRST_COMPLETED)
             finally:

@@ -35,7 +35,10 @@ AT_ONCE: Final = 4
 
 
 class TaskCalls:
-    """Show captures. `store` is asked for at each call: the service has one once it is started. `stop` before that store is closed."""
+    """Show captures. `store` is asked for at each call: the service has one once it is started.
+
+    `break_off` when the server begins to stop: nobody waits any longer. `stop` before the store is closed.
+    """
 
     def __init__(self, store: Callable[[], MetaStore], patience: Millis = PATIENCE) -> None:
         self._store = store
@@ -63,6 +66,9 @@ class TaskCalls:
             ),
         ]
 
+    def break_off(self) -> None:
+        self._sights.break_off()
+
     async def stop(self) -> None:
         await self._sights.stop()
 
@@ -77,10 +83,8 @@ class TaskCalls:
         looks = {name: self._sights.of(name, each) for name, each in sorted(begun.items())}
         if looks:
             await asyncio.wait(looks.values(), timeout=self._patience / 1000)
-        late = f"nothing was heard within {format_duration(self._patience)}"
-        return json_tasks.task_list(
-            look.result().listed if look.done() else unseen(name, begun[name], late) for name, look in looks.items()
-        )
+        seen = {name: _result(look) for name, look in looks.items()}
+        return json_tasks.task_list(unseen(name, begun[name], self._late()) if each is None else each.listed for name, each in seen.items())
 
     async def _get(self, request: Request) -> Body:
         _check_right(request)
@@ -93,12 +97,17 @@ class TaskCalls:
             raise SluicewayError("capture_not_found", f"there is no capture {name} in the meta store of this server", "name")
         look = self._sights.of(name, begun)
         await asyncio.wait([look], timeout=self._patience / 1000)
-        if not look.done():
-            raise _unavailable(name, f"nothing was heard within {format_duration(self._patience)}")
-        seen = look.result()
-        if isinstance(seen.listed, UnseenTasks):
-            raise _unavailable(name, seen.listed.problem)
-        return seen.whole
+        seen = _result(look)
+        if seen is None:
+            problem = self._late()
+        elif isinstance(seen.listed, UnseenTasks):
+            problem = seen.listed.problem
+        else:
+            return seen.whole
+        raise SluicewayError("unavailable", f"the log of {name} cannot be read: {problem}")
+
+    def _late(self) -> str:
+        return f"nothing was heard within {format_duration(self._patience)}"
 
     async def _asked(self, reading: Awaitable[T]) -> T:
         """What the meta store says. Raises `invalid_request`, `unavailable`."""
@@ -152,12 +161,14 @@ class Sights:
             finally:
                 asyncio.get_running_loop().call_later(max(FRESH, stopwatch() - began), self._looks.pop, name, None)
 
-    async def stop(self) -> None:
-        looks = list(self._looks.values())
-        for look in looks:
+    def break_off(self) -> None:
+        for look in self._looks.values():
             look.cancel()
-        if looks:
-            await asyncio.wait(looks)
+
+    async def stop(self) -> None:
+        self.break_off()
+        if self._looks:
+            await asyncio.wait(self._looks.values())
 
 
 async def _load() -> None:
@@ -172,8 +183,9 @@ def _shown(seen: Look, at: Millis) -> _Sight:
     return _Sight(json_tasks.summary(group), msgspec.json.encode(group))
 
 
-def _unavailable(name: str, problem: str) -> SluicewayError:
-    return SluicewayError("unavailable", f"the log of {name} cannot be read: {problem}")
+def _result(look: asyncio.Task[_Sight]) -> _Sight | None:
+    """None: it has not come to an end, or was broken off."""
+    return look.result() if look.done() and not look.cancelled() else None
 
 
 def _check_right(request: Request) -> None:

@@ -10,7 +10,7 @@ from typing import Final
 
 from sluiceway.adapters.system import stopwatch
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_STREAMS, STREAM_SEND_TIMEOUT
+from sluiceway.kernel.limits import MAX_KEY_STREAMS, MAX_STREAMS, STREAM_SEND_TIMEOUT
 from sluiceway.server.http import DisconnectedError, Request, Send
 from sluiceway.server.ui.api import ProblemError
 from sluiceway.server.ui.visit import Visit
@@ -20,6 +20,8 @@ log = logging.getLogger("sluiceway.server")
 CONTENT_TYPE: Final = b"text/event-stream"
 EVERY: Final = 1.0
 """Seconds between two looks at what a page shows."""
+SELDOM: Final = 5.0
+"""The same, at most."""
 HEARTBEAT: Final = 15.0
 """Seconds: so that a proxy does not give up a silent connection, and a reader that is gone is noticed."""
 
@@ -50,7 +52,7 @@ class Feed:
                         self.version += 1
                         self._wake()
                     # A page that is dear is made less often, so that a core is never busy with those who look.
-                    await asyncio.sleep(max(EVERY, 20 * (stopwatch() - began)))
+                    await asyncio.sleep(min(SELDOM, max(EVERY, 20 * (stopwatch() - began))))
         except ProblemError:
             pass
         except Exception:
@@ -94,6 +96,9 @@ class Feeds:
             raise SluicewayError("unavailable", "the server is stopping")
         if sum(feed.readers for feed in self._feeds.values()) >= MAX_STREAMS:
             raise SluicewayError("too_many_requests", f"{MAX_STREAMS:,} pages are open, which is the most; try later")
+        own = sum(feed.readers for key, feed in self._feeds.items() if key[0] == visit.api.reader)
+        if visit.asks_keys and own >= MAX_KEY_STREAMS:
+            raise SluicewayError("too_many_requests", f"this API key has {MAX_KEY_STREAMS:,} pages open, which is the most; close some")
         gone = asyncio.ensure_future(request.disconnected())
         headers = [(b"content-type", CONTENT_TYPE), (b"cache-control", b"no-store"), (b"x-request-id", request.request_id)]
         try:

@@ -75,15 +75,12 @@ class Site:
             await self._show(send, request, 200, self._sign_in(self._query(request)))
             return
         if path.startswith(f"{ROOT}/line/"):
-            command = self._commands.get(path.removeprefix(f"{ROOT}/line/"))
-            await self._show(
-                send, request, 200 if command else 404, command.line(self._query(request)) if command else "", content_type=TEXT
-            )
+            await self._line(path.removeprefix(f"{ROOT}/line/"), request, send)
             return
         visit = self._visit(path, request)
         try:
             await visit.meet()
-            if path.startswith(f"{ROOT}/live"):
+            if _is_live(path):
                 visit.path = ROOT + path.removeprefix(f"{ROOT}/live")
                 await self._stream(visit, request, send)
             elif path.startswith(f"{ROOT}/ask/"):
@@ -94,6 +91,12 @@ class Site:
                     await self._show(send, request, 200, await self._whole(visit))
         except ProblemError as error:
             await self._refuse(send, request, visit, error)
+
+    async def _line(self, name: str, request: Request, send: Send) -> None:
+        """What does in a terminal what a form has, as it is filled in."""
+        if name not in self._commands:
+            raise SluicewayError("not_found", f"there is no command {name[:80]!r}")
+        await self._show(send, request, 200, self._commands[name].line(self._query(request)), content_type=TEXT)
 
     def _visit(self, path: str, request: Request) -> Visit:
         api = api_of(self._app, request.scope, request)
@@ -249,13 +252,17 @@ class Site:
             back = quote(
                 visit.path + ("?" + request.scope["query_string"].decode("latin-1") if request.scope["query_string"] else ""), safe=""
             )
-            if request.scope["method"] == "GET" and not visit.partial and not request.scope["path"].startswith(f"{ROOT}/live"):
+            if request.scope["method"] == "GET" and not visit.partial and not _is_live(request.scope["path"]):
                 await self._go(send, request, f"{ROOT}/sign-in?next={back}")
             else:
                 await self._show(send, request, 401, "", (b"hx-redirect", f"{ROOT}/sign-in".encode()))
             return
         content = self._pages.html("problem.html", {**self._common(visit), "problem": error})
         await self._show(send, request, error.status, self._framed(visit, "Not shown", content))
+
+
+def _is_live(path: str) -> bool:
+    return path == f"{ROOT}/live" or path.startswith(f"{ROOT}/live/")
 
 
 def _is_partial(request: Request) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final, Literal
+from urllib.parse import quote
 
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.access import Action
@@ -48,7 +49,11 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Field:
     """Something to fill in for a command. `flag` is the command line's; empty: it is said by its place. `choices` of a select have a label
-    each. `value` is there to begin with. `hidden`: the reader came from where it is known, and only sees it."""
+    each. `value` is there to begin with. `known`: the reader came from where it is known, and only sees it.
+
+    `means` makes of what was filled in what the call has, and `words` what the command line has; without them it is the text itself.
+    `gives`: a ticked flag says this instead, a name and a value.
+    """
 
     name: str
     label: str
@@ -58,6 +63,9 @@ class Field:
     choices: tuple[tuple[str, str], ...] = ()
     value: str = ""
     required: bool = False
+    means: Callable[[str], object] | None = None
+    words: Callable[[str], list[str]] | None = None
+    gives: tuple[str, object] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,8 @@ class Command:
     """What a reader can have done: a call of the API, which the command line has, too.
 
     `says` is what it does, to read before; `button` what is on the button. `on` is the field with the queue for which the scope `action` is
-    needed; empty: for none. `destroys`: the reader has to repeat what the field `on` has. `cli` is the command's words.
+    needed; empty: for none. `destroys`: the reader has to repeat what the field `on` has. `cli` is the command's words. `then`: where one
+    wants to be afterwards, a path with {FIELD} for what was filled in; empty: on the same page.
     """
 
     name: str
@@ -78,6 +87,7 @@ class Command:
     fields: tuple[Field, ...] = ()
     on: str = "queue_name"
     destroys: bool = False
+    then: str = ""
 
     def values(self, given: Mapping[str, str]) -> Facts:
         """The fields of the call, of what was filled in: nothing for what was left empty. Raises `invalid_request`."""
@@ -86,7 +96,10 @@ class Command:
             text = given.get(field.name, "").strip()
             if field.kind == "flag":
                 if text:
-                    found[field.name] = True
+                    name, value = field.gives or (field.name, True)
+                    if name in found:
+                        raise invalid(field.name, f"{field.label}: this and {name.replace('_', ' ')} exclude each other")
+                    found[name] = value
             elif text:
                 found[field.name] = _value(field, text)
             elif field.required:
@@ -100,7 +113,9 @@ class Command:
             text = given.get(field.name, "").strip()
             if not text:
                 continue
-            if field.kind == "flag":
+            if field.words is not None:
+                flags += field.words(text)
+            elif field.kind == "flag":
                 flags.append(field.flag)
             elif field.kind == "list":
                 each_flag = [field.flag] if field.flag else []
@@ -111,11 +126,17 @@ class Command:
                 words.append(text)
         return shlex.join([*words, *flags])
 
+    def goes_to(self, given: Mapping[str, str]) -> str:
+        """Where one wants to be when it is done; empty: on the same page. Raises KeyError for what was not filled in."""
+        return self.then.format_map({name: quote(text.strip(), safe="") for name, text in given.items()})
+
 
 _INTEGER: Final = re.compile(r"-?[0-9]{1,15}")
 
 
 def _value(field: Field, text: str) -> object:
+    if field.means is not None:
+        return field.means(text)
     if field.kind == "list":
         return text.split()
     numeric = field.kind == "number" or (field.kind == "known" and field.name == "partition")

@@ -1,0 +1,57 @@
+"""Every page, at both widths, light and dark: it shows all there is without a complaint, and costs little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import pytest
+
+from e2e.conftest import Opens
+from e2e.harness import FIRST_PAINT, LOOKS, STILL, WEIGHT, WIDE, Look, axe, first_paint, fits
+from test_server_reload import Child
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+pytestmark = pytest.mark.e2e
+
+PAGES = {
+    "overview": "/ui",
+}
+
+
+def test_all_pages_are_looked_at() -> None:
+    from sluiceway.server.ui.rooms import ROOMS, VIEWS
+
+    left = [view.pattern for view in VIEWS if not any(view.match(path.partition("?")[0]) is not None for path in PAGES.values())]
+    assert not left
+    assert {path for _, path in ROOMS} <= set(PAGES.values())
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: look.name)
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page(name: str, look: Look, filled: Child, reader: Opens, shot: Callable[[Page, str], None]) -> None:
+    page = reader(filled, look).open(PAGES[name])
+    shot(page, f"{name}-{look.name}")
+    fits(page)
+    axe(page)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_page_costs(name: str, filled: Child, reader: Opens, record_property: Callable[[str, object], None]) -> None:
+    them = reader(filled, WIDE)
+    page = them.open(PAGES[name])
+    paint, weight = first_paint(page), them.weight(page)
+    print(f"{name}: {weight / 1000:.1f} kB, first paint after {paint:.0f} ms")
+    assert weight < WEIGHT
+    assert paint < FIRST_PAINT
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_moves_for_who_wants_that(name: str, filled: Child, reader: Opens) -> None:
+    page = reader(filled, STILL).open(PAGES[name])
+    moving = page.evaluate(
+        "() => document.getAnimations().filter(each => each.playState === 'running' && each.effect.getComputedTiming().duration > 1).length"
+    )
+    assert moving == 0

@@ -1,0 +1,23 @@
+"""Finding the planted bugs of the simulator's bank without looking through hundreds of histories each time."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+from sluiceway.sim.bank import SEEDS_PER_BUG, Found, hunt
+from sluiceway.sim.planting import Bug
+
+FEW = 10
+"""So many seeds are looked through so fast that none needs to be known."""
+
+
+def found(bug: Bug, known: Mapping[str, int]) -> Found:
+    """How a seed shows the bug. `known` has seeds that have shown bugs: tried first, to be quick. When the world changes, others do, and a
+    warning names the one to put there. Fails if none does."""
+    first = known.get(bug.name, 0)
+    seen = hunt(bug, [first, *range(SEEDS_PER_BUG)])
+    assert seen is not None, bug.what
+    if seen.seed not in (first, *range(FEW)):
+        warnings.warn(f"{bug.name} is shown by seed {seen.seed} now: with it in KNOWN this test is quick", stacklevel=2)
+    return seen
