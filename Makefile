@@ -12,8 +12,9 @@ STAMP := .venv/.synced
 VENDOR := src/sluiceway/server/ui/assets/vendor
 ASSETS := $(VENDOR)/htmx/SOURCE
 LINTED := src tests tools conformance
-# Whole files, so that a server which one has started is its own. Most tests wait, so there are more at a time than cores.
-PARALLEL = -n $(or $(JOBS),3) --dist loadfile
+# Whole files, so that a server which one has started is its own; in the order of tests/conftest.py. Most tests wait, so there are more at a
+# time than cores.
+PARALLEL = -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder
 # All that a user may install.
 LOCKED = $(UV) export --locked --all-extras --no-dev --no-emit-project --quiet
 

@@ -115,4 +115,5 @@ JOBS = {"spark ingest", "spark process"}
 ARCHIVES = {"spark archive"}
 REDRIVES = {"spark redrive"}
 COPIES = {"spark copy"}
+DEMO = {"demo"}
 """Commands that have their tests in files of their own."""

@@ -36,6 +36,54 @@ os.environ["PYSPARK_SUBMIT_ARGS"] = "--conf spark.python.authenticate.socketTime
 os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
+FIRST = (
+    "tests/test_demo_end_to_end.py",
+    "tests/test_kafka_log.py",
+    "tests/test_spark_jobs.py",
+    "conformance/test_settle.py",
+    "tests/test_spark_crash.py",
+    "tests/crash/test_postgres_rounds.py",
+    "tests/test_workers.py",
+    "conformance/test_misbehaviour_time.py",
+    "tests/test_spark_redrive.py",
+    "conformance/test_lease.py",
+    "tests/test_spark_capture.py",
+    "tests/test_kafka_election.py",
+    "tests/test_cli_verbs.py",
+    "tests/crash/test_every_call.py",
+    "tests/test_spark_docs.py",
+    "tests/test_spark_capture_resident.py",
+    "tests/test_spark_end_to_end.py",
+    "conformance/test_queues.py",
+    "tests/test_spark_archive.py",
+    "tests/test_consumer.py",
+    "tests/test_spark_traps.py",
+    "tests/test_openapi_requests.py",
+    "tests/test_spark_copy.py",
+    "tests/crash/test_kill_rounds.py",
+    "tests/test_spark_secure.py",
+    "conformance/test_misbehaviour_ends.py",
+    "tests/test_spark_consume.py",
+    "tests/test_kinesis_stream.py",
+    "tests/test_spark_session.py",
+    "conformance/test_produce.py",
+    "tests/test_spark_sink.py",
+    "tests/test_capture.py",
+    "tests/test_spark_json.py",
+    "tests/test_group_member.py",
+    "tests/test_sim_rebalance.py",
+    "tests/test_sync_logs.py",
+    "tests/test_sim_cluster.py",
+)
+"""The files that take longest are begun first, since whatever is begun last has nothing beside it. Those that mostly compute take turns
+with those that mostly wait. What is not here is only begun later."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    place = {config.rootpath / name: number for number, name in enumerate(FIRST)}
+    items.sort(key=lambda item: place.get(item.path, len(FIRST)))
+
+
 @pytest.fixture(autouse=True)
 def logging_as_before() -> Iterator[None]:
     """A server that was started in this process logs as long as the process lives, to a stream that is only this test's."""

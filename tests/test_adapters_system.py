@@ -19,9 +19,17 @@ class FakeTime:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall, self.monotonic = 1_000 * HOUR, HOUR
-        monkeypatch.setattr(time, "time_ns", lambda: self.wall)
-        monkeypatch.setattr(time, "monotonic_ns", lambda: self.monotonic)
+        self.between = 0
+        """So much goes by after each reading."""
+        monkeypatch.setattr(time, "time_ns", lambda: self._read("wall"))
+        monkeypatch.setattr(time, "monotonic_ns", lambda: self._read("monotonic"))
         monkeypatch.setattr(system, "_clock", system._Clock())
+
+    def _read(self, clock: str) -> int:
+        told = int(getattr(self, clock))
+        self.wall += self.between
+        self.monotonic += self.between
+        return told
 
     def step(self, wall: int, monotonic: int) -> int:
         """The milliseconds that now() moved on."""
@@ -51,6 +59,15 @@ def test_now_runs_on_when_the_wall_clock_is_set_back(monkeypatch: pytest.MonkeyP
     assert fake.step(MINUTE, MINUTE) == 60_000
     assert fake.step(0, 0) == 0
     assert fake.step(2 * HOUR, 0) == 3_600_000 - 60_000
+
+
+def test_now_is_not_early_for_good_once_it_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two readings of the clocks a process may stand still, for as long as it likes."""
+    fake = FakeTime(monkeypatch)
+    for fake.between in (MINUTE, 0, MINUTE, 0):
+        fake.step(MINUTE, MINUTE)
+        assert system.now() <= fake.wall // 1_000_000
+    assert system.now() == fake.wall // 1_000_000
 
 
 def test_a_thread_can_be_ahead_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

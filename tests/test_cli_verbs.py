@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_shell import ARCHIVES, CAPTURES, COPIES, JOBS, REBALANCES, REDRIVES, WITHOUT_JSON, Shell, covering, leaves
+from cli_shell import ARCHIVES, CAPTURES, COPIES, DEMO, JOBS, REBALANCES, REDRIVES, WITHOUT_JSON, Shell, covering, leaves
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.client import Client
 from test_cli_tasks import KEPT, RECORDS, write_capture
@@ -155,6 +155,14 @@ def test_strict_is_3_and_names_what_was_ignored(shell: Shell) -> None:
     assert shell.json("complete", shell.queue, two)[0]["ignored"][0]["reason"] == "completed"
 
 
+@verb("drop")
+def test_items_that_are_deleted(shell: Shell) -> None:
+    one, two = (shell.json("produce", shell.queue, each)[0]["first_id"] for each in "ab")
+    assert shell.says("drop", shell.queue, one) == "deleted 1\n"
+    assert shell.json("drop", shell.queue, one, two) == [{"deleted": 1, "ignored": [{"id": one, "reason": "gone"}]}]
+    assert shell.json("peek", shell.queue) == []
+
+
 @verb("stats", "explain", "partition list", "partition explain", "top")
 def test_looking(shell: Shell) -> None:
     item = shell.json("produce", shell.queue, "x")[0]["first_id"]
@@ -174,6 +182,18 @@ def test_looking(shell: Shell) -> None:
     assert re.search(rf"(?m)^{re.escape(shell.queue)} +2 +1 +0 +0 ", shell.says("top", shell.queue, "--once"))
     (look,) = shell.json("top", shell.queue, "--once")
     assert [(row["queue_name"], row["ready"], row["produced_per_second"]) for row in look["queues"]] == [(shell.queue, 1, None)]
+
+
+@verb("queue history")
+def test_history(shell: Shell) -> None:
+    # Nobody has looked since the queue was created: a server does so once a minute.
+    code, out, err = shell.ends("queue", "history", shell.queue)
+    assert code == 0
+    assert "nothing is known" in err or re.search(r"(?m)^ready ", out)
+    (found,) = shell.json("queue", "history", shell.queue, "--minutes", "5")
+    assert (found["queue_name"], found["every"], len(found["series"]["ready"])) == (shell.queue, "1m", 5)
+    assert shell.ends("queue", "history", shell.queue, "--minutes", "1441")[0] == 2
+    assert shell.ends("queue", "history", "none")[0] == 3
 
 
 @verb("consumer list")
@@ -411,21 +431,11 @@ def test_spark_run(shell: Shell, tmp_path: Path) -> None:
     assert sum(part["ready"] for part in shell.json("partition", "list", shell.queue)) == 10
 
 
-@pytest.mark.spark
-@verb("demo")
-def test_demo(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "lines.txt").write_text("one\ntwo\nthree\n")
-    with child(shell, "demo", "--input", "lines.txt", cwd=tmp_path) as running:
-        out, err = running.communicate(timeout=PATIENCE)
-    assert running.returncode == 0, err
-    assert "Ledger" in out
-
-
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
 def test_every_command_has_a_test() -> None:
-    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS
+    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS | DEMO
 
 
 def test_every_command_speaks_json() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
+from server_process import COMMAND
 from sluiceway.demo.children import wait_until
 
 pytestmark = pytest.mark.spark
@@ -29,12 +30,12 @@ RUN = "import sys; from pathlib import Path; from sluiceway.demo.main import run
 class Demo:
     """A demo in a process of its own. All that it starts can be told by a mark in the environment."""
 
-    def __init__(self, cwd: Path, arguments: str) -> None:
+    def __init__(self, cwd: Path, command: list[str]) -> None:
         self._mark = f"SLUICEWAY_DEMO_TEST={uuid.uuid4().hex}"
         name, _, value = self._mark.partition("=")
         (cwd / "tmp").mkdir(exist_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", RUN.format(arguments)],
+            command,
             cwd=cwd,
             env={**os.environ, name: value, "TMPDIR": str(cwd / "tmp")},
             stdout=subprocess.PIPE,
@@ -71,9 +72,15 @@ def _marked(mark: bytes) -> Iterator[int]:
             continue
 
 
+def flights(*, kill: str | None = None, data: str | None = None) -> list[str]:
+    """A demo of some of the flights: fewer than the command line lets a user take."""
+    arguments = f"None, {kill!r}, {f'Path({data!r})' if data else None}, limit={SAMPLE}"
+    return [sys.executable, "-c", RUN.format(arguments)]
+
+
 @contextmanager
-def demo(cwd: Path, arguments: str) -> Iterator[Demo]:
-    running = Demo(cwd, arguments)
+def demo(cwd: Path, command: list[str]) -> Iterator[Demo]:
+    running = Demo(cwd, command)
     try:
         yield running
     finally:
@@ -86,8 +93,7 @@ def demo(cwd: Path, arguments: str) -> Iterator[Demo]:
 
 @pytest.mark.crash
 def test_flights_with_everything_killed_and_then_with_a_cooked_table(tmp_path: Path) -> None:
-    arguments = f"None, 'all', Path('data'), limit={SAMPLE}"
-    with demo(tmp_path, arguments) as run:
+    with demo(tmp_path, flights(kill="all", data="data")) as run:
         code, output = run.end()
         assert code == 0, output
         assert run.left_over() == []
@@ -118,7 +124,7 @@ def test_flights_with_everything_killed_and_then_with_a_cooked_table(tmp_path: P
     # The same folder again: all is done, and is checked once more.
     stolen = pq.read_table(spoil := next((results / "table" / "month=7").rglob("*.parquet"))).num_rows
     spoil.unlink()
-    with demo(tmp_path, arguments.replace("'all'", "None")) as again:
+    with demo(tmp_path, flights(data="data")) as again:
         code, output = again.end()
     assert code == 1, output
     assert "THE LEDGER DOES NOT BALANCE" in output
@@ -133,7 +139,7 @@ def test_ones_own_json_lines(tmp_path: Path) -> None:
     lines[1_500] = "not JSON at all"
     (tmp_path / "mine" / "a.jsonl").write_text("\n".join(lines[:1_000]) + "\n\n")
     (tmp_path / "mine" / "b.jsonl").write_text("\n".join(lines[1_000:]) + "\n")
-    with demo(tmp_path, f"{str(tmp_path / 'mine')!r}, None, None") as run:
+    with demo(tmp_path, [*COMMAND, "demo", "--input", "mine"]) as run:
         code, output = run.end()
     assert code == 0, output
     assert "produced 3,000 = completed 2,998 + dead 2" in output
@@ -148,10 +154,10 @@ def test_ones_own_json_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_wish_to_stop_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    with demo(tmp_path, f"None, None, None, limit={SAMPLE}") as run:
-        run.wait_for_line("processing")
+@pytest.mark.parametrize(("number", "code", "stage"), [(signal.SIGINT, 130, "processing"), (signal.SIGTERM, 143, "ingesting")])
+def test_a_wish_to_stop_leaves_nothing_behind(tmp_path: Path, number: signal.Signals, code: int, stage: str) -> None:
+    with demo(tmp_path, flights()) as run:
+        run.wait_for_line(stage)
         assert len(run.left_over()) >= 3
         run.process.send_signal(number)
         assert run.end()[0] == code
@@ -161,7 +167,7 @@ def test_a_wish_to_stop_leaves_nothing_behind(tmp_path: Path, number: signal.Sig
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a killed parent takes its children along on Linux only")
 def test_a_kill_leaves_no_process_behind(tmp_path: Path) -> None:
-    with demo(tmp_path, f"None, None, None, limit={SAMPLE}") as run:
+    with demo(tmp_path, flights()) as run:
         run.wait_for_line("processing")
         assert len(run.left_over()) >= 3
         run.process.kill()

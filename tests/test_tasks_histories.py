@@ -30,6 +30,7 @@ KNOWN = {
     "hands_over_to_those_who_have_gone": 28,
     "follows_any_hint": 67,
     "sows_twice": 13,
+    "says_everything_once": 10,
     "learns_of_children_after_the_end": 51,
     "opens_before_the_old_reader_has_stopped": 23,
 }

@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Child]:
     """A server with queues in every state, which nobody changes."""
     with child(tmp_path_factory.mktemp("filled"), BACKENDS) as server:
-        fill(server.url)
+        fill(server)
         yield server
 
 

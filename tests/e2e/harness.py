@@ -14,8 +14,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from server_process import PATIENCE
-
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, CDPSession, Page
 
@@ -23,6 +21,8 @@ ROOT: Final = Path(__file__).resolve().parent.parent.parent
 AXE: Final = ROOT / ".tools" / "axe" / "axe.min.js"
 RULES: Final = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa")
 """What of axe's rules is asked: those of WCAG 2.2 AA."""
+PATIENCE: Final = 30.0
+"""Seconds until a page has to show what it should."""
 WEIGHT: Final = 200_000
 """Bytes that a page may be, with all that comes with it."""
 FIRST_PAINT: Final = 1_000

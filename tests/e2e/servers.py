@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -31,12 +33,18 @@ def key(server: Child, name: str, *scopes: str) -> str:
     return str(server.ask("keys.create", name=name, scopes=list(scopes))["key"])
 
 
-def fill(url: str) -> None:
-    """Queues in every state."""
-    with Client(url) as client:
+def fill(server: Child) -> None:
+    """Queues in every state, a rebalance that is done, and a capture `feed`, nobody of which is at work."""
+    # Heavy, and only needed here.
+    from test_cli_tasks import KEPT, RECORDS, write_capture
+
+    # The browser has this thread's event loop.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(lambda: asyncio.run(write_capture(server.file.parent / "data" / "meta.sqlite", "feed", RECORDS, KEPT))).result()
+    with Client(server.url) as client:
         for name in ("orders-dead", "empty", "paused", "emails"):
             client.create_queue(name)
-        client.create_queue("orders", requested_partitions=6, max_attempts=2, dead_queue="orders-dead", reference=EVIL)
+        client.create_queue("orders", requested_partitions=6, max_attempts=2, dead_queue="orders-dead", lease_timeout="1h", reference=EVIL)
         client.produce("paused", ["waits"])
         client.pause("paused")
         later = datetime.now(UTC) + timedelta(hours=1)
@@ -46,5 +54,15 @@ def fill(url: str) -> None:
         client.retry("orders", [Retry(item.id, dead=True, reason=EVIL) for item in leased])
         for call in range(20):
             client.produce("orders", [f"order {call}.{number}" for number in range(25)])
-    with Client(url, client_id=EVIL[:60]) as worker:
+    with Client(server.url, client_id=EVIL[:60]) as worker:
         worker.lease("orders", batch_size=40, max_partitions=6)
+        moved = worker.rebalance("emails", requested_partitions=3)
+        *_, last = worker.watch_rebalance(moved.id, interval="20ms")
+        assert last.state == "done", last
+
+
+def tell(server: Child) -> None:
+    """What a Spark query tells of itself with each batch; it is remembered for a minute."""
+    told = {"id": "id-1", "run_id": "run-1", "name": "billing", "state": "running", "batch": 3, "items": 10, "input_per_s": 1.5}
+    told |= {"processed_per_s": 20.25, "batch_duration": "1500ms"}
+    server.ask("consumers.report", queue_name="orders", client_id="billing", query=told)

@@ -13,14 +13,16 @@ from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
 class _Clock:
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._monotonic = time.monotonic_ns()
         self._now = time.time_ns()
+        self._monotonic = time.monotonic_ns()
 
     def now(self) -> Millis:
         with self._mutex:
+            # In this order: what passes between the readings would otherwise be counted twice, and nothing ever takes it back.
+            wall = time.time_ns()
             monotonic = time.monotonic_ns()
             # When the wall clock is set back, time runs on from where it was: standing still would stop every lease from expiring.
-            self._now = max(time.time_ns(), self._now + monotonic - self._monotonic)
+            self._now = max(wall, self._now + monotonic - self._monotonic)
             self._monotonic = monotonic
             return self._now // 1_000_000
 

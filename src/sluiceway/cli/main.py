@@ -20,6 +20,7 @@ _ROOMS = {
     **dict.fromkeys(("produce", "lease", "peek"), "items"),
     **dict.fromkeys(("complete", "retry", "release", "extend"), "settling"),
     **dict.fromkeys(("stats", "explain"), "looking"),
+    "drop": "settling",
     "redrive": "redrive",
     "partition": "looking",
     "rebalance": "rebalance",

@@ -1,4 +1,4 @@
-"""Commands on leased items: complete, retry, release, extend."""
+"""Commands on items that one has the ids of: complete, retry, release, extend; and drop."""
 
 from __future__ import annotations
 
@@ -141,6 +141,27 @@ def retry(
         session.fail(error, retried + died, f"items were put back {_SAFE}")
     text = f"put back {retried:,}" + (f", dead {died:,}" if died or dead else "")
     session.print({"retried": retried, "dead": died, "ignored": ignored}, _settled(text, ignored))
+
+
+@click.command()
+@queue_argument()
+@click.argument("ids", nargs=-1, required=True, metavar="ID...|-")
+@connected
+def drop(session: Session, queue: str, ids: tuple[str, ...]) -> None:
+    """Delete items of QUEUE that are ready or scheduled, for good and without the dead queue: ids, or ids on stdin (`-`).
+
+    Repeating it is safe.
+    """
+    deleted = 0
+    ignored: list[Ignored] = []
+    try:
+        for chunk in chunks(arguments_or_stdin(ids, "ids"), MAX_ITEMS_JSON):
+            answer = session.client.delete_items(queue, chunk)
+            deleted += answer.deleted
+            ignored += answer.ignored
+    except SluicewayError as error:
+        session.fail(error, deleted, f"items were deleted {_SAFE}")
+    session.print({"deleted": deleted, "ignored": ignored}, _settled(f"deleted {deleted:,}", ignored))
 
 
 def _settled(text: str, ignored: list[Ignored]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from sluiceway.client import admin_calls, item_calls, queue_calls, rebalance_calls
-from sluiceway.client.answers import Browsed, QueueInfo
+from sluiceway.client.answers import Browsed, Deleted, QueueInfo
 from sluiceway.client.consumers import ConsumerPage
 from sluiceway.client.history import QueueHistory
 from sluiceway.client.http import seconds
@@ -92,6 +92,10 @@ class AsyncRebalances:
         from sluiceway.client.arrow import read_browsed
 
         return await self._run(item_calls.browse(queue_name, partition, states, cursor, limit, payload).as_arrow(read_browsed))
+
+    async def delete_items(self, queue_name: str, ids: Iterable[str], *, request_timeout: Duration | None = None) -> Deleted:
+        """As `Client.delete_items`."""
+        return await self._run(item_calls.delete_items(queue_name, ids, request_timeout))
 
     async def pause_partition(self, queue_name: str, partition: int) -> QueueInfo:
         """As `Client.pause_partition`."""

@@ -158,6 +158,11 @@ class Released(msgspec.Struct, frozen=True, kw_only=True):
     ignored: list[Ignored] = []
 
 
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    deleted: int
+    ignored: list[Ignored] = []
+
+
 class Extended(msgspec.Struct, frozen=True, kw_only=True):
     leases: list[Lease] = []
     ignored: list[Ignored] = []

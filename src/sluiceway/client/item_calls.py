@@ -179,6 +179,12 @@ def release(
     return call("/v1/queue.release", answers.Released, fields, request_timeout=request_timeout, about=about)
 
 
+def delete_items(queue_name: str, ids: Iterable[str], request_timeout: Duration | None) -> Call[answers.Deleted]:
+    # Repeatable: an id that is gone is ignored.
+    fields = {"queue_name": queue_name, "ids": listed(ids, "ids")}
+    return call("/v1/storage/items.delete", answers.Deleted, fields, request_timeout=request_timeout)
+
+
 def _wire_retry(item: Retry | str) -> dict[str, object]:
     if isinstance(item, str):
         return {"id": item}

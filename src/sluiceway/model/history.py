@@ -11,7 +11,7 @@ from sluiceway.kernel.clock import Millis
 
 MINUTE: Final[Millis] = 60_000
 MOST_MINUTES: Final = 1_440
-"""For so long a queue's minutes are kept, and for half an hour more."""
+"""For so long a queue's minutes are kept, and for up to an hour more."""
 
 LEVELS: Final = ("ready", "total_leased", "scheduled")
 """Items at the end of a minute, under the names that `queue.stats` has for them."""

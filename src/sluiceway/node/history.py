@@ -59,7 +59,7 @@ class QueueHistory:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Note what has happened in the minute that has begun, before the service is stopped."""
+        """Look no more, but for a last time; to be called before the service is stopped."""
         if self._task is None:
             return
         self._task.cancel()
@@ -67,8 +67,7 @@ class QueueHistory:
         self._task = None
         try:
             async with asyncio.timeout(_LAST_PATIENCE):
-                await self._see(system.now() // MINUTE, last=True)
-                await self._write()
+                await self.finish(system.now())
         except TimeoutError:
             log.warning("the last minute of the queues' history is lost: the meta store did not answer in time")
 
@@ -90,6 +89,11 @@ class QueueHistory:
         if await self._write() and self._trimmed != page_of(now):
             await self._trim(page_of(now))
 
+    async def finish(self, now: Millis) -> None:
+        """Note what has happened in the minute that has begun. Nobody here will look at its end."""
+        await self._see(now // MINUTE, last=True)
+        await self._write()
+
     async def _see(self, minute: Minute, *, last: bool = False) -> None:
         queues = self._source.queues()
         self._notes.keep(record.incarnation for record in queues)
@@ -106,7 +110,9 @@ class QueueHistory:
         names: list[tuple[int, str]] = []
         size = 0
         try:
-            for name, key, value in list(self._notes.unwritten()):
+            for number, (name, key, value) in enumerate(self._notes.unwritten(), 1):
+                if number % _QUEUES_AT_ONCE == 0:
+                    await asyncio.sleep(0)
                 if len(puts) == MAX_COMMIT_KEYS or size + len(key) + len(value) > MAX_COMMIT_BYTES:
                     await self._commit(puts, names)
                     puts, names, size = {}, [], 0

@@ -83,8 +83,10 @@ class TaskCalls:
         looks = {name: self._sights.of(name, each) for name, each in sorted(begun.items())}
         if looks:
             await asyncio.wait(looks.values(), timeout=self._patience / 1000)
-        seen = {name: _result(look) for name, look in looks.items()}
-        return json_tasks.task_list(unseen(name, begun[name], self._late()) if each is None else each.listed for name, each in seen.items())
+        return json_tasks.task_list(
+            unseen(name, begun[name], self._why_not(look)) if (seen := _result(look)) is None else seen.listed
+            for name, look in looks.items()
+        )
 
     async def _get(self, request: Request) -> Body:
         _check_right(request)
@@ -99,15 +101,15 @@ class TaskCalls:
         await asyncio.wait([look], timeout=self._patience / 1000)
         seen = _result(look)
         if seen is None:
-            problem = self._late()
+            problem = self._why_not(look)
         elif isinstance(seen.listed, UnseenTasks):
             problem = seen.listed.problem
         else:
             return seen.whole
         raise SluicewayError("unavailable", f"the log of {name} cannot be read: {problem}")
 
-    def _late(self) -> str:
-        return f"nothing was heard within {format_duration(self._patience)}"
+    def _why_not(self, look: asyncio.Task[_Sight]) -> str:
+        return "the server is stopping" if look.cancelled() else f"nothing was heard within {format_duration(self._patience)}"
 
     async def _asked(self, reading: Awaitable[T]) -> T:
         """What the meta store says. Raises `invalid_request`, `unavailable`."""
@@ -158,6 +160,8 @@ class Sights:
                 return await asyncio.to_thread(_shown, seen, now())
             except SluicewayError as error:
                 return _Sight(unseen(name, begun, error.detail))
+            except msgspec.DecodeError as error:
+                return _Sight(unseen(name, begun, f"there is what is no record of this version: {error}"))
             finally:
                 asyncio.get_running_loop().call_later(max(FRESH, stopwatch() - began), self._looks.pop, name, None)
 

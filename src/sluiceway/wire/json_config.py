@@ -40,6 +40,7 @@ class ConfigTables(Shape):
     """By table and key, as in a file."""
 
     server: dict[str, ConfigValue]
+    cluster: dict[str, ConfigValue]
     log: dict[str, ConfigValue]
     limits: dict[str, ConfigValue]
     trace: dict[str, ConfigValue]

@@ -54,7 +54,7 @@ class Api:
         """The same for whoever has that API key."""
         return Api(self._app, self._scope, self._headers[1][1], b"Bearer " + key.encode("utf-8", "replace"))
 
-    async def call(self, name: str, **fields: object) -> Facts:
+    async def call(self, name: str, /, **fields: object) -> Facts:
         """The answer of `POST /v1/NAME`. Raises ProblemError."""
         return dict(await self.send(name, {key: value for key, value in fields.items() if value is not None}))
 

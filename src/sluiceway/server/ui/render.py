@@ -26,6 +26,7 @@ _ASSETS: Final = {
     "ui.js": "assets/ui.js",
     "charts.js": "assets/charts.js",
     "map.js": "assets/map.js",
+    "redrive.js": "assets/redrive.js",
     "icon.svg": "assets/icon.svg",
     "htmx.js": "assets/vendor/htmx/htmx.min.js",
     "sse.js": "assets/vendor/htmx/hx-sse.min.js",
@@ -65,7 +66,17 @@ class Pages:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters.update(number=number, rate=rate, duration=duration, bytes=size, time=time, island=island, pattern=pattern)
+        self._templates.filters.update(
+            number=number,
+            rate=rate,
+            duration=duration,
+            bytes=size,
+            time=time,
+            island=island,
+            pattern=pattern,
+            moment=moment,
+            setting=setting,
+        )
         self._templates.globals.update(asset=lambda name: assets()[name].path)
 
     def html(self, template: str, facts: Mapping[str, Any]) -> Markup:
@@ -118,6 +129,20 @@ def time(text: str | None) -> Markup | str:
     except ValueError:
         return text
     return Markup('<time datetime="{}">{}</time>').format(text, at.strftime("%Y-%m-%d %H:%M:%S UTC"))
+
+
+def moment(seconds: int) -> Markup | str:
+    """As `time`, of seconds since the epoch."""
+    return time(datetime.fromtimestamp(seconds, UTC).isoformat())
+
+
+def setting(value: object) -> str:
+    """A value of the API as a text that says its kind, too: nothing at all is `none`, an empty text is `""`."""
+    if value is None:
+        return "none"
+    if isinstance(value, str):
+        return value or '""'
+    return json.dumps(value, ensure_ascii=False)
 
 
 def island(value: object) -> Markup:

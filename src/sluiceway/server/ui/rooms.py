@@ -4,7 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from sluiceway.server.ui.pages import overview, queues
+from sluiceway.server.ui.pages import (
+    audit,
+    cluster,
+    dead,
+    map,
+    overview,
+    queue,
+    queue_items,
+    queue_settings,
+    queues,
+    rebalances,
+    settings,
+    spark,
+    tasks,
+)
 from sluiceway.server.ui.view import Command, View
 
 ROOMS: Final = (
@@ -22,7 +36,21 @@ ROOMS: Final = (
 )
 """The navigation: names and paths."""
 
-VIEWS: Final[tuple[View, ...]] = (*overview.VIEWS, *queues.VIEWS)
+VIEWS: Final[tuple[View, ...]] = (
+    *overview.VIEWS,
+    *queues.VIEWS,
+    *queue.VIEWS,
+    *queue_items.VIEWS,
+    *queue_settings.VIEWS,
+    *map.VIEWS,
+    *rebalances.VIEWS,
+    *cluster.VIEWS,
+    *dead.VIEWS,
+    *audit.VIEWS,
+    *spark.VIEWS,
+    *tasks.VIEWS,
+    *settings.VIEWS,
+)
 """A path finds the first that matches."""
 
-COMMANDS: Final[tuple[Command, ...]] = (*queues.COMMANDS,)
+COMMANDS: Final[tuple[Command, ...]] = (*queues.COMMANDS, *queue_items.COMMANDS, *map.COMMANDS, *dead.COMMANDS, *settings.COMMANDS)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from sluiceway import __version__
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.server.http import Request, Send, respond
+from sluiceway.server.http import JSON, Request, Send, respond
 from sluiceway.server.ui.api import Asgi, Facts, ProblemError
 from sluiceway.server.ui.counts import Counts
 from sluiceway.server.ui.live import Feeds
@@ -81,7 +82,7 @@ class Site:
         try:
             await visit.meet()
             if _is_live(path):
-                visit.path = ROOT + path.removeprefix(f"{ROOT}/live")
+                visit.path, visit.live = ROOT + path.removeprefix(f"{ROOT}/live"), True
                 await self._stream(visit, request, send)
             elif path.startswith(f"{ROOT}/ask/"):
                 command = self._command(path.removeprefix(f"{ROOT}/ask/"))
@@ -179,6 +180,9 @@ class Site:
         try:
             await visit.meet()
             command = self._command(path.removeprefix(f"{ROOT}/do/"))
+            if _is_script(request):
+                await self._answer(send, request, command, visit)
+                return
             await self._show(send, request, 200, self._framed(visit, command.title, await self._do(command, visit)))
         except ProblemError as error:
             await self._refuse(send, request, visit, error)
@@ -195,20 +199,34 @@ class Site:
     async def _do(self, command: Command, visit: Visit) -> str:
         """Raises ProblemError only if the reader has to say who they are."""
         try:
-            values = command.values(visit.query)
-            if command.destroys and visit.query.get("confirm", "").strip() != visit.query.get(command.on):
-                raise ProblemError(
-                    400, "invalid_request", f"nothing was done: repeat {visit.query.get(command.on, '')!r} to confirm", "confirm"
-                )
-            answer = await visit.api.send(command.call, values)
-        except SluicewayError as error:
-            return self._asked(command, visit, ProblemError(400, error.code, error.detail, error.field or ""))
+            answer = await self._called(command, visit)
         except ProblemError as error:
             if error.is_stranger:
                 raise
             return self._asked(command, visit, error)
         facts = {"command": command, "given": visit.query, "line": command.line(visit.query), "answer": answer}
         return self._pages.html("done.html", {**self._common(visit), **facts})
+
+    async def _answer(self, send: Send, request: Request, command: Command, visit: Visit) -> None:
+        """The same for a script of a page, which repeats it: what the API says, as it says it."""
+        try:
+            status, told = 200, await self._called(command, visit)
+        except ProblemError as error:
+            status, told = error.status, {"code": error.code, "detail": error.detail}
+        await self._show(send, request, status, json.dumps(told), content_type=JSON)
+
+    @staticmethod
+    async def _called(command: Command, visit: Visit) -> Any:
+        """The answer of the command's call. Raises ProblemError."""
+        try:
+            values = command.values(visit.query)
+        except SluicewayError as error:
+            raise ProblemError(400, error.code, error.detail, error.field or "") from None
+        if command.destroys and visit.query.get("confirm", "").strip() != visit.query.get(command.on):
+            raise ProblemError(
+                400, "invalid_request", f"nothing was done: repeat {visit.query.get(command.on, '')!r} to confirm", "confirm"
+            )
+        return await visit.api.send(command.call, values)
 
     # ---- signing in ---------------------------------------------------------------------------------------------------
 
@@ -267,6 +285,10 @@ def _is_live(path: str) -> bool:
 
 def _is_partial(request: Request) -> bool:
     return any(name == b"hx-request" for name, _ in request.scope["headers"])
+
+
+def _is_script(request: Request) -> bool:
+    return (b"accept", JSON) in request.scope["headers"]
 
 
 def _own_path(text: str) -> str:

@@ -88,6 +88,8 @@ class Command:
     on: str = "queue_name"
     destroys: bool = False
     then: str = ""
+    note: str = ""
+    """What is to be known once it is done."""
 
     def values(self, given: Mapping[str, str]) -> Facts:
         """The fields of the call, of what was filled in: nothing for what was left empty. Raises `invalid_request`."""

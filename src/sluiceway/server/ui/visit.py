@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
-from typing import Final
+from typing import Any, Final
 
 from sluiceway.model.access import Action, Caller, parse_scope
 from sluiceway.server.http import Request
@@ -33,11 +33,19 @@ class Visit:
     parts: Mapping[str, str] = field(default_factory=dict)
     partial: bool = False
     me: Caller = field(default_factory=lambda: Caller("", ()))
+    live: bool = False
+    """What is asked for is the part that goes on, and not the whole page."""
     asks_keys: bool = False
     """The server asks for API keys, so that the reader can sign out."""
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What a page that goes on remembers from one look to the next."""
 
     def may(self, action: Action, queue_name: str = "") -> bool:
         return self.me.may(action, queue_name)
+
+    def may_somewhere(self, action: Action) -> bool:
+        """On some queue, perhaps one that there is not yet."""
+        return self.me.scopes is None or any(scope.action == action for scope in self.me.scopes)
 
     async def meet(self) -> None:
         """Ask the API who the reader is. Raises ProblemError."""

@@ -1,0 +1,134 @@
+// The charts of a queue: what it had minute by minute, and what it has now.
+"use strict";
+(() => {
+  const EVERY = 60;
+  const island = id => { const found = document.getElementById(id); return found && JSON.parse(found.textContent); };
+  let begun = island("history");
+  if (!begun) return;
+
+  // Lines are told apart by their dashes, too.
+  const LINES = {
+    "chart-flow": {axis: "items a minute", lines: [
+      ["produced", "produced", "--water", []], ["completed", "completed", "--good", [10, 4]], ["failed", "retried, expired or dead", "--bad", [2, 3]]]},
+    "chart-depth": {axis: "items", lines: [
+      ["ready", "ready", "--water", []], ["leased", "leased", "--warn", [10, 4]], ["scheduled", "scheduled", "--soft", [2, 3]]]},
+  };
+  const minutes = new Map();
+  let now = null;
+  let charts = [];
+
+  // A colour that depends on the scheme, as what a canvas takes.
+  const probe = document.createElement("span");
+  probe.hidden = true;
+  document.body.append(probe);
+  const colour = name => { probe.style.color = `var(${name})`; return getComputedStyle(probe).color; };
+
+  const short = new Intl.NumberFormat(undefined, {notation: "compact", maximumFractionDigits: 1});
+  const exact = new Intl.NumberFormat(undefined, {maximumFractionDigits: 1});
+  const clock = new Intl.DateTimeFormat(undefined, {hour: "2-digit", minute: "2-digit"});
+  const at = seconds => clock.format(new Date(seconds * 1000));
+
+  function take(told) {
+    const names = Object.keys(told.columns);
+    told.columns[names[0]].forEach((_, place) => {
+      const minute = told.from + EVERY * place;
+      const found = {};
+      for (const name of names) found[name] = told.columns[name][place];
+      minutes.set(minute, found);
+    });
+    if (told.now) now = told.now;
+    const last = Math.max(...minutes.keys());
+    for (const minute of minutes.keys()) if (minute <= last - EVERY * begun.minutes) minutes.delete(minute);
+  }
+
+  // A page that slept for longer than the tail is has missed minutes: they are those of the page as it would be loaded now.
+  async function catchUp() {
+    const answer = await fetch(location.href);
+    if (!answer.ok) return;
+    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const found = page.getElementById("history");
+    if (found) { begun = JSON.parse(found.textContent); take(begun); update(); }
+  }
+
+  function columns(lines) {
+    const last = Math.max(...minutes.keys());
+    const times = [], rows = lines.map(() => []);
+    for (let minute = last - EVERY * (begun.minutes - 1); minute <= last; minute += EVERY) {
+      const found = minutes.get(minute) || {};
+      times.push(minute + EVERY);
+      lines.forEach(([name], place) => rows[place].push(found[name] ?? null));
+    }
+    if (now) {
+      times.push(last + 2 * EVERY);
+      lines.forEach(([name], place) => rows[place].push(now[name] ?? null));
+    }
+    return [times, ...rows];
+  }
+
+  // What has no neighbour is no line, so it is a point; and so is what is now.
+  const alone = (chart, line) => {
+    const row = chart.data[line], found = [];
+    for (let place = 0; place < row.length; place++)
+      if (row[place] !== null && ((row[place - 1] ?? null) === null && (row[place + 1] ?? null) === null || (now && place === row.length - 1))) found.push(place);
+    return found;
+  };
+
+  function options(place, {axis, lines}) {
+    const axes = {stroke: colour("--soft"), grid: {stroke: colour("--line"), width: 1}, ticks: {stroke: colour("--line"), width: 1}, font: "12px system-ui, sans-serif", labelFont: "12px system-ui, sans-serif"};
+    return {
+      width: place.clientWidth - 16, height: 240,
+      cursor: {drag: {x: false, y: false}, sync: {key: "queue"}},
+      legend: {markers: {dash: (_, line) => ["", "solid", "dashed", "dotted"][line]}},
+      scales: {y: {range: (_, low, high) => [0, Math.max(high || 0, 4) * 1.08]}},
+      axes: [
+        {...axes, values: (_, splits) => splits.map(at), space: 70},
+        {...axes, label: axis, size: 58, labelSize: 20, values: (_, splits) => splits.map(each => short.format(each)), incrs: [1, 2, 5].flatMap(each => [...Array(13).keys()].map(power => each * 10 ** power)).sort((one, other) => one - other)},
+      ],
+      series: [
+        {label: "at", value: (_, value) => value === null ? "–" : at(value)},
+        ...lines.map(([, label, name, dash]) => ({
+          label, stroke: colour(name), width: 2, dash,
+          points: {show: true, filter: alone, size: 6, fill: colour(name)},
+          value: (_, value) => value === null ? "–" : exact.format(value),
+        })),
+      ],
+    };
+  }
+
+  function draw() {
+    for (const each of charts) each.destroy();
+    charts = [];
+    for (const [id, chart] of Object.entries(LINES)) {
+      const place = document.getElementById(id);
+      if (place) charts.push(new uPlot(options(place, chart), columns(chart.lines), place));
+    }
+  }
+
+  function update() {
+    if (!charts.length || charts.some(each => !each.root.isConnected)) { draw(); return; }
+    Object.values(LINES).forEach(({lines}, place) => {
+      const data = columns(lines);
+      if (JSON.stringify(data) !== JSON.stringify(charts[place].data)) charts[place].setData(data);
+    });
+  }
+
+  function shown() {
+    const tail = island("history-tail");
+    if (!tail) return;
+    const missed = tail.from > Math.max(...minutes.keys()) + EVERY;
+    take(tail);
+    update();
+    if (missed) catchUp().catch(() => {});
+  }
+
+  take(begun);
+  document.addEventListener("ui:shown", shown);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+  new ResizeObserver(() => {
+    for (const each of charts) {
+      const width = each.root.parentElement?.clientWidth - 16;
+      if (width > 0 && width !== each.width) each.setSize({width, height: 240});
+    }
+  }).observe(document.getElementById("main"));
+  shown();
+})();

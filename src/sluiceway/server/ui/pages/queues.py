@@ -1,14 +1,35 @@
-"""The queues, and each of them."""
+"""All queues, on one page."""
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
 
 from sluiceway.server.ui.api import Facts
-from sluiceway.server.ui.view import Command, Field, View
+from sluiceway.server.ui.pages.queue_commands import COMMANDS as COMMANDS
+from sluiceway.server.ui.pages.queue_commands import QUEUE as QUEUE
+from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
 _PAGE: Final = 1_000
+SHOWN: Final = 200
+"""Rows of a table: as many as one can read, and a browser draws at once."""
+FAILED: Final = ("retried", "expired", "dead")
+
+COLUMNS: Final = (
+    ("name", "Queue", False),
+    ("state", "State", False),
+    ("ready", "Ready", True),
+    ("leased", "Leased", True),
+    ("scheduled", "Scheduled", True),
+    ("produced", "Produced", True),
+    ("completed", "Completed", True),
+    ("failed", "Failed", True),
+    ("partitions", "Partitions", True),
+    ("dead_queue", "Dead queue", False),
+)
+"""Key, heading, and whether it is a number."""
 
 
 async def every_queue(visit: Visit) -> list[Facts]:
@@ -33,29 +54,80 @@ def state_of(queue: Facts) -> str:
     return "draining" if queue["rebalance"] else "available"
 
 
-VIEWS: Final[tuple[View, ...]] = ()
+def failed(rates: Facts) -> float | None:
+    """Items a second that were not completed when they were leased, or waited in vain."""
+    return sum(rates.get(name, 0) for name in FAILED) if rates else None
 
-QUEUE: Final = Field("queue_name", "Queue", "known", required=True)
 
-COMMANDS: Final = (
-    Command(
-        "queue.pause",
-        "Pause a queue",
-        "Pause",
-        "Nothing is produced to it or leased from it until it is resumed. What is leased can still be settled.",
-        "queue.pause",
-        "manage",
-        "queue pause",
-        (QUEUE,),
-    ),
-    Command(
-        "queue.resume",
-        "Resume a queue",
-        "Resume",
-        "Producing and leasing go on.",
-        "queue.resume",
-        "manage",
-        "queue resume",
-        (QUEUE,),
-    ),
-)
+async def _gather(visit: Visit) -> Facts:
+    queues = await every_queue(visit)
+    if queues:
+        await visit.counts.known()
+    wanted = visit.query.get("name", "").strip().lower()
+    rows = [_row(visit, queue) for queue in queues if wanted in queue["queue_name"].lower()]
+    return {"queue_count": len(queues), "wanted": wanted, **table(visit, rows, COLUMNS, "name")}
+
+
+def _row(visit: Visit, queue: Facts) -> Facts:
+    name = queue["queue_name"]
+    counts, rates = visit.counts.of.get(name, {}), visit.counts.rates(name)
+    return {
+        "name": name,
+        "state": state_of(queue),
+        "partitions": len(queue["partitions"]),
+        "ready": counts.get("ready"),
+        "leased": counts.get("total_leased"),
+        "scheduled": counts.get("scheduled"),
+        "produced": rates.get("produced"),
+        "completed": rates.get("completed"),
+        "failed": failed(dict(rates)),
+        "dead_queue": queue["dead_queue"] or "",
+    }
+
+
+def table(visit: Visit, rows: list[Facts], columns: Sequence[tuple[str, str, bool]], first: str) -> Facts:
+    """A page of the rows, as `sort` and `page` of the query say, with what its heading and the links to other pages need.
+
+    `sort` is a column's key, after a dash for the highest first; `first` is the column by which rows are sorted to begin with.
+    """
+    sort = visit.query.get("sort", first)
+    key, falls = sort.removeprefix("-"), sort.startswith("-")
+    if key not in {name for name, _, _ in columns}:
+        key, falls = first, False
+    # What is not known comes last, whichever way.
+    known = [row for row in rows if row[key] is not None]
+    known.sort(key=_by(key), reverse=falls)
+    rows = known + [row for row in rows if row[key] is None]
+    page = visit.query.get("page", "1")
+    number = int(page) if page.isascii() and page.isdecimal() and len(page) < 6 else 1
+    pages = max(1, -(-len(rows) // SHOWN))
+    number = min(max(number, 1), pages)
+    headings = [
+        {
+            "text": text,
+            "numeric": numeric,
+            "url": _url(visit, sort=f"-{name}" if (name != key and numeric) or (name == key and not falls) else name, page=""),
+            "sorted": ("descending" if falls else "ascending") if name == key else "",
+        }
+        for name, text, numeric in columns
+    ]
+    return {
+        "rows": rows[(number - 1) * SHOWN : number * SHOWN],
+        "row_count": len(rows),
+        "headings": headings,
+        "from_row": (number - 1) * SHOWN + 1,
+        "before": _url(visit, page=str(number - 1)) if number > 1 else "",
+        "after": _url(visit, page=str(number + 1)) if number < pages else "",
+    }
+
+
+def _by(key: str) -> Callable[[Facts], Any]:
+    return lambda row: row[key]
+
+
+def _url(visit: Visit, **changed: str) -> str:
+    query = {name: text for name, text in {**visit.query, **changed}.items() if text}
+    return f"{visit.path}?{urlencode(query)}" if query else visit.path
+
+
+VIEWS: Final = (View("/ui/queues", "Queues", "queues.html", _gather, "Queues", still="queues_head.html"),)

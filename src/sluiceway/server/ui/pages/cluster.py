@@ -1,0 +1,79 @@
+"""The instances, and the rounds in which they divide the partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from sluiceway.server.ui.api import Facts, ProblemError
+from sluiceway.server.ui.pages.refusal import refusing
+from sluiceway.server.ui.view import View
+from sluiceway.server.ui.visit import Visit
+
+_ROUNDS: Final = 100
+
+
+async def _instances(visit: Visit) -> Facts:
+    cluster, shares = await asyncio.gather(visit.api.call("instances.list"), _shares(visit))
+    queues = sorted(visit.counts.of)
+    return {"cluster": cluster, "shares": shares, "queues": queues, "queue_name": visit.query.get("queue", ""), "most": _most(cluster)}
+
+
+def _most(cluster: Facts) -> int:
+    return max((each["partitions"] for each in cluster["items"]), default=0)
+
+
+async def _shares(visit: Visit) -> list[Facts] | ProblemError | None:
+    """The logical queues of the chosen queue, with what each has; None: none is chosen."""
+    name = visit.query.get("queue")
+    if not name:
+        return None
+    try:
+        stats = await visit.api.call("queue.stats", queue_name=name)
+    except ProblemError as error:
+        if error.is_stranger:
+            raise
+        return error
+    return [_summed(each) for each in stats["logical_queues"]]
+
+
+def _summed(share: Facts) -> Facts:
+    parts = share["partitions"]
+    sums = {name: sum(each.get(name) or 0 for each in parts) for name in ("ready", "total_leased", "scheduled")}
+    return {**share, **sums, "numbers": sorted(each["partition"] for each in parts)}
+
+
+async def _rounds(visit: Visit) -> Facts:
+    cluster, rounds, why = await asyncio.gather(visit.api.call("instances.list"), visit.api.call("rounds.list", limit=_ROUNDS), _why(visit))
+    return {"cluster": cluster, "rounds": rounds["items"], "chosen": _chosen(rounds["items"], visit.query.get("round", "")), "why": why}
+
+
+def _chosen(rounds: list[Facts], number: str) -> Facts | None:
+    """The round that the reader looks into, with who had come and gone since the one before it."""
+    for place, found in enumerate(rounds):
+        if str(found["number"]) == number:
+            before = rounds[place + 1] if place + 1 < len(rounds) else None
+            now, then = set(found["participants"]), set(before["participants"] if before else ())
+            return {**found, "before": before, "came": sorted(now - then), "went": sorted(then - now)}
+    return None
+
+
+async def _why(visit: Visit) -> Facts | ProblemError | None:
+    """Why the partition that the reader asks for is where it is; None: they ask for none."""
+    name, partition = visit.query.get("queue", "").strip(), visit.query.get("partition", "").strip()
+    if not name or not partition:
+        return None
+    if not partition.isdecimal() or len(partition) > 9:
+        return ProblemError(400, "invalid_request", f"{partition[:40]!r} is not the number of a partition", "partition")
+    try:
+        return await visit.api.call("queue.explain", queue_name=name, partition=int(partition))
+    except ProblemError as error:
+        if error.is_stranger:
+            raise
+        return error
+
+
+VIEWS: Final = (
+    View("/ui/instances", "Instances", "instances.html", refusing(_instances), "Instances", still="instances_still.html"),
+    View("/ui/rounds", "Rounds", "rounds.html", refusing(_rounds), "Rounds", still="rounds_still.html"),
+)

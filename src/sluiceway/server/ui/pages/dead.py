@@ -1,0 +1,179 @@
+"""Dead letters: the queues that take what others have given up on, and the way back."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Mapping
+from typing import Final
+
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.server.ui.api import Facts, ProblemError
+from sluiceway.server.ui.pages.queue_commands import QUEUE
+from sluiceway.server.ui.pages.queues import every_queue
+from sluiceway.server.ui.view import Command, Field, View
+from sluiceway.server.ui.visit import Visit
+
+SLICE: Final = 1_000
+"""Items that one call moves at most: few enough that it can be seen how it gets on, and stopped."""
+_EXAMPLES: Final = 5
+_LOOKED_AT: Final = 20
+"""Items of a partition among which examples are looked for: they come with their payloads."""
+_PARTITIONS: Final = 3
+
+
+async def _gather(visit: Visit) -> Facts:
+    queues = await every_queue(visit)
+    if queues:
+        await visit.counts.known()
+    sources = _sources(queues)
+    dropping = [
+        {"name": each["queue_name"], "dead": visit.counts.of[each["queue_name"]]["dead"]}
+        for each in queues
+        if each["dead_queue"] is None and each["queue_name"] not in sources and visit.counts.of.get(each["queue_name"], {}).get("dead", 0)
+    ]
+    rows = [{**_row(visit, name), "sources": [_row(visit, each) for each in sources[name]]} for name in sorted(sources)]
+    return {"rows": rows, "dropping": dropping}
+
+
+def _sources(queues: list[Facts]) -> dict[str, list[str]]:
+    """By dead queue, those that it takes from."""
+    found: dict[str, list[str]] = {}
+    for each in queues:
+        if each["dead_queue"] is not None:
+            found.setdefault(each["dead_queue"], []).append(each["queue_name"])
+    return found
+
+
+def _row(visit: Visit, name: str) -> Facts:
+    counts, rates = visit.counts.of.get(name, {}), visit.counts.rates(name)
+    return {
+        "name": name,
+        **{each: counts.get(each) for each in ("ready", "total_leased", "scheduled", "redriven", "dead", "transferring")},
+        **{f"{each}_rate": rates.get(each) for each in ("produced", "completed", "dead")},
+    }
+
+
+async def _gather_redrive(visit: Visit) -> Facts:
+    name = visit.parts["queue_name"]
+    info, queues = await asyncio.gather(visit.api.call("queues.info", queue_name=name), every_queue(visit))
+    await visit.counts.known()
+    sources = _sources(queues).get(name, [])
+    shown: Facts = {"row": _row(visit, name), "sources": [_row(visit, each) for each in sources]}
+    if visit.live:
+        return shown
+    found: Facts | None = None
+    examples: list[Facts] = []
+    problem: ProblemError | None = None
+    wanted: Facts = {}
+    if "check" in visit.query and visit.may("manage", name):
+        try:
+            wanted = _wanted(visit.query)
+            found, examples = await asyncio.gather(_dry_run(visit, name, wanted), _examples(visit, info, wanted))
+        except ProblemError as error:
+            if error.is_stranger or error.code not in ("invalid_request", "queue_not_found", "forbidden"):
+                raise
+            problem = error
+    shown |= {"name": name, "source_names": sources, "found": found, "examples": examples, "problem": problem}
+    if found is not None:
+        ready = shown["row"]["ready"] or 0
+        most = wanted.get("limit") or max(ready, found["matched"])
+        # A dry run looks at no more than so many, so that what it has found may be a part.
+        whole = found["matched"] < MAX_ITEMS_ARROW
+        shown |= {
+            "wanted": wanted,
+            "most": most,
+            "whole": whole,
+            "line": _line(name, wanted),
+            "slice": min(SLICE, wanted.get("rate", SLICE)),
+        }
+    return shown
+
+
+def _wanted(query: Mapping[str, str]) -> Facts:
+    """What was filled in. Raises ProblemError."""
+    try:
+        wanted = _FILTER.values(query)
+        for name in ("limit", "rate"):
+            if wanted.get(name, 1) < 1:
+                raise invalid(name, "expected a number from 1 on, or nothing")
+    except SluicewayError as error:
+        raise ProblemError(400, error.code, error.detail, error.field or "") from None
+    return wanted
+
+
+async def _dry_run(visit: Visit, name: str, wanted: Facts) -> Facts:
+    about = {key: wanted.get(key) for key in ("source", "reason", "target")}
+    limit = min(wanted.get("limit", MAX_ITEMS_ARROW), MAX_ITEMS_ARROW)
+    return await visit.api.call("queue.redrive", queue_name=name, dry_run=True, limit=limit, **about)
+
+
+async def _examples(visit: Visit, info: Facts, wanted: Facts) -> list[Facts]:
+    """Some of the first items that match, with why they died."""
+    found: list[Facts] = []
+    for part in info["partitions"][:_PARTITIONS]:
+        try:
+            page = await visit.api.call("storage/items.list", queue_name=info["queue_name"], partition=part["partition"], limit=_LOOKED_AT)
+        except ProblemError as error:
+            if error.is_stranger:
+                raise
+            # It is only that there are fewer to show: a key that may not read, a partition that is not open.
+            continue
+        for item in page["items"]:
+            headers = item["headers"] or {}
+            source, reason = headers.get("sluiceway-queue"), headers.get("sluiceway-reason", "")
+            fits = wanted.get("source") in (None, source) and wanted.get("reason", "") in reason
+            if fits and not item["is_leased"]:
+                attempts = headers.get("sluiceway-attempts")
+                found.append({"id": item["id"], "source": source, "reason": reason, "attempts": attempts, "at": item["created_at"]})
+            if len(found) == _EXAMPLES:
+                return found
+    return found
+
+
+def _line(name: str, wanted: Facts) -> str:
+    words = ["sluiceway", "redrive", name]
+    for key, flag in (("source", "--source"), ("reason", "--reason"), ("target", "--to")):
+        if key in wanted:
+            words += [flag, wanted[key]]
+    words += ["--limit", str(wanted["limit"])] if "limit" in wanted else ["--all"]
+    if "rate" in wanted:
+        words += ["--rate", f"{wanted['rate']}/s"]
+    return shlex.join(words)
+
+
+VIEWS: Final = (
+    View("/ui/dead", "Dead letters", "dead.html", _gather, "Dead letters"),
+    View(
+        "/ui/queues/{queue_name}/redrive",
+        "Redrive {queue_name}",
+        "redrive_counts.html",
+        _gather_redrive,
+        "Dead letters",
+        still="redrive.html",
+        scripts=("redrive.js",),
+    ),
+)
+
+_ABOUT: Final = (
+    Field("source", "Came from", flag="--source"),
+    Field("reason", "Reason contains", flag="--reason"),
+    Field("target", "Send to", flag="--to", hint="Empty: the queue that each came from."),
+    Field("limit", "At most", "number", "--limit", hint=f"Items in this one call. Empty: {SLICE:,}."),
+)
+
+COMMANDS: Final = (
+    Command(
+        "queue.redrive",
+        "Redrive",
+        "Redrive",
+        "Dead items go back to where they came from, with no attempts.",
+        "queue.redrive",
+        "manage",
+        "redrive",
+        (QUEUE, *_ABOUT),
+    ),
+)
+
+_FILTER: Final = Command("", "", "", "", "", "manage", "", (*_ABOUT, Field("rate", "Items a second", "number")))

@@ -1,0 +1,159 @@
+"""The items of a queue where they lie, looked at without taking them; and those that are dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import Any, Final
+
+from sluiceway.server.ui.api import Facts, ProblemError
+from sluiceway.server.ui.pages.queue_commands import QUEUE
+from sluiceway.server.ui.pages.queues import every_queue
+from sluiceway.server.ui.payload import preview, visible, whole
+from sluiceway.server.ui.view import Command, Field, View
+from sluiceway.server.ui.visit import Visit
+
+_SHOWN: Final = 50
+_LOOKED_AT: Final = 1_000
+"""Items that are looked through for those in one state, which the API lists together with others."""
+_SAMPLE: Final = 50
+"""Dead items of a partition of which the reasons are told, and so many partitions:"""
+_SAMPLED: Final = 4
+
+STATES: Final = (("line", "ready or leased"), ("ready", "ready"), ("leased", "leased"), ("scheduled", "scheduled"))
+"""What may be listed, and how it is called."""
+
+
+async def _items(visit: Visit) -> Facts:
+    name, wanted = visit.parts["name"], visit.query.get("id", "").strip()
+    stats = await visit.api.call("queue.stats", queue_name=name)
+    partitions = sorted((part for each in stats["logical_queues"] for part in each["partitions"]), key=lambda part: int(part["partition"]))
+    numbers = [part["partition"] for part in partitions]
+    state = visit.query.get("state", "")
+    state = state if state in dict(STATES) else STATES[0][0]
+    asked = visit.query.get("partition", "")
+    partition = next((number for number in numbers if asked == str(number)), numbers[0] if numbers else 0)
+    facts: Facts = {"here": "Items", "partitions": partitions, "partition": partition, "states": STATES, "state": state}
+    if wanted:
+        return {**facts, "one": await _one(visit, name, wanted), "rows": [], "next": None, "looked": 0, "problem": None}
+    try:
+        rows, after, looked = await _page(visit, name, partition, state)
+    except ProblemError as error:
+        if error.is_stranger or error.code in ("forbidden", "queue_not_found"):
+            raise
+        return {**facts, "one": None, "rows": [], "next": None, "looked": 0, "problem": error}
+    return {**facts, "one": None, "rows": rows, "next": after, "looked": looked, "problem": None}
+
+
+async def _page(visit: Visit, queue_name: str, partition: int, state: str) -> tuple[list[Facts], str | None, int]:
+    """A page of rows, where the next one begins, and how many items were looked at for it."""
+    call = "storage/scheduled.list" if state == "scheduled" else "storage/items.list"
+    rows: list[Facts] = []
+    looked, after = 0, visit.query.get("after") or None
+    while True:
+        page = await visit.api.call(call, queue_name=queue_name, partition=partition, limit=_SHOWN, pivot=after)
+        found, after = page["items"], page["next"]
+        looked += len(found)
+        for item in found:
+            rows += [_row(item, state)] if state in ("line", "scheduled") or (state == "leased") == item["is_leased"] else []
+            if len(rows) == _SHOWN:
+                return rows, None if after is None and item is found[-1] else item["id"], looked
+        if after is None or looked >= _LOOKED_AT:
+            return rows, after, looked
+
+
+def _row(item: Facts, state: str = "") -> Facts:
+    payload = preview(item["payload"])
+    return {
+        **item,
+        "state": "scheduled" if state == "scheduled" else "leased" if item["is_leased"] else "ready",
+        "kind": visible(item["kind"] or ""),
+        "shown": payload.text,
+        "note": payload.note,
+        "size": payload.size,
+    }
+
+
+async def _one(visit: Visit, queue_name: str, item_id: str) -> Facts:
+    """Where an item is, and what it has if it is under that id still."""
+    try:
+        said = await visit.api.call("queue.explain", queue_name=queue_name, id=item_id)
+    except ProblemError as error:
+        if error.is_stranger or error.code in ("forbidden", "queue_not_found"):
+            raise
+        return {"id": item_id, "problem": error, "said": None, "item": None}
+    return {"id": said["id"], "problem": None, "said": said, "item": await _found(visit, queue_name, said)}
+
+
+async def _found(visit: Visit, queue_name: str, said: Facts) -> Facts | None:
+    """The item itself. A page begins after an id, whether or not there is such an item, so it is the first one after the id before."""
+    if said["state"] not in ("ready", "leased", "scheduled"):
+        return None
+    incarnation, partition, offset = said["id"].split(".")
+    before = f"{incarnation}.{partition}.{int(offset) - 1}" if int(offset) else None
+    call = "storage/scheduled.list" if said["state"] == "scheduled" else "storage/items.list"
+    page = await visit.api.call(call, queue_name=queue_name, partition=int(partition), limit=1, pivot=before)
+    for item in page["items"]:
+        if item["id"] == said["id"]:
+            headers = [(visible(name), visible(text)) for name, text in (item["headers"] or {}).items()]
+            texts = {name: visible(item[name] or "") for name in ("kind", "encoding", "reference")}
+            return {**item, **texts, "headers": headers, "payload": whole(item["payload"])}
+    return None
+
+
+# ---- dead items ---------------------------------------------------------------------------------------------------------
+
+
+async def _dead(visit: Visit) -> Facts:
+    name = visit.parts["name"]
+    info, queues = await asyncio.gather(visit.api.call("queues.info", queue_name=name), every_queue(visit))
+    sources = [each["queue_name"] for each in queues if each["dead_queue"] == name]
+    dead_queue = info["dead_queue"] or (name if sources else "")
+    facts: Facts = {"here": "Dead", "queue": info, "sources": sources, "dead_queue": dead_queue, "seen": None, "waiting": 0, "reasons": []}
+    if not dead_queue:
+        return facts
+    try:
+        stats = await visit.api.call("queue.stats", queue_name=dead_queue)
+        return {**facts, **await _reasons(visit, dead_queue, stats)}
+    except ProblemError as error:
+        # It may be gone, or not be for this reader.
+        if error.code not in ("forbidden", "queue_not_found", "unavailable"):
+            raise
+        return {**facts, "problem": error}
+
+
+async def _reasons(visit: Visit, dead_queue: str, stats: Facts) -> Facts:
+    """Why the first items of some partitions died, the most frequent reason first."""
+    partitions = [part for each in stats["logical_queues"] for part in each["partitions"]]
+    full = [part["partition"] for part in partitions if part.get("total")][:_SAMPLED]
+    calls = [visit.api.call("storage/items.list", queue_name=dead_queue, partition=number, limit=_SAMPLE) for number in full]
+    items: list[Facts] = [item for page in await asyncio.gather(*calls) for item in page["items"]]
+    found: Counter[tuple[Any, Any]] = Counter()
+    for item in items:
+        headers = item["headers"] or {}
+        found[headers.get("sluiceway-reason", ""), headers.get("sluiceway-queue", "")] += 1
+    reasons = [
+        {"reason": reason, "shown": visible(reason), "source": source, "count": count} for (reason, source), count in found.most_common()
+    ]
+    return {"seen": len(items), "waiting": sum(part.get("total", 0) for part in partitions), "reasons": reasons}
+
+
+COMMANDS: Final = (
+    Command(
+        "items.delete",
+        "Delete items",
+        "Delete",
+        "Drops these items for good and without the dead queue, if they are ready or scheduled. Leased items stay.",
+        "storage/items.delete",
+        "manage",
+        "drop",
+        (QUEUE, Field("ids", "Ids, as they are listed", "list", required=True)),
+        destroys=True,
+        then="/ui/queues/{queue_name}/items",
+    ),
+)
+_ONE: Final = "/ui/queues/{name}"
+VIEWS: Final = (
+    View(f"{_ONE}/items", "Items of {name}", "queue_items.html", _items, "Queues", still="queue_items_head.html", refreshes=False),
+    View(f"{_ONE}/dead", "Dead items of {name}", "queue_dead.html", _dead, "Queues", still="queue_head.html", refreshes=False),
+)

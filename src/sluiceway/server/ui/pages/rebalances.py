@@ -1,0 +1,108 @@
+"""Rebalances: what is moved, how far it is, and what was."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Final
+
+from sluiceway.server.ui.api import Facts, ProblemError
+from sluiceway.server.ui.view import View
+from sluiceway.server.ui.visit import Visit
+
+STEPS: Final = {
+    "create": "the new partitions are recorded and opened",
+    "flip": "the old ones are draining, the new ones take part",
+    "shut": "the old ones refuse new items for good",
+    "keys": "idempotency keys have their new homes",
+    "drain": "nothing is left to be drained",
+    "finish": "the rebalance is closed",
+}
+"""What is so once each of the steps is done, in their order."""
+_LISTED: Final = 20
+_ENTRIES: Final = 200
+_UNTIL: Final = timedelta(seconds=5)
+"""Entries of a rebalance are by the clocks of several instances."""
+_SHOWN: Final = 24
+"""Partitions of which the progress is shown one by one, those with most left first."""
+
+
+async def _all(visit: Visit) -> Facts:
+    going, page = await asyncio.gather(
+        visit.api.call("rebalances.list", open=True, limit=100),
+        visit.api.call("rebalances.list", limit=_LISTED, pivot=visit.query.get("pivot")),
+    )
+    ended = [each for each in page["items"] if each["ended_at"]]
+    return {"going": [] if visit.query.get("pivot") else going["items"], "ended": ended, "next": page["next"], "is_first": _first(visit)}
+
+
+def _first(visit: Visit) -> bool:
+    return not visit.query.get("pivot")
+
+
+async def _one(visit: Visit) -> Facts:
+    found = await visit.api.call("rebalances.get", id=visit.parts["id"])
+    parts: list[Facts] = []
+    if found["progress"]:
+        parts = [{"partition": each["partition"], "total": each["items_left"]} for each in found["progress"]["partitions"]]
+    return {"it": found, "stage": stage(found, parts), "entries": await audited(visit, found), "queue_name": found["queue_name"]}
+
+
+def stage(rebalance: Facts, parts: list[Facts]) -> Facts:
+    """How far it is: the steps that are done, as they were, the one that is to be done next and those to come, and what is left to drain.
+
+    `parts` are the queue's partitions, with their items in `total` and `transferring`; one whose owner does not answer has none.
+    """
+    is_open = rebalance["ended_at"] is None
+    drains = rebalance["plan"]["drains"]
+    known = {each["partition"]: each for each in parts}
+    left = [{"partition": number, "left": _left(known[number])} for number in drains if number in known]
+    items_left = sum(each["left"] or 0 for each in left)
+    names = list(STEPS)
+    return {
+        "is_open": is_open,
+        "done": [{**each, "says": _says(each)} for each in rebalance["steps"]],
+        "now": rebalance["step"] if is_open else None,
+        "to_come": names[names.index(rebalance["step"]) + 1 :] if is_open else [],
+        "left": sorted(left, key=lambda each: (-(each["left"] or 0), each["partition"]))[:_SHOWN] if is_open else [],
+        "not_shown": max(0, len(left) - _SHOWN) if is_open else 0,
+        "items": max(rebalance["items"], items_left),
+        "items_left": items_left if is_open else 0,
+        "removed": sum(each["partition"] is not None for each in rebalance["steps"]),
+        "drains": len(drains),
+        "says": STEPS,
+    }
+
+
+def _left(part: Facts) -> int | None:
+    counts = [part.get("total"), part.get("transferring", 0)]
+    return None if counts[0] is None else sum(each or 0 for each in counts)
+
+
+def _says(step: Facts) -> str:
+    if step["partition"] is not None:
+        return f"partition {step['partition']} was empty, and is removed"
+    return STEPS.get(step["step"], "")
+
+
+async def audited(visit: Visit, rebalance: Facts) -> list[Facts] | None:
+    """What the audit trail has of it, the oldest first; None: the reader may not see that."""
+    if not visit.may("admin"):
+        return None
+    until = None
+    if rebalance["ended_at"]:
+        until = (datetime.fromisoformat(rebalance["ended_at"]) + _UNTIL).isoformat()
+    since = rebalance["created_at"]
+    try:
+        found = await visit.api.call("audit.list", queue_name=rebalance["queue_name"], since=since, until=until, limit=_ENTRIES)
+    except ProblemError as error:
+        if error.code != "forbidden":
+            raise
+        return None
+    return [each for each in reversed(found["items"]) if each["detail"].get("rebalance") == rebalance["id"]]
+
+
+VIEWS: Final = (
+    View("/ui/rebalances", "Rebalances", "rebalances.html", _all, "Rebalances"),
+    View("/ui/rebalances/{id}", "Rebalance {id}", "rebalance.html", _one, "Rebalances"),
+)

@@ -1,0 +1,105 @@
+"""The server's configuration, its backends, and who may call it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from sluiceway.server.ui.api import Facts
+from sluiceway.server.ui.pages.refusal import refusing
+from sluiceway.server.ui.view import Command, Field, View
+from sluiceway.server.ui.visit import Visit
+
+_BACKENDS: Final = "backends"
+_PAGE: Final = 100
+
+
+@refusing
+async def _gather(visit: Visit) -> Facts:
+    found, backends = await asyncio.gather(visit.api.call("config.show"), visit.api.call("backends.list"))
+    tables = dict(found["configuration"])
+    named = tables.pop(_BACKENDS)
+    sections = [{"name": name, "rows": _rows(values)} for name, values in tables.items()]
+    sections += [{"name": f"{_BACKENDS}.{name}", "rows": _rows(values)} for name, values in named.items()]
+    return {
+        "file": found["file"],
+        "applied_at": found["applied_at"],
+        "last_error": found["last_error"],
+        "sections": sections,
+        "backends": backends["items"],
+    }
+
+
+def _rows(values: Facts) -> list[Facts]:
+    return [{"key": key, **value, "shown": _shown(value["value"])} for key, value in values.items()]
+
+
+def _shown(value: object) -> str:
+    """As a file would have it, but without quotes."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)
+
+
+@refusing
+async def _gather_keys(visit: Visit) -> Facts:
+    page = await visit.api.call("keys.list", limit=_PAGE, pivot=visit.query.get("pivot") or None)
+    return {"keys": page["items"], "next": page["next"], "own": visit.me.name, "begins_after": visit.query.get("pivot", "")}
+
+
+VIEWS: Final = (
+    View("/ui/settings", "Settings", "settings.html", _gather, "Settings"),
+    View("/ui/settings/keys", "API keys", "settings_keys.html", _gather_keys, "Settings"),
+)
+
+COMMANDS: Final = (
+    Command(
+        "config.reload",
+        "Reload the configuration",
+        "Reload",
+        "The server reads its configuration file again. What has changed takes effect whole, or not at all.",
+        "config.reload",
+        "admin",
+        "config reload",
+        on="",
+    ),
+    Command(
+        "keys.create",
+        "Make an API key",
+        "Make the key",
+        "Whoever has the key may do what its scopes say, to which queues they say.",
+        "keys.create",
+        "admin",
+        "key create",
+        (
+            Field("name", "Name", hint="Whose it is, or what for: the audit trail has it.", required=True),
+            Field(
+                "scopes",
+                "Scopes",
+                "list",
+                "--scope",
+                hint="One a line: ACTION:PATTERN such as produce:orders-* (produce, consume, read, manage), or admin.",
+                required=True,
+            ),
+            Field("expires_after", "Stops to work after", flag="--expires-after", hint="Such as 30d. Empty: never."),
+            Field(
+                "requests_per_second", "Requests a second", "number", "--requests-per-second", hint="Empty: the server's limit; 0: none."
+            ),
+            Field("bytes_per_second", "Bytes a second", "number", "--bytes-per-second", hint="Empty: the server's limit; 0: none."),
+        ),
+        on="",
+        note="Take the key now: nobody can be shown it again.",
+    ),
+    Command(
+        "keys.revoke",
+        "Revoke an API key",
+        "Revoke",
+        "Every server refuses it within a second, for good.",
+        "keys.revoke",
+        "admin",
+        "key revoke",
+        (Field("key_id", "Key", "known", required=True),),
+        on="key_id",
+        destroys=True,
+    ),
+)
