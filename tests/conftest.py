@@ -32,8 +32,11 @@ os.environ["XDG_CONFIG_HOME"] = "/nowhere"
 # A slow machine's Python takes more than Spark's 15 seconds to start, and then the query fails.
 os.environ["PYSPARK_SUBMIT_ARGS"] = "--conf spark.python.authenticate.socketTimeout=180s pyspark-shell"
 
-# Most of a short run of Spark is Java compiling itself; this halves it.
-os.environ["JAVA_TOOL_OPTIONS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Most of a short run of Spark is Java checking and compiling itself; this halves it.
+os.environ["JAVA_TOOL_OPTIONS"] = (
+    "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+)
 
 
 FIRST = (

@@ -20,6 +20,7 @@ from sluiceway.core.assignment.group import (
     Keys,
     Look,
     MemberRecord,
+    Move,
     Parameters,
     Plan,
     Resource,
@@ -39,7 +40,15 @@ from sluiceway.wire import json_instances
 KEYS = Keys("partitions")
 ITEM = "k7f3q2ma.0"
 SEALED = SealedRound(
-    number=7, trigger="i-3 has joined", participants=("i-1", "i-2"), moved=1, kept=2, sealed_by="i-2", sealed_at=NOW, duration=250
+    number=7,
+    trigger="i-3 has joined",
+    participants=("i-1", "i-2"),
+    moved=1,
+    kept=2,
+    sealed_by="i-2",
+    sealed_at=NOW,
+    duration=250,
+    moves=(Move(ITEM, "i-3", "i-1"), Move("deleted1.4", "", "i-2")),
 )
 
 
@@ -218,6 +227,10 @@ def test_rounds_on_the_wire(shared: tuple[FakeService, str]) -> None:
         "duration": "250ms",
         "sealed_at": format_time(NOW),
         "sealed_by": "i-2",
+        "moves": [
+            {"queue_name": "q", "partition": 0, "before": "i-3", "owner": "i-1"},
+            {"queue_name": None, "partition": 4, "before": None, "owner": "i-2"},
+        ],
     }
     assert len(post(url, "rounds.list").json()["items"]) == 2
     for limit in (0, 101, "x"):

@@ -157,7 +157,7 @@ PINNED: dict[type[msgspec.Struct], str] = {
     Rebalance: "id queue_name incarnation requested_partitions plan drain created_at updated_at actor request_id rate state step slots "
     "homes slots_at_once paused done started_at drain_at items moved ended_at after batch problem retries",
     rebalance.Plan: "creates drains keeps reopens in_order",
-    SealedRound: "number trigger participants moved kept sealed_by sealed_at duration",
+    SealedRound: "number trigger participants moved kept sealed_by sealed_at duration moves",
 }
 """The fields of what is stored, in their order."""
 

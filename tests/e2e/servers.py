@@ -8,13 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from e2e.harness import Reader
 from sluiceway.client import Client, Item, Retry
 from test_server_reload import Child, child
 
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
 BACKENDS: Final = "[backends.fast]\nkind = 'sqlite'\n[backends.wide]\nkind = 'sqlite'\npartition_affinity = 0.5\n"
-ADMIN_KEY: Final = "the administrator's key, for tests only"
+ADMIN_KEY: Final = "0123456789abcdef" * 4
 GUARDED: Final = f"[server]\nauth = 'keys'\nadmin_key = 'env:ADMIN'\n{BACKENDS}"
 EVIL: Final = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 """What a payload, a reason or a client's name may be: text, whatever it says."""
@@ -66,3 +70,14 @@ def tell(server: Child) -> None:
     told = {"id": "id-1", "run_id": "run-1", "name": "billing", "state": "running", "batch": 3, "items": 10, "input_per_s": 1.5}
     told |= {"processed_per_s": 20.25, "batch_duration": "1500ms"}
     server.ask("consumers.report", queue_name="orders", client_id="billing", query=told)
+
+
+def sign_in(reader: Reader, key: str) -> Page:
+    """The first page, as whoever has that API key sees it."""
+    page = reader.page()
+    page.goto("/ui")
+    page.get_by_label("API key").fill(key)
+    page.get_by_role("button", name="Sign in").click()
+    page.wait_for_url("**/ui")
+    reader.follow(page)
+    return page

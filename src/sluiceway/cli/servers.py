@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+import functools
+import os
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,32 +80,65 @@ def serve(output: Output, data: Path, config: Path | None, insecure: bool, url_f
 
 @click.command()
 @click.option("--data", type=DATA, default=Path(".sluiceway-data"), show_default=True, help="The folder that holds everything.")
+@click.option(
+    "--demo/--no-demo",
+    default=None,
+    help="Have something to look at: queues in use, and partitions that move. [default: in a folder that is new or a demo's]",
+)
+@click.option("--no-open", is_flag=True, help="Do not open the dashboard in a browser, as it is done from a terminal with a display.")
 @printing
-def dev(output: Output, data: Path) -> None:
+def dev(output: Output, data: Path, demo: bool | None, no_open: bool) -> None:
     """Run a server to try things with, and say what to try.
 
     It listens on port 2319 of this machine, or on a free one if that is taken. The data stays for the next time.
+
+    In a new folder a demo produces and consumes, in queues of its own (demo-…), as long as the server runs; its partitions lie in two
+    backends, by the folder's demo.toml. In a folder with other queues it runs only with --demo.
     """
+    from sluiceway.demo import moving
+
+    has_one = (data / moving.FILE).exists()
+    is_new = not data.exists() or not any(data.iterdir())
+    wanted = demo if demo is not None else has_one or is_new
+    # What lies in a demo's second backend is served without the demo, too.
+    config = moving.prepare(data) if wanted or has_one else None
+    runner = moving.Runner(config, functools.partial(click.echo, err=True), beside_others=demo is True) if wanted and config else None
+    opens = not (no_open or output.as_json) and has_display(os.environ, sys.platform, sys.stdout.isatty())
 
     def tell(url: str) -> None:
         option = "" if url == DEFAULT_URL else f" --url {url}"
         lines = [
             f"sluiceway listening on {url}",
+            f"dashboard at {url}/ui",
             f"data in {data.absolute()}; Ctrl-C stops the server. In another terminal, try:\n",
             *(f"    {line}{option}" for line in _TRY),
             "",
         ]
-        output.print({"url": url}, "\n".join(lines))
+        output.print({"url": url, "dashboard": f"{url}/ui"}, "\n".join(lines))
+        if runner is not None:
+            runner.start(url)
+        if opens:
+            threading.Thread(target=webbrowser.open, args=(f"{url}/ui",), daemon=True).start()
 
     try:
         try:
-            _run(data, None, {"server.listen": f"{LOOPBACK}:{DEFAULT_PORT}"}, tell)
+            _run(data, config, {"server.listen": f"{LOOPBACK}:{DEFAULT_PORT}"}, tell)
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
                 raise
-            _run(data, None, {"server.listen": f"{LOOPBACK}:0"}, tell)
+            _run(data, config, {"server.listen": f"{LOOPBACK}:0"}, tell)
     except OSError as error:
         raise click.ClickException(str(error)) from error
+    finally:
+        if runner is not None:
+            runner.stop()
+
+
+def has_display(environment: Mapping[str, str], platform: str, terminal: bool) -> bool:
+    """Whether somebody who started this would see a browser that it opens."""
+    if not terminal or "SSH_CONNECTION" in environment:
+        return False
+    return platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
 
 
 def _run(data: Path, config: Path | None, flags: dict[str, str], tell: Callable[[str], None], **more: Any) -> None:

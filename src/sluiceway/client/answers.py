@@ -358,8 +358,20 @@ class InstanceList(msgspec.Struct, frozen=True, kw_only=True):
     round: LastRound | None = None
 
 
+class MovedPartition(msgspec.Struct, frozen=True, kw_only=True):
+    """A partition that a round gave to another instance. `queue_name` None: deleted since. `before` None: nobody had it."""
+
+    queue_name: str | None
+    partition: int
+    before: str | None
+    owner: str
+
+
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """A round that is over. `moved` partitions have another instance since. `duration` is a text such as `250ms`."""
+    """A round that is over. `moved` partitions have another instance since, and `moves` has which, of thousands not all of them.
+
+    `duration` is a text such as `250ms`.
+    """
 
     number: int
     trigger: str
@@ -369,6 +381,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
     duration: str
     sealed_at: datetime
     sealed_by: str
+    moves: list[MovedPartition] = []
 
 
 class RoundList(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What `Client` can do with rebalances, single partitions, consumers and captures."""
+"""What `Client` can do with rebalances, single partitions, items that are not leased, consumers and captures."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from sluiceway.client import admin_calls, item_calls, queue_calls, rebalance_calls
-from sluiceway.client.answers import Browsed, QueueInfo
+from sluiceway.client.answers import Browsed, Deleted, QueueInfo
 from sluiceway.client.consumers import ConsumerPage
 from sluiceway.client.history import QueueHistory
 from sluiceway.client.http import seconds
@@ -101,6 +101,10 @@ class Rebalances:
         from sluiceway.client.arrow import read_browsed
 
         return self._run(item_calls.browse(queue_name, partition, states, cursor, limit, payload).as_arrow(read_browsed))
+
+    def delete_items(self, queue_name: str, ids: Iterable[str], *, request_timeout: Duration | None = None) -> Deleted:
+        """Drop items that are ready or scheduled, for good and without the dead queue; leased ones and those that are gone are ignored."""
+        return self._run(item_calls.delete_items(queue_name, ids, request_timeout))
 
     def pause_partition(self, queue_name: str, partition: int) -> QueueInfo:
         """Let one partition take and give out nothing, until it is resumed. What is leased can still be settled."""

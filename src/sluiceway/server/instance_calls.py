@@ -64,7 +64,8 @@ class InstanceCalls:
     async def _rounds(self, request: Request) -> Body:
         _check_right(request)
         call = json_instances.decode_rounds_list(request.body)
-        return json_instances.round_list(await self._service.instances.rounds(call.limit))
+        rounds = await self._service.instances.rounds(call.limit)
+        return json_instances.round_list(rounds, {record.incarnation: record.queue_name for record in self._service.queues()})
 
 
 async def explain_partition(service: QueueService, record: QueueRecord, partition: int) -> Body:

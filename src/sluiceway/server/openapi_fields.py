@@ -258,6 +258,9 @@ _CLUSTER: Final = {
     "sealed_at": "When it was over, by the clock of who sealed it.",
     "sealed_by": "The instance that made the plan; any of them may.",
     "RoundList.items": "The rounds.",
+    "moves": "The partitions that moved, as many as there is room to tell: of thousands not all.",
+    "MovedPartition.queue_name": "The queue; null: it was deleted since.",
+    "before": "The instance that had it; null: none had.",
     "grant": "Which assignment of the partition this is, part of the fence: with `rounds` the number of the round. Null: a server that is "
     "alone, or nobody has it.",
     "waits_for": "Instances that may still serve it and have to stop first, or be given up.",

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sluiceway.core.assignment.group import SealedRound
+from sluiceway.core.assignment.group import Move, SealedRound
 from sluiceway.kernel.clock import Millis, format_duration, format_time
 from sluiceway.model import instances
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceState
@@ -66,6 +66,15 @@ class InstanceList(Shape):
     round: LastRound | None
 
 
+class MovedPartition(Shape):
+    """A partition that went to another instance."""
+
+    queue_name: str | None
+    partition: int
+    before: str | None
+    owner: str
+
+
 class SealedRoundInfo(Shape):
     """A round that is over. `sealed_at`, and how long it took, are by the clocks of the instance that sealed it."""
 
@@ -77,6 +86,7 @@ class SealedRoundInfo(Shape):
     duration: Duration
     sealed_at: Time
     sealed_by: str
+    moves: list[MovedPartition]
 
 
 class RoundList(Shape):
@@ -126,15 +136,22 @@ def _round(found: instances.RoundInfo | None) -> LastRound | None:
     return LastRound(found.number, found.sealed, found.trigger, list(found.participants), found.moved, found.kept)
 
 
-def round_list(rounds: Iterable[SealedRound]) -> bytes:
-    return msgspec.json.encode(RoundList([_sealed(each) for each in rounds]))
+def round_list(rounds: Iterable[SealedRound], queues: Mapping[str, str]) -> bytes:
+    """`queues` has the names by incarnation; one that is not there was deleted."""
+    return msgspec.json.encode(RoundList([_sealed(each, queues) for each in rounds]))
 
 
-def _sealed(found: SealedRound) -> SealedRoundInfo:
+def _sealed(found: SealedRound, queues: Mapping[str, str]) -> SealedRoundInfo:
     duration, sealed_at = format_duration(found.duration), format_time(found.sealed_at)
+    moves = [_move(each, queues) for each in found.moves]
     return SealedRoundInfo(
-        found.number, found.trigger, list(found.participants), found.moved, found.kept, duration, sealed_at, found.sealed_by
+        found.number, found.trigger, list(found.participants), found.moved, found.kept, duration, sealed_at, found.sealed_by, moves
     )
+
+
+def _move(found: Move, queues: Mapping[str, str]) -> MovedPartition:
+    incarnation, _, partition = found.item.rpartition(".")
+    return MovedPartition(queues.get(incarnation), int(partition), found.before or None, found.owner)
 
 
 def partition_explained(partition: int, backend: str, state: str, found: Belonging) -> bytes:

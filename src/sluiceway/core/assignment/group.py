@@ -25,6 +25,8 @@ _OTHER_RECORDS = 4_096
 """Bytes, at most, of the round's two records without their participants and of the sealing member's own."""
 ROUNDS_KEPT = 100
 """As many sealed rounds are kept for people to look at."""
+MOST_TOLD = 16_384
+"""Bytes of what a sealed round tells of the items that it moved, at most."""
 
 
 class Token(NamedTuple):
@@ -122,8 +124,19 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     grant: int
 
 
+class Move(NamedTuple):
+    """An item that has another owner than before; `before` empty: it had none."""
+
+    item: str
+    before: str
+    owner: str
+
+
 class SealedRound(msgspec.Struct, frozen=True, kw_only=True):
-    """A round that is over, for people to look at. `sealed_at` and `duration`, how long it was seen open, are by its sealer's clocks."""
+    """A round that is over, for people to look at. `sealed_at` and `duration`, how long it was seen open, are by its sealer's clocks.
+
+    `moves` has those that it moved, as many as MOST_TOLD takes: there may be fewer than `moved`.
+    """
 
     number: int
     trigger: str
@@ -133,6 +146,7 @@ class SealedRound(msgspec.Struct, frozen=True, kw_only=True):
     sealed_by: str
     sealed_at: Millis
     duration: Millis
+    moves: tuple[Move, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +294,7 @@ def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> i
     waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})
     # In the plan's two parts and the participants of the round's two records, with quotes and brackets; a mark and a record that go.
     named = 4 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + 2 * MAX_MEMBER_NAME
-    return owned + waited + MOST_MEMBERS * named + _OTHER_RECORDS
+    return owned + waited + MOST_MEMBERS * named + MOST_TOLD + _OTHER_RECORDS
 
 
 @dataclass

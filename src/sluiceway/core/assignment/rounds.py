@@ -15,12 +15,12 @@ rises with each change of owner, fences the old owner's writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
 from sluiceway.core.assignment.beating import Beating
-from sluiceway.core.assignment.group import ROUNDS_KEPT, Look, Parameters, Plan, Resource, Round, SealedRound, Writes
+from sluiceway.core.assignment.group import MOST_TOLD, ROUNDS_KEPT, Look, Move, Parameters, Plan, Resource, Round, SealedRound, Writes
 from sluiceway.core.assignment.plan import moves, sticky
 from sluiceway.kernel.clock import Millis
 
@@ -159,12 +159,12 @@ class Rounds:
             writes.deletes.append(keys.member(name))
         writes.put(keys.plan, plan)
         writes.put(keys.round, sealed)
-        writes.put(keys.sealed(sealed.number), self._noted(look, sealed))
+        writes.put(keys.sealed(sealed.number), self._noted(look, sealed, plan))
         if sealed.number > ROUNDS_KEPT:
             writes.deletes.append(keys.sealed(sealed.number - ROUNDS_KEPT))
         return writes
 
-    def _noted(self, look: Look, sealed: Round) -> SealedRound:
+    def _noted(self, look: Look, sealed: Round, plan: Plan) -> SealedRound:
         return SealedRound(
             number=sealed.number,
             trigger=sealed.trigger,
@@ -174,6 +174,7 @@ class Rounds:
             sealed_by=self._name,
             sealed_at=look.wall_at,
             duration=look.seen_at - self._seen.since("round", look.stamp(self._keys.round), look.seen_at),
+            moves=tuple(_told(look.plan, plan)),
         )
 
 
@@ -191,6 +192,19 @@ def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str
         if taken:
             waits[name] = tuple(sorted(taken))
     return Plan(round=number, era=resource.era, resource_version=resource.version, owners=owners, waits=waits), moves(chosen, current)
+
+
+def _told(before: Plan | None, plan: Plan) -> Iterator[Move]:
+    """What the plan moves, item by item, as far as there is room to tell."""
+    had = {item: name for name, grants in before.owners.items() for item in grants} if before else {}
+    moved = ((item, name) for name, grants in plan.owners.items() for item in grants if had.get(item) != name)
+    room = MOST_TOLD
+    for item, name in sorted(moved):
+        move = Move(item, had.get(item, ""), name)
+        room -= len(msgspec.json.encode(move)) + 1
+        if room < 0:
+            return
+        yield move
 
 
 def _may_serve(look: Look, before: Plan, name: str) -> set[str]:

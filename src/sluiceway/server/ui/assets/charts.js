@@ -78,6 +78,8 @@
     return {
       width: place.clientWidth - 16, height: 240,
       cursor: {drag: {x: false, y: false}, sync: {key: "queue"}},
+      // Whom the pointer does not ask for another moment is told of now.
+      hooks: {setCursor: [chart => { if (chart.cursor.idx === null) latest(chart); }]},
       legend: {markers: {dash: (_, line) => ["", "solid", "dashed", "dotted"][line]}},
       scales: {y: {range: (_, low, high) => [0, Math.max(high || 0, 4) * 1.08]}},
       axes: [
@@ -95,6 +97,8 @@
     };
   }
 
+  const latest = chart => chart.setLegend({idx: chart.data[0].length - 1}, false);
+
   function draw() {
     for (const each of charts) each.destroy();
     charts = [];
@@ -102,13 +106,17 @@
       const place = document.getElementById(id);
       if (place) charts.push(new uPlot(options(place, chart), columns(chart.lines), place));
     }
+    charts.forEach(latest);
   }
 
   function update() {
     if (!charts.length || charts.some(each => !each.root.isConnected)) { draw(); return; }
     Object.values(LINES).forEach(({lines}, place) => {
       const data = columns(lines);
-      if (JSON.stringify(data) !== JSON.stringify(charts[place].data)) charts[place].setData(data);
+      const chart = charts[place];
+      if (JSON.stringify(data) === JSON.stringify(chart.data)) return;
+      chart.setData(data);
+      if (chart.cursor.idx === null) latest(chart);
     });
   }
 

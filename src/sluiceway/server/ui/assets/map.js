@@ -7,7 +7,7 @@
   // Widths and heights of tiles: with all that is to be said, with a number, and as small as can be hit.
   const SIZES = [{name: "large", up: 40, w: 140, h: 96, gap: 16, column: 188}, {name: "medium", up: 240, w: 60, h: 50, gap: 10, column: 164},
     {name: "small", up: Infinity, w: 24, h: 24, gap: 3, column: 132}];
-  const HEAD = 58, PAD = 12, APART = 14;
+  const HEAD = 64, PAD = 12, APART = 14;
   const SPAN = 10_000, KEPT = 20_000;
   const MOST_ARROWS = 48;
 
@@ -72,6 +72,11 @@
     if (!seen) return null;
     const [first, last] = [seen[0], seen[seen.length - 1]];
     return last.at - first.at < SPAN * .95 ? null : Math.max(0, sign * (last[count] - first[count]) * 1000 / (last.at - first.at));
+  }
+  // Whether anything has left it lately, which is known sooner than how much.
+  function flows(partition) {
+    const seen = past.get(partition);
+    return Boolean(seen) && seen[0].left > seen[seen.length - 1].left;
   }
   const drained = partition => rate(partition, "left", -1);
   const filled = partition => rate(partition, "movedIn", 1);
@@ -258,7 +263,9 @@
     const count = part.left === null ? "–" : items(part.left);
     if (part.drains && part.state === "draining") {
       const by = drained(part.partition);
-      return [part.left === null ? "–" : `${number.format(part.left)} left`, `${perSecond(by)} · ${part.left === null ? "–" : leftFor(part.left, by)}`,
+      if (part.left === null) return ["–", "", ""];
+      const waits = part.left > 0 && part.left === part.leased;
+      return [`${number.format(part.left)} left`, waits ? "all leased: waits" : `${perSecond(by)} · ${leftFor(part.left, by)}`,
         state.moving.drain === "copy" ? `→ ${heirs(state, part).join(", ") || "the others"}` : "→ consumers"];
     }
     const coming = filled(part.partition);
@@ -289,7 +296,7 @@
       const g = map.arrows.children[nth] || make("g", {}, map.arrows);
       if (!g.firstChild) { make("path", {class: "halo"}, g); make("path", {class: "flow", "marker-end": "url(#map-head)"}, g); }
       const chosen = pair.from === map.chosen || pair.to === map.chosen;
-      set(g, {class: `arrow ${pair.kind}${chosen ? " chosen" : ""}`});
+      set(g, {class: `arrow ${pair.kind}${chosen ? " chosen" : ""}${flows(pair.from) ? " flows" : ""}`});
       for (const path of g.children) set(path, {d: channel(places.get(pair.from), places.get(pair.to), nth, gap)});
     });
   }
@@ -444,7 +451,7 @@
     if (part.transferring) facts.push(["On the way elsewhere", count(part.transferring)]);
     if (part.drains && part.left !== null) {
       const by = drained(part.partition), to = heirs(state, part);
-      facts.push(["Left", items(part.left)], ["Leaves", perSecond(by)], ["Time left", leftFor(part.left, by)]);
+      facts.push(["Left", part.left > 0 && part.left === part.leased ? `${items(part.left)}, all leased: it waits for them` : items(part.left)], ["Leaves", perSecond(by)], ["Time left", leftFor(part.left, by)]);
       facts.push(["To", state.moving.drain === "natural" ? "consumers" : to.length ? `partitions ${to.join(", ")}` : "partitions that stay"]);
     }
     if (part.movedIn) facts.push(["Moved in", `${count(part.movedIn)}${filled(part.partition) ? `, ${perSecond(filled(part.partition))}` : ""}`]);

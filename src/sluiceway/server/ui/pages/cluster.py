@@ -34,7 +34,7 @@ async def _shares(visit: Visit) -> list[Facts] | ProblemError | None:
         if error.is_stranger:
             raise
         return error
-    return [_summed(each) for each in stats["logical_queues"]]
+    return sorted((_summed(each) for each in stats["logical_queues"]), key=lambda each: each["instance"] or "")
 
 
 def _summed(share: Facts) -> Facts:
@@ -54,8 +54,18 @@ def _chosen(rounds: list[Facts], number: str) -> Facts | None:
         if str(found["number"]) == number:
             before = rounds[place + 1] if place + 1 < len(rounds) else None
             now, then = set(found["participants"]), set(before["participants"] if before else ())
-            return {**found, "before": before, "came": sorted(now - then), "went": sorted(then - now)}
+            moves = _grouped(found["moves"])
+            untold = found["moved"] - len(found["moves"])
+            return {**found, "before": before, "came": sorted(now - then), "went": sorted(then - now), "ways": moves, "untold": untold}
     return None
+
+
+def _grouped(moves: list[Facts]) -> list[Facts]:
+    """What went the same way, queue by queue."""
+    ways: dict[tuple[str, str, str], list[int]] = {}
+    for each in moves:
+        ways.setdefault((each["before"] or "", each["owner"], each["queue_name"] or ""), []).append(each["partition"])
+    return [{"before": way[0], "owner": way[1], "queue": way[2], "partitions": sorted(those)} for way, those in sorted(ways.items())]
 
 
 async def _why(visit: Visit) -> Facts | ProblemError | None:

@@ -64,7 +64,7 @@ def stage(rebalance: Facts, parts: list[Facts]) -> Facts:
         "done": [{**each, "says": _says(each)} for each in rebalance["steps"]],
         "now": rebalance["step"] if is_open else None,
         "to_come": names[names.index(rebalance["step"]) + 1 :] if is_open else [],
-        "left": sorted(left, key=lambda each: (-(each["left"] or 0), each["partition"]))[:_SHOWN] if is_open else [],
+        "left": _fullest(left) if is_open else [],
         "not_shown": max(0, len(left) - _SHOWN) if is_open else 0,
         "items": max(rebalance["items"], items_left),
         "items_left": items_left if is_open else 0,
@@ -72,6 +72,11 @@ def stage(rebalance: Facts, parts: list[Facts]) -> Facts:
         "drains": len(drains),
         "says": STEPS,
     }
+
+
+def _fullest(left: list[Facts]) -> list[Facts]:
+    """Those with most left, by number."""
+    return sorted(sorted(left, key=lambda each: -(each["left"] or 0))[:_SHOWN], key=lambda each: each["partition"])
 
 
 def _left(part: Facts) -> int | None:
