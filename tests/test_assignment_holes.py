@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from sluiceway.core.assignment.group import (
+    MOST_TOLD,
     Decision,
     Keys,
     Look,
@@ -22,7 +23,7 @@ from sluiceway.core.assignment.group import (
 )
 from sluiceway.core.assignment.member import Member
 from sluiceway.core.assignment.placing import place
-from sluiceway.core.assignment.rounds import next_plan
+from sluiceway.core.assignment.rounds import next_plan, told
 from sluiceway.ports.meta_store import Entry, View
 from sluiceway.sim import bugs_placing
 from sluiceway.sim.bugs_group import RARE
@@ -281,4 +282,6 @@ def test_the_largest_commit_is_as_large_as_it_may_get() -> None:
     assert sum(map(len, after.waits.values())) == len(before)
     keys = [KEYS.mark(10**9, name) for name in [*old, *new]] + [KEYS.member(name) for name in old]
     size = len(msgspec.json.encode(after)) + sum(map(len, keys)) + sum(len(name) + 3 for name in new)
-    assert size < largest_commit(KEYS, items, before) < 3 * size
+    noted = len(msgspec.json.encode(tuple(told(plan, after))))
+    assert MOST_TOLD - 400 < noted <= MOST_TOLD + 2
+    assert size + noted < largest_commit(KEYS, items, before) < 3 * size

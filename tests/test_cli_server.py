@@ -16,6 +16,7 @@ import pytest
 from cli_shell import Shell
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.client import Client
+from sluiceway.demo.moving import prepare
 
 
 @pytest.fixture(scope="module")
@@ -184,23 +185,28 @@ def test_a_server_stops_well_and_keeps_what_it_was_given(tmp_path: Path) -> None
 def test_dev_says_what_to_try_and_takes_another_port_if_need_be(tmp_path: Path) -> None:
     def told(server: subprocess.Popen[str]) -> str:
         assert server.stdout is not None
-        text = "".join(server.stdout.readline() for _ in range(7))
+        text = "".join(server.stdout.readline() for _ in range(8))
         url = text.split()[3]
         option = "" if url == "http://127.0.0.1:2319" else f" --url {url}"
         assert f"    sluiceway produce tasks hello world{option}\n" in text
         with Client(url) as client:
             assert client.list_queues().items == []
+            backends.append([each["backend"] for each in client.list_backends()])
         return url
 
     servers: list[subprocess.Popen[str]] = []
+    backends: list[list[object]] = []
+    # A demo ran there once.
+    prepare(tmp_path / "two")
     try:
         urls = []
         # The first takes port 2319, unless something on this machine has it; the second cannot.
         for data in ("one", "two"):
-            command = [*COMMAND, "dev", "--data", str(tmp_path / data)]
+            command = [*COMMAND, "dev", "--no-demo", "--data", str(tmp_path / data)]
             servers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True))
             urls.append(told(servers[-1]))
         assert urls[0] != urls[1]
+        assert backends == [["default"], ["default", "second"]]
     finally:
         for server in servers:
             server.send_signal(signal.SIGINT)

@@ -393,7 +393,7 @@ def test_serve(shell: Shell, tmp_path: Path) -> None:
 @verb("dev")
 def test_dev(shell: Shell, tmp_path: Path) -> None:
     for more in ((), ("--json",)):
-        with child(shell, "dev", *more, cwd=tmp_path) as server:
+        with child(shell, "dev", "--no-demo", *more, cwd=tmp_path) as server:
             line = line_of(server)
             url = json.loads(line)["url"] if more else line.split()[-1]
             assert shell.json("queue", "list", "--url", url) == []

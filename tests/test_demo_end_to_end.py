@@ -168,7 +168,7 @@ def test_a_wish_to_stop_leaves_nothing_behind(tmp_path: Path, number: signal.Sig
 @pytest.mark.skipif(sys.platform != "linux", reason="a killed parent takes its children along on Linux only")
 def test_a_kill_leaves_no_process_behind(tmp_path: Path) -> None:
     with demo(tmp_path, flights()) as run:
-        run.wait_for_line("processing")
+        run.wait_for_line("ingesting")
         assert len(run.left_over()) >= 3
         run.process.kill()
         run.process.wait()

@@ -126,6 +126,8 @@ def test_an_instance_that_goes_hands_over_and_is_seen_no_more(tmp_path: Path) ->
             assert [each.partitions for each in stays.instances.cluster().instances] == [4]
             newest = (await stays.instances.rounds(1))[0]
             assert (newest.moved, newest.kept) == (2, 2)
+            assert {each.item.rpartition(".")[0] for each in newest.moves} == {record.incarnation}
+            assert [(each.before, each.owner) for each in newest.moves] == [(gone, stays.ownership.name)] * 2
             assert gone in newest.trigger
             reasons = [(await stays.instances.why(record, number)).reason for number in range(4)]
             assert sum(newest.trigger in reason for reason in reasons) == 2

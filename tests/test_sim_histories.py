@@ -15,7 +15,7 @@ from sluiceway.sim.history import History, run_history
 from sluiceway.sim.planting import planted
 from sluiceway.sim.world import EventLog
 
-SEEDS = 180
+SEEDS = 90
 SOME = 30
 
 

@@ -53,6 +53,8 @@ KNOWN = {
     "takes_itself_for_the_coordinator": 1,
     "hands_over_no_keys": 2,
     "goes_on_as_the_home": 4,
+    "takes_keys_again": 4,
+    "serves_before_its_parents_are_gone": 18,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 

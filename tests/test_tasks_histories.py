@@ -26,7 +26,7 @@ KNOWN = {
     "counts_a_rival_of_the_same_term": 36,
     "follows_decisions_of_any_term": 6,
     "follows_a_leader_who_has_left": 6,
-    "listens_to_owners_of_before": 7,
+    "listens_to_owners_of_before": 15,
     "hands_over_to_those_who_have_gone": 28,
     "follows_any_hint": 67,
     "sows_twice": 13,

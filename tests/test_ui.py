@@ -231,3 +231,14 @@ def test_pages_end_when_the_server_stops(tmp_path_factory: pytest.TempPathFactor
         server.stop()
         for _ in shown:
             pass
+
+
+def test_pages_are_counted_as_what_they_are_whatever_is_in_their_names(server: Running) -> None:
+    with server.http.stream("GET", "/ui/live"):
+        pass
+    server.http.get("/ui/queues/nobody-has-made-it")
+
+    def counted() -> set[str]:
+        return set(re.findall(r'sluiceway_http_requests_total\{endpoint="(/ui[^"]*)"', server.http.get("/metrics").text))
+
+    eventually(lambda: counted() == {"/ui", "/ui/live"})

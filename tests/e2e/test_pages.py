@@ -74,8 +74,8 @@ def test_a_page(name: str, look: Look, filled: Child, reader: Opens, shot: Calla
 @pytest.mark.parametrize("name", PAGES)
 def test_what_a_page_costs(name: str, filled: Child, reader: Opens) -> None:
     them = reader(filled, WIDE)
-    page = them.open(path_of(name, filled))
-    paint, weight = first_paint(page), them.weight(page)
+    path = path_of(name, filled)
+    weight, paint = them.weight(them.open(path)), first_paint(them, path)
     print(f"{name}: {weight / 1000:.1f} kB, first paint after {paint:.0f} ms")
     assert weight < WEIGHT
     assert paint < FIRST_PAINT

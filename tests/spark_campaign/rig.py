@@ -33,7 +33,10 @@ PATIENCE = 900.0
 COUNTERS = ("produced", "completed", "retried", "dead", "expired", "total", "leases", "total_leased")
 
 # Most of a short run of Spark is Java compiling itself.
-QUICK = {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+QUICK = {
+    "JAVA_TOOL_OPTIONS": "-XX:+IgnoreUnrecognizedVMOptions -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    " -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+}
 
 
 @dataclass(frozen=True)

@@ -51,11 +51,12 @@ _REFUSED: Final = frozenset(("unauthenticated", "forbidden", "not_found"))
 @dataclass(frozen=True)
 class Pace:
     """`turn`: seconds. `first_move`: the turn in which partitions move for the first time; `moves`: turns from then to the next time.
-    `backoff`: how long a retry waits, or not at all."""
+    `drain`: seconds that it takes, about, to copy their items. `backoff`: how long a retry waits, or not at all."""
 
     turn: float = 1.0
     first_move: int = 20
     moves: int = 120
+    drain: float = 10
     backoff: Backoff | None = _BACKOFF
 
 
@@ -157,12 +158,15 @@ class Demo:
 
     def _move(self, ready: int) -> None:
         """The backend that had most of the partitions is to have least of them: that takes most of them from one to the other."""
+        if self._client.list_rebalances(queue_name=ORDERS, only_open=True).items:
+            return
         write_whole(self._config, _configuration(reversed(_affinities(self._config))))
         self._client.reload_config()
         try:
-            # So that it takes some ten seconds.
-            self._client.rebalance(ORDERS, drain="copy", rate=max(20, ready // 15))
+            # Two items of three move.
+            self._client.rebalance(ORDERS, drain="copy", rate=max(20, round(ready / self._pace.drain * 2 / 3)))
         except SluicewayError as error:
+            # Somebody else was faster.
             if error.code not in ("rebalance_open", "nothing_to_rebalance"):
                 raise
 

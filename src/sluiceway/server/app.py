@@ -181,8 +181,13 @@ class App:
             received = request.received
             request.let_go()
             for meter in self._meters:
-                known = path if path in self._calls or path in self._gets or path == peer.PATH else ""
-                meter.answered(request, known, sent.status, stopwatch() - began, received, sent.size)
+                meter.answered(request, self._known(path), sent.status, stopwatch() - began, received, sent.size)
+
+    def _known(self, path: str) -> str:
+        """What stands for the path where requests are counted: of pages, which may have any name in them, that it was one."""
+        if path in self._calls or path in self._gets or path == peer.PATH:
+            return path
+        return "" if self._site is None else ui.known(path)
 
     async def _answer(self, path: str, method: str, request: Request, send: Send) -> None:
         endpoint = self._calls.get(path)

@@ -33,7 +33,7 @@ _HANDLER: Final = "sluiceway"
 
 _SLOW: Final = 1.0
 """Seconds after which a request is worth a line."""
-_WAITS: Final = frozenset({"/v1/queue.lease", "/v1/events", peer.PATH})
+_WAITS: Final = frozenset({"/v1/queue.lease", "/v1/events", "/ui/live", peer.PATH})
 """Requests that take long because that is what was asked for."""
 _LINES: Final = 20
 """Lines about requests in a second, at the level info: when everything fails, to tell so must not be another load."""

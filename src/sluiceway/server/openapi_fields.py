@@ -212,6 +212,7 @@ _ADMIN: Final = {
     "log": "What it logs.",
     "limits": "What a key may use up, unless it says so itself.",
     "trace": "Where traces are sent.",
+    "ConfigTables.cluster": "How the server takes part in a cluster.",
     "backends": "By name.",
     "BackendInfo.backend": "Its name.",
     "BackendInfo.kind": "`sqlite`, `postgres` or `memory`; null: it is not configured.",

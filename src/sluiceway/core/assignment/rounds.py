@@ -174,7 +174,7 @@ class Rounds:
             sealed_by=self._name,
             sealed_at=look.wall_at,
             duration=look.seen_at - self._seen.since("round", look.stamp(self._keys.round), look.seen_at),
-            moves=tuple(_told(look.plan, plan)),
+            moves=tuple(told(look.plan, plan)),
         )
 
 
@@ -194,7 +194,7 @@ def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str
     return Plan(round=number, era=resource.era, resource_version=resource.version, owners=owners, waits=waits), moves(chosen, current)
 
 
-def _told(before: Plan | None, plan: Plan) -> Iterator[Move]:
+def told(before: Plan | None, plan: Plan) -> Iterator[Move]:
     """What the plan moves, item by item, as far as there is room to tell."""
     had = {item: name for name, grants in before.owners.items() for item in grants} if before else {}
     moved = ((item, name) for name, grants in plan.owners.items() for item in grants if had.get(item) != name)

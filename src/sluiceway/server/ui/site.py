@@ -19,6 +19,7 @@ from sluiceway.server.ui.view import Command, View
 from sluiceway.server.ui.visit import Visit, api_of, cookie_for, is_own
 
 ROOT: Final = "/ui"
+LIVE: Final = "/ui/live"
 HTML: Final = b"text/html; charset=utf-8"
 TEXT: Final = b"text/plain; charset=utf-8"
 _MOST: Final = 64 << 10
@@ -82,7 +83,7 @@ class Site:
         try:
             await visit.meet()
             if _is_live(path):
-                visit.path, visit.live = ROOT + path.removeprefix(f"{ROOT}/live"), True
+                visit.path, visit.live = ROOT + path.removeprefix(LIVE), True
                 await self._stream(visit, request, send)
             elif path.startswith(f"{ROOT}/ask/"):
                 command = self._command(path.removeprefix(f"{ROOT}/ask/"))
@@ -135,7 +136,7 @@ class Site:
                 "still": still,
                 "live": live,
                 "scripts": view.scripts,
-                "live_url": f"{ROOT}/live{target}{'?' if query else ''}{query}" if view.refreshes else "",
+                "live_url": f"{LIVE}{target}{'?' if query else ''}{query}" if view.refreshes else "",
             },
         )
 
@@ -279,8 +280,15 @@ class Site:
         await self._show(send, request, error.status, self._framed(visit, "Not shown", content))
 
 
+def known(path: str) -> str:
+    """LIVE, ROOT, or nothing for what is not of the dashboard: by these requests are counted."""
+    if _is_live(path):
+        return LIVE
+    return ROOT if path == ROOT or path.startswith(f"{ROOT}/") else ""
+
+
 def _is_live(path: str) -> bool:
-    return path == f"{ROOT}/live" or path.startswith(f"{ROOT}/live/")
+    return path == LIVE or path.startswith(f"{LIVE}/")
 
 
 def _is_partial(request: Request) -> bool:

@@ -12,7 +12,6 @@
   const MOST_ARROWS = 48;
 
   const number = new Intl.NumberFormat();
-  const short = new Intl.NumberFormat(undefined, {notation: "compact", maximumFractionDigits: 1});
   const past = new Map();
   let map = null;
 
@@ -26,7 +25,7 @@
   function set(element, attributes) {
     for (const [name, value] of Object.entries(attributes)) if (element.getAttribute(name) !== String(value)) element.setAttribute(name, value);
   }
-  function say(element, text) { if (element.textContent !== text) element.textContent = text; }
+  const say = (element, text) => { if (element.textContent !== text) element.textContent = text; };
   function html(name, parent, text = "", kind = "") {
     const made = document.createElement(name);
     if (text) made.textContent = text;
@@ -79,7 +78,7 @@
     return Boolean(seen) && seen[0].left > seen[seen.length - 1].left;
   }
   const drained = partition => rate(partition, "left", -1);
-  const filled = partition => rate(partition, "movedIn", 1);
+  const filled = partition => map && map.state.moving ? rate(partition, "movedIn", 1) : null;
 
   function perSecond(value) { return value === null ? "–" : `${value >= 10 || value === 0 ? number.format(Math.round(value)) : value.toFixed(1)}/s`; }
   function span(seconds) {
@@ -92,11 +91,13 @@
   const brief = owner => owner ? owner.replace(/^instance-/, "") : "nobody";
   const items = count => `${number.format(count)} ${count === 1 ? "item" : "items"}`;
 
+  // What is to be read on the tile, and then what there is no room for.
   function label(state, part) {
-    if (part.state === "planned") return `Partition ${part.partition}, planned on ${part.backend}${part.parents.length ? `, in the stead of ${part.parents.join(", ")}` : ""}`;
-    const counts = part.ready === null ? "counts not known"
-      : `${items(part.left)}: ${number.format(part.ready)} ready, ${number.format(part.leased)} leased, ${number.format(part.scheduled)} scheduled`;
-    return `Partition ${part.partition} on ${part.backend}, ${part.state}${part.going ? ", would be drained" : ""}, ${counts}, owner ${part.owner || "nobody"}`;
+    const start = `Partition ${part.partition}, ${part.going ? "would drain" : part.state}`;
+    if (part.state === "planned") return `${start}, ${lined(state, part)[0]}, on ${part.backend}`;
+    const counts = part.left === null ? "counts not known"
+      : `${number.format(part.ready)} ready, ${number.format(part.leased)} leased, ${number.format(part.scheduled)} scheduled`;
+    return `${start}, ${lined(state, part).filter(Boolean).join(", ")}; ${counts}, on ${part.backend}, owner ${part.owner || "nobody"}`;
   }
 
   // ---- where everything is ----
@@ -156,13 +157,13 @@
 
   function legend(canvas) {
     const list = html("ul", canvas, "", "map-legend");
-    list.setAttribute("aria-label", "What the water means");
     for (const [kind, text] of [["ready", "ready"], ["leased", "leased"], ["scheduled", "scheduled"]]) {
       const sample = make("svg", {width: 18, height: 14, "aria-hidden": "true"}, html("li", list));
       make("rect", {width: 18, height: 14, rx: 3, class: `water ${kind}`}, sample);
       sample.after(` ${text}`);
     }
     map.fullest = html("li", list);
+    map.meaning = html("li", list);
   }
 
   function columnOf(name) {
@@ -210,7 +211,7 @@
       const inside = make("g", {"clip-path": "url(#map-vessel)"}, g);
       for (const layer of ["scheduled", "ready", "leased"]) tile[layer] = make("path", {class: `water ${layer}`}, inside);
       tile.edge = make("rect", {rx: 7, class: "edge"}, g);
-      for (const line of ["no", "icon", "one", "two", "three"]) tile[line] = make("text", {class: `t-${line}`}, g);
+      for (const line of ["no", "icon", "one", "two", "three"]) tile[line] = make("text", {class: `t-${line}`, "aria-hidden": "true"}, g);
       map.tiles.set(part.partition, tile);
     }
     return tile;
@@ -235,8 +236,8 @@
       level += part[layer] || 0;
       set(tile[layer], {d: path});
       // A little water is seen as a little, and not as none.
-      const share = part[layer] ? Math.max(level / full, .05) : 0;
-      tile[layer].style.transform = `translateY(${(h + 5) - share * (h + 1)}px)`;
+      const high = part[layer] ? Math.max(h * level / full, 4) : -5;
+      tile[layer].style.transform = `translateY(${h - high}px)`;
     }
     words(state, tile, part, look, size, w, h);
   }
@@ -307,12 +308,12 @@
     const way = b.x > a.x + a.w / 2 ? 1 : b.x < a.x - a.w / 2 ? -1 : 0;
     const side = way || 1, out = side > 0 ? a.x + a.w : a.x, level = a.y + a.h / 2 + lane, at = b.y + b.h / 2 + lane;
     const leave = out + side * (gap / 2) + lane;
-    if (gap < 8) return rounded([[a.x + a.w / 2, a.y + a.h / 2], [b.x + b.w / 2, b.y + b.h / 2]]);
     const enter = (way > 0 ? b.x : b.x + b.w) - way * 3;
     if (way && Math.abs(enter - out) <= 2 * PAD + APART) {
       const middle = (enter + out) / 2 + lane * 2;
       return rounded([[out, level], [middle, level], [middle, at], [enter, at]]);
     }
+    if (gap < 8) return `M${a.x + a.w / 2} ${a.y + a.h / 2}L${b.x + b.w / 2} ${b.y + b.h / 2}`;
     const over = b.y - gap / 2 + lane;
     if (way && a.band === b.band) {
       const turn = enter - way * (gap / 2 + 4) + lane;
@@ -355,14 +356,16 @@
     tidy(state);
     drawArrows(state, found);
     say(map.fullest, most ? `a full vessel is the fullest partition: ${items(most)}` : "all partitions are empty");
+    say(map.meaning, !map.arrows.childElementCount ? "" : state.plan ? "arrows: who would take whose place" : state.moving.drain === "copy"
+      ? "arrows: where the items go" : "arrows: who takes whose place, once consumers have emptied it");
     drawDetail();
   }
 
   // What is gone goes, and what was chosen is handed on.
   function tidy(state) {
-    const names = new Set(state.backends.map(each => each.backend));
-    for (const [name, group] of map.groups) if (!names.has(name)) { group.g.remove(); map.groups.delete(name); }
     const hadFocus = map.svg.contains(document.activeElement);
+    for (const [name, group] of map.groups)
+      if (!state.backends.some(each => each.backend === name)) { group.g.remove(); map.groups.delete(name); }
     for (const [partition, tile] of map.tiles) if (!state.by.has(partition)) { tile.g.remove(); map.tiles.delete(partition); }
     if (map.chosen !== null && !state.by.has(map.chosen)) {
       map.spoken.textContent = `Partition ${map.chosen} is removed.`;
@@ -399,7 +402,7 @@
     else if (event.key === "ArrowDown" || event.key === "ArrowUp") next = nearest(here, event.key === "ArrowDown" ? 1 : -1);
     else return;
     event.preventDefault();
-    if (next !== null && next !== undefined) choose(next, true);
+    if (next != null) choose(next, true);
   }
 
   function nearest(here, way) {
@@ -462,8 +465,7 @@
   // ---- how fast all of it is ----
 
   function pace(state) {
-    const draining = state.parts.filter(part => part.drains && part.left !== null);
-    const rates = draining.map(part => drained(part.partition));
+    const draining = state.parts.filter(part => part.drains && part.left !== null), rates = draining.map(part => drained(part.partition));
     const known = draining.length > 0 && rates.every(each => each !== null);
     const by = known ? rates.reduce((sum, each) => sum + each, 0) : null;
     const left = draining.reduce((sum, part) => sum + part.left, 0);

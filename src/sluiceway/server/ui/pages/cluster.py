@@ -45,10 +45,15 @@ def _summed(share: Facts) -> Facts:
 
 async def _rounds(visit: Visit) -> Facts:
     cluster, rounds, why = await asyncio.gather(visit.api.call("instances.list"), visit.api.call("rounds.list", limit=_ROUNDS), _why(visit))
-    return {"cluster": cluster, "rounds": rounds["items"], "chosen": _chosen(rounds["items"], visit.query.get("round", "")), "why": why}
+    return {
+        "cluster": cluster,
+        "rounds": rounds["items"],
+        "chosen": chosen_round(rounds["items"], visit.query.get("round", "")),
+        "why": why,
+    }
 
 
-def _chosen(rounds: list[Facts], number: str) -> Facts | None:
+def chosen_round(rounds: list[Facts], number: str) -> Facts | None:
     """The round that the reader looks into, with who had come and gone since the one before it."""
     for place, found in enumerate(rounds):
         if str(found["number"]) == number:

@@ -16,6 +16,8 @@ from sluiceway.server.ui.visit import Visit
 _SHOWN: Final = 50
 _LOOKED_AT: Final = 1_000
 """Items that are looked through for those in one state, which the API lists together with others."""
+_READ: Final = 32 << 20
+"""The same in bytes of their payloads."""
 _SAMPLE: Final = 50
 """Dead items of a partition of which the reasons are told, and so many partitions:"""
 _SAMPLED: Final = 4
@@ -49,16 +51,17 @@ async def _page(visit: Visit, queue_name: str, partition: int, state: str) -> tu
     """A page of rows, where the next one begins, and how many items were looked at for it."""
     call = "storage/scheduled.list" if state == "scheduled" else "storage/items.list"
     rows: list[Facts] = []
-    looked, after = 0, visit.query.get("after") or None
+    looked, read, after = 0, 0, visit.query.get("after") or None
     while True:
         page = await visit.api.call(call, queue_name=queue_name, partition=partition, limit=_SHOWN, pivot=after)
         found, after = page["items"], page["next"]
         looked += len(found)
+        read += sum(len(item["payload"]) for item in found)
         for item in found:
             rows += [_row(item, state)] if state in ("line", "scheduled") or (state == "leased") == item["is_leased"] else []
             if len(rows) == _SHOWN:
                 return rows, None if after is None and item is found[-1] else item["id"], looked
-        if after is None or looked >= _LOOKED_AT:
+        if after is None or looked >= _LOOKED_AT or read >= _READ:
             return rows, after, looked
 
 
