@@ -77,6 +77,11 @@ FIRST = (
     "tests/test_sim_rebalance.py",
     "tests/test_sync_logs.py",
     "tests/test_sim_cluster.py",
+    "tests/test_shared_stores.py",
+    "tests/test_spark_standalone.py",
+    "tests/test_postgres_stream.py",
+    "tests/test_spark_browse.py",
+    "tests/test_etcd_meta_store.py",
 )
 """The files that take longest are begun first, since whatever is begun last has nothing beside it. Those that mostly compute take turns
 with those that mostly wait. What is not here is only begun later."""

@@ -87,7 +87,7 @@
         {...axes, label: axis, size: 58, labelSize: 20, values: (_, splits) => splits.map(each => short.format(each)), incrs: [1, 2, 5].flatMap(each => [...Array(13).keys()].map(power => each * 10 ** power)).sort((one, other) => one - other)},
       ],
       series: [
-        {label: "at", value: (_, value) => value === null ? "–" : at(value)},
+        {label: "at", value: (chart, value, _, place) => value === null ? "–" : now && place === chart.data[0].length - 1 ? "now" : at(value)},
         ...lines.map(([, label, name, dash]) => ({
           label, stroke: colour(name), width: 2, dash,
           points: {show: true, filter: alone, size: 6, fill: colour(name)},

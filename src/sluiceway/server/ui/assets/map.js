@@ -91,7 +91,7 @@
   const brief = owner => owner ? owner.replace(/^instance-/, "") : "nobody";
   const items = count => `${number.format(count)} ${count === 1 ? "item" : "items"}`;
 
-  // What is to be read on the tile, and then what there is no room for.
+  // What is on the tile, in that order, and then what there is no room for.
   function label(state, part) {
     const start = `Partition ${part.partition}, ${part.going ? "would drain" : part.state}`;
     if (part.state === "planned") return `${start}, ${lined(state, part)[0]}, on ${part.backend}`;
@@ -149,8 +149,8 @@
     const arrows = make("g", {class: "arrows", "aria-hidden": "true"}, svg);
     map = {box, canvas, detail, spoken, svg, clip, columns, arrows, groups: new Map(), tiles: new Map(), chosen: null, state: null, found: null};
     svg.addEventListener("keydown", steer);
-    svg.addEventListener("click", event => { const tile = event.target.closest(".tile"); if (tile) choose(Number(tile.dataset.partition), true); });
-    svg.addEventListener("focusin", event => { const tile = event.target.closest(".tile"); if (tile) choose(Number(tile.dataset.partition), false); });
+    for (const kind of ["click", "focusin"])
+      svg.addEventListener(kind, event => { const tile = event.target.closest(".tile"); if (tile) choose(Number(tile.dataset.partition), kind === "click"); });
     new ResizeObserver(() => draw()).observe(canvas);
     legend(canvas);
   }
@@ -211,13 +211,12 @@
       const inside = make("g", {"clip-path": "url(#map-vessel)"}, g);
       for (const layer of ["scheduled", "ready", "leased"]) tile[layer] = make("path", {class: `water ${layer}`}, inside);
       tile.edge = make("rect", {rx: 7, class: "edge"}, g);
-      for (const line of ["no", "icon", "one", "two", "three"]) tile[line] = make("text", {class: `t-${line}`, "aria-hidden": "true"}, g);
+      for (const line of ["no", "icon", "one", "two", "three"]) tile[line] = make("text", {class: `t-${line}`}, g);
       map.tiles.set(part.partition, tile);
     }
     return tile;
   }
 
-  // A tile's water with waves on it.
   function wave(w, h, size) {
     if (size.name === "small") return `M0 0H${w}V${h + 4}H0Z`;
     const step = w / 4;
@@ -248,14 +247,15 @@
     const large = size.name === "large";
     set(tile.no, {x: large ? 9 : w / 2, y: large ? 21 : 20, "text-anchor": large ? "start" : "middle"});
     set(tile.icon, large ? {x: w - 9, y: 20, "text-anchor": "end"} : {x: w / 2, y: size.name === "small" ? 16 : 40, "text-anchor": "middle"});
-    say(tile.no, size.name === "small" ? "" : String(part.partition));
+    // The texts are read as one, so they end with a space.
+    say(tile.no, size.name === "small" ? "" : `${part.partition} `);
     // Where all is as it should be a small tile has no sign.
-    say(tile.icon, large ? `${icon} ${said}` : size.name === "small" && look === "available" ? "" : icon);
+    say(tile.icon, large ? `${icon} ${said} ` : size.name === "small" && look === "available" ? "" : icon);
     const lines = large ? lined(state, part) : ["", "", ""];
     ["one", "two", "three"].forEach((name, nth) => {
       set(tile[name], {x: 9, y: 46 + nth * 19});
       const most = Math.floor((w - 16) / (nth ? 6.6 : 8));
-      say(tile[name], lines[nth].length > most ? lines[nth].slice(0, most - 1) + "…" : lines[nth]);
+      say(tile[name], lines[nth].length > most ? `${lines[nth].slice(0, most - 1)}…` : `${lines[nth]} `);
     });
   }
 
