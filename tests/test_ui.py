@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,6 +104,16 @@ def test_a_page_goes_on_by_itself(server: Running) -> None:
         assert next(text for text in shown if ready(text) == "7")
         server.produce(queue_name, *"hij")
         assert next(text for text in shown if ready(text) == "10")
+
+
+def test_a_stream_does_not_repeat_what_the_page_said(server: Running) -> None:
+    queue_name = server.queue()
+    page = server.http.get(f"/ui/queues/{queue_name}/settings").text
+    (address,) = re.findall(r'hx-sse:connect="([^"]+)"', page)
+    with server.http.stream("GET", html.unescape(address)) as answer:
+        shown = blocks(answer)
+        server.ask("queues.update", queue_name=queue_name, reference="a note")
+        assert "a note" in next(shown)
 
 
 def test_who_sees_the_same_is_sent_what_was_made_once(server: Running) -> None:

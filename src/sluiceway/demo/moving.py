@@ -42,8 +42,8 @@ _CARD: Final = 5
 """One order in so many is paid by card, by way of a processor that is not always there."""
 _STRANGER: Final = 200
 """One in so many is of somebody whom nobody knows."""
-_OUTAGES: Final = (150, 120)
-"""Of so many turns, those after so many are without the processor."""
+_OUTAGES: Final = (150, 40, 85)
+"""Of so many turns, those from the second on and before the third are without the processor: so long that a retry may be, too."""
 _BACKOFF: Final = Backoff("2s", "20s")
 _REFUSED: Final = frozenset(("unauthenticated", "forbidden", "not_found"))
 
@@ -85,7 +85,7 @@ class Demo:
             raise OtherQueuesError(others)
         if DEAD not in there:
             self._client.create_queue(DEAD, expire_timeout="10m", reference="sluiceway dev: what was given up on, for ten minutes")
-        for name, partitions, attempts in ((ORDERS, 6, 3), (EMAILS, 2, 5)):
+        for name, partitions, attempts in ((ORDERS, 6, 2), (EMAILS, 2, 5)):
             if name not in there:
                 self._client.create_queue(
                     name,
@@ -148,8 +148,8 @@ class Demo:
             worker.complete(queue_name, done)
 
     def _failures(self, held: Leased) -> Iterator[Retry]:
-        turns, outage = _OUTAGES
-        is_down = self._turn % turns >= outage
+        turns, first, end = _OUTAGES
+        is_down = first <= self._turn % turns < end
         for item in held:
             if _number(item) % _STRANGER == 0:
                 yield Retry(item.id, dead=True, reason="no such customer")

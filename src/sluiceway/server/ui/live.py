@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
@@ -61,12 +62,10 @@ class Feed:
             self.is_over = True
             self._wake()
 
-    async def news(self, wait: float) -> None:
-        """Returns when there is something new, or after so many seconds."""
-        changed = self._changed
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait):
-                await changed.wait()
+    @property
+    def changed(self) -> asyncio.Event:
+        """Set at the next change. Ask for it before looking at what there is, and none is missed."""
+        return self._changed
 
     def stop(self) -> None:
         self._task.cancel()
@@ -90,8 +89,11 @@ class Feeds:
         for feed in self._feeds.values():
             feed.stop()
 
-    async def stream(self, visit: Visit, request: Request, send: Send) -> None:
-        """Until the reader is gone, has to ask anew, or the server stops. Raises `unavailable`, `too_many_requests`."""
+    async def stream(self, visit: Visit, was: str, request: Request, send: Send) -> None:
+        """Until the reader is gone, has to ask anew, or the server stops. `was` is the mark of what the reader has.
+
+        Raises `unavailable`, `too_many_requests`.
+        """
         if self._stopped:
             raise SluicewayError("unavailable", "the server is stopping")
         if sum(feed.readers for feed in self._feeds.values()) >= MAX_STREAMS:
@@ -104,7 +106,7 @@ class Feeds:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with self._reading(visit) as feed:
-                await _follow(feed, send, gone)
+                await _follow(feed, was, send, gone)
             await _send(send, b"", more=False)
         finally:
             gone.cancel()
@@ -126,20 +128,28 @@ class Feeds:
                     del self._feeds[key]
 
 
-async def _follow(feed: Feed, send: Send, gone: asyncio.Future[None]) -> None:
+async def _follow(feed: Feed, was: str, send: Send, gone: asyncio.Future[None]) -> None:
     seen, heard = 0, stopwatch()
     while not (feed.is_over or gone.done()):
+        changed = feed.changed
         if feed.version != seen:
-            seen, heard = feed.version, stopwatch()
-            await _send(send, _event(feed.text))
+            # The page that was loaded a moment ago says it already, as a rule.
+            known, seen, heard = not seen and mark(feed.text) == was, feed.version, stopwatch()
+            if not known:
+                await _send(send, _event(feed.text))
         elif stopwatch() - heard >= HEARTBEAT:
             heard = stopwatch()
             await _send(send, b":\n\n")
-        waiting = asyncio.ensure_future(feed.news(HEARTBEAT))
+        waiting = asyncio.ensure_future(changed.wait())
         try:
-            await asyncio.wait((waiting, gone), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((waiting, gone), timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
+
+
+def mark(text: str) -> str:
+    """By what a text is known again."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _event(text: str) -> bytes:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from sluiceway import __version__
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.http import JSON, Request, Send, respond
 from sluiceway.server.ui.api import Asgi, Facts, ProblemError
 from sluiceway.server.ui.counts import Counts
-from sluiceway.server.ui.live import Feeds
+from sluiceway.server.ui.live import Feeds, mark
 from sluiceway.server.ui.render import Asset, Pages, assets
 from sluiceway.server.ui.rooms import COMMANDS, ROOMS, VIEWS
 from sluiceway.server.ui.view import Command, View
@@ -22,6 +22,8 @@ ROOT: Final = "/ui"
 LIVE: Final = "/ui/live"
 HTML: Final = b"text/html; charset=utf-8"
 TEXT: Final = b"text/plain; charset=utf-8"
+_WAS: Final = "was"
+"""In the query of a stream: the mark of what its reader has already."""
 _MOST: Final = 64 << 10
 """Bytes of a form."""
 
@@ -125,8 +127,7 @@ class Site:
         facts = {**self._common(visit), **await view.gather(visit)}
         live = self._pages.html(view.template, facts)
         still = self._pages.html(view.still, facts) if view.still else ""
-        target = visit.path.removeprefix(ROOT)
-        query = "&".join(f"{quote(name)}={quote(value)}" for name, value in visit.query.items())
+        query = urlencode({**visit.query, _WAS: mark(live)})
         return self._pages.html(
             "base.html",
             {
@@ -136,7 +137,7 @@ class Site:
                 "still": still,
                 "live": live,
                 "scripts": view.scripts,
-                "live_url": f"{LIVE}{target}{'?' if query else ''}{query}" if view.refreshes else "",
+                "live_url": f"{LIVE}{visit.path.removeprefix(ROOT)}?{query}" if view.refreshes else "",
             },
         )
 
@@ -153,7 +154,9 @@ class Site:
     async def _stream(self, visit: Visit, request: Request, send: Send) -> None:
         if not self._view(visit).refreshes:
             raise ProblemError(404, "not_found", "this page does not change by itself")
-        await self._feeds.stream(visit, request, send)
+        was = visit.query.get(_WAS, "")
+        visit.query = {name: value for name, value in visit.query.items() if name != _WAS}
+        await self._feeds.stream(visit, was, request, send)
 
     def _common(self, visit: Visit) -> Facts:
         return {"visit": visit, "rooms": ROOMS, "commands": self._commands, "version": __version__}

@@ -9,7 +9,7 @@
     {name: "small", up: Infinity, w: 24, h: 24, gap: 3, column: 132}];
   const HEAD = 64, PAD = 12, APART = 14;
   const SPAN = 10_000, KEPT = 20_000;
-  const MOST_ARROWS = 48;
+  const MOST_ARROWS = 16;
 
   const number = new Intl.NumberFormat();
   const past = new Map();
@@ -266,7 +266,7 @@
       const by = drained(part.partition);
       if (part.left === null) return ["–", "", ""];
       const waits = part.left > 0 && part.left === part.leased;
-      return [`${number.format(part.left)} left`, waits ? "all leased: waits" : `${perSecond(by)} · ${leftFor(part.left, by)}`,
+      return [`${number.format(part.left)} left`, waits ? "all leased: waits" : `${by === null ? "–/s" : perSecond(by)} · ${leftFor(part.left, by)}`,
         state.moving.drain === "copy" ? `→ ${heirs(state, part).join(", ") || "the others"}` : "→ consumers"];
     }
     const coming = filled(part.partition);
@@ -287,7 +287,8 @@
       const kind = part.going ? "plan" : copies ? "copy" : "natural";
       for (const to of own.length ? own : part.going ? [] : receiving) found.push({from: part.partition, to, kind});
     }
-    return found.length <= MOST_ARROWS ? found : found.filter(each => each.from === map.chosen || each.to === map.chosen).slice(0, MOST_ARROWS);
+    map.few = found.length <= MOST_ARROWS;
+    return map.few ? found : found.filter(each => each.from === map.chosen || each.to === map.chosen).slice(0, MOST_ARROWS);
   }
 
   function drawArrows(state, {places, size: {gap}}) {
@@ -356,8 +357,8 @@
     tidy(state);
     drawArrows(state, found);
     say(map.fullest, most ? `a full vessel is the fullest partition: ${items(most)}` : "all partitions are empty");
-    say(map.meaning, !map.arrows.childElementCount ? "" : state.plan ? "arrows: who would take whose place" : state.moving.drain === "copy"
-      ? "arrows: where the items go" : "arrows: who takes whose place, once consumers have emptied it");
+    const means = state.plan ? "who would take whose place" : state.moving && state.moving.drain === "copy" ? "where the items go" : "who takes whose place";
+    say(map.meaning, map.few && !map.arrows.childElementCount ? "" : `arrows${map.few ? "" : " of the chosen partition"}: ${means}`);
     drawDetail();
   }
 
@@ -372,16 +373,15 @@
       const heir = state.parts.find(part => part.parents.includes(map.chosen)) || state.parts[0];
       map.chosen = null;
       if (heir) choose(heir.partition, hadFocus);
-    } else if (map.chosen === null && state.parts.length) choose(state.parts[0].partition, false);
+    } else if (map.chosen === null && state.parts.length) choose((state.parts.find(part => part.drains || part.going) || state.parts[0]).partition, false);
   }
 
   // ---- choosing ----
 
   function choose(partition, focus) {
-    const tile = map.tiles.get(partition);
+    const tile = map.tiles.get(partition), before = map.tiles.get(map.chosen);
     if (!tile) return;
     if (map.chosen !== partition) {
-      const before = map.tiles.get(map.chosen);
       if (before) set(before.g, {tabindex: -1, "aria-selected": "false"});
       set(tile.g, {tabindex: 0, "aria-selected": "true"});
       map.chosen = partition;
@@ -418,7 +418,7 @@
 
   function drawDetail() {
     const state = map.state, part = state && state.by.get(map.chosen);
-    if (!part) { map.detail.replaceChildren(); return; }
+    if (!part) return;
     const facts = factsOf(state, part), names = facts.map(([name]) => name).join();
     if (map.detail.dataset.of !== `${part.partition}:${names}`) {
       map.detail.replaceChildren();

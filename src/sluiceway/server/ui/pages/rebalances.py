@@ -94,6 +94,15 @@ async def audited(visit: Visit, rebalance: Facts) -> list[Facts] | None:
     """What the audit trail has of it, the oldest first; None: the reader may not see that."""
     if not visit.may("admin"):
         return None
+    # Its entries are made in the commits that change it, so there is nothing new while it is as it was.
+    state = [rebalance[name] for name in ("id", "state", "updated_at", "step", "problem", "retries")] + [len(rebalance["steps"])]
+    if visit.kept.get("audited", (None,))[0] != state:
+        visit.kept["audited"] = (state, await _entries(visit, rebalance))
+    found: list[Facts] | None = visit.kept["audited"][1]
+    return found
+
+
+async def _entries(visit: Visit, rebalance: Facts) -> list[Facts] | None:
     until = None
     if rebalance["ended_at"]:
         until = (datetime.fromisoformat(rebalance["ended_at"]) + _UNTIL).isoformat()
