@@ -151,6 +151,18 @@ def test_the_page_sends_them_back_a_slice_at_a_time(server: Guarded) -> None:
     assert len(entries) == 4
 
 
+def test_no_more_is_sent_than_the_dry_run_has_found(server: Guarded) -> None:
+    grave, source = dead(server, 6)
+    server.produce(source, "more", "and more")
+    ids = [{"id": item["id"], "dead": True, "reason": "broken"} for item in server.lease(source)["items"]]
+    server.ask("queue.retry", queue_name=source, items=ids)
+    eventually(lambda: server.totals(grave)["ready"] == 8)
+    shown = wizard(server, grave, reason="broken")
+    assert "Redrive 2 items" in words(shown)
+    assert 'data-most="2"' in shown
+    assert 'name="limit" value="2"' in shown
+
+
 def test_without_a_script_a_call_is_made_by_the_form(server: Guarded) -> None:
     grave, _ = dead(server, 2)
     done = server.http.post("/ui/do/queue.redrive", data={"queue_name": grave, "limit": "2"}, headers={ORIGIN: "same-origin"})

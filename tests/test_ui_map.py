@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jinja2
 import pytest
 from click.testing import CliRunner
 
@@ -101,7 +102,8 @@ def test_the_map_begins_with_the_queue_that_moves_else_with_the_fullest(tmp_path
             server.produce(moves, *"abc")
         text = page(server, "/map")
         assert island(text)["queue"] == full
-        assert f'hx-sse:connect="/ui/live/map?queue={full}"' in text
+        # What goes on is of that queue, whichever is the fullest by then.
+        assert f'hx-sse:connect="/ui/live/map?queue={full}&' in text
         # Nobody takes what is in the partition that goes, so it stays open.
         server.ask("queue.rebalance", queue_name=moves, requested_partitions=1)
         assert island(page(server, "/map"))["queue"] == moves
@@ -208,6 +210,19 @@ def test_a_long_drain_shows_where_most_is_left() -> None:
     assert found["not_shown"] == 16
     assert found["items_left"] == sum(range(40)) + 40
     assert found["to_come"] == ["finish"]
+
+
+def test_of_very_many_steps_the_last_are_on_the_map() -> None:
+    step = {"step": "drain", "at": "2026-11-22T20:00:00Z", "instance": "i"}
+    plan = {"drains": list(range(40)), "creates": [], "keeps": [], "reopens": [], "in_order": False}
+    it: dict[str, Any] = {"ended_at": None, "plan": plan, "step": "drain", "state": "running", "items": 0}
+    it["steps"] = [{**step, "partition": number} for number in range(40)]
+    parts = jinja2.Environment(loader=jinja2.PackageLoader("sluiceway.server.ui"), autoescape=True)
+    parts.filters.update(number=str, time=str)
+    text = parts.from_string('{% import "rebalance_parts.html" as r %}{{ r.steps(it, stage, 24) }}').render(it=it, stage=stage(it, []))
+    assert "16 before" in text
+    assert "partition 15 was empty" not in text
+    assert all(f"partition {number} was empty" in text for number in range(16, 40))
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)

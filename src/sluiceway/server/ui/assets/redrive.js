@@ -16,7 +16,6 @@
   function tell(state) {
     const to = [...targets].map(([name, items]) => `${count.format(items)} to ${name}`).join(", ");
     const late = matched > redriven ? ` ${count.format(matched - redriven)} are still on the way.` : "";
-    bar.max = Math.max(Number(form.dataset.expected), matched);
     bar.value = matched;
     told.textContent = `${state} ${count.format(redriven)} items sent back${to ? ": " + to : ""}.${late}`;
   }

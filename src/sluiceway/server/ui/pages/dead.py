@@ -77,10 +77,9 @@ async def _gather_redrive(visit: Visit) -> Facts:
             problem = error
     shown |= {"name": name, "source_names": sources, "found": found, "examples": examples, "problem": problem}
     if found is not None:
-        ready = shown["row"]["ready"] or 0
-        most = wanted.get("limit") or max(ready, found["matched"])
-        # A dry run looks at no more than so many, so that what it has found may be a part.
+        # A dry run finds no more than so many, so that it may be a part; otherwise what it has found is what is done.
         whole = found["matched"] < MAX_ITEMS_ARROW
+        most = found["matched"] if whole else wanted.get("limit") or max(shown["row"]["ready"] or 0, found["matched"])
         shown |= {
             "wanted": wanted,
             "most": most,
