@@ -50,6 +50,12 @@ def island(text: str) -> Any:
     return json.loads(found[1])
 
 
+def fill(server: Running, queue_name: str) -> None:
+    """Items into each of its two partitions; a produce passes over one that is slow for a moment."""
+    for partition in range(2):
+        server.ask("storage/items.import", queue_name=queue_name, partition=partition, items=[{"payload": "eA=="}] * 10)
+
+
 def start_of(text: str) -> dict[str, str]:
     """What the button that starts the plan is pressed with."""
     found = re.search(r'hx-get="(/ui/ask/queue\.rebalance[^"]*)"', text)
@@ -98,8 +104,7 @@ def test_the_map_begins_with_the_queue_that_moves_else_with_the_fullest(tmp_path
         assert "sluiceway queue create" in page(server, "/map")
         moves, full = server.queue(requested_partitions=2), server.queue()
         server.produce(full, *"abcdefghijklmnopqrstuvwxyz")
-        for _ in range(4):
-            server.produce(moves, *"abc")
+        fill(server, moves)
         text = page(server, "/map")
         assert island(text)["queue"] == full
         # What goes on is of that queue, whichever is the fullest by then.
@@ -135,8 +140,7 @@ def test_a_number_that_cannot_be_planned_is_refused_in_words(server: Running, pa
 
 def test_a_rebalance_from_its_plan_to_its_audit_on_one_page(server: Running) -> None:
     name = server.queue(requested_partitions=2)
-    for _ in range(4):
-        server.produce(name, *"abcdef")
+    fill(server, name)
     given = start_of(page(server, f"/queues/{name}/map", partitions=1, drain="natural"))
     asked = server.http.get("/ui/ask/queue.rebalance", params=given).text
     assert html.escape(given["plan_id"]) in asked
@@ -188,8 +192,7 @@ def test_what_was_not_planned_is_not_done(server: Running) -> None:
 
 def test_a_rebalance_is_cancelled_from_the_map(server: Running) -> None:
     name = server.queue(requested_partitions=2)
-    for _ in range(4):
-        server.produce(name, *"abcdef")
+    fill(server, name)
     begun = server.ask("queue.rebalance", queue_name=name, requested_partitions=1)["id"]
     eventually(lambda: server.ask("rebalances.get", id=begun)["step"] == "drain")
     assert "/ui/ask/rebalances.cancel" in page(server, f"/queues/{name}/map")
