@@ -39,11 +39,12 @@ def states(pid: int) -> list[str]:
 def freeze(pid: int, store: Path) -> None:
     """The process stands still, between two transactions on that SQLite file.
 
-    In the middle of one it would keep everybody else out of the file, which docs/tasks.md says, and is not what is tested.
+    In the middle of one it would keep everybody else out of the file, which docs/tasks.md says, and is not what is tested. It never stands
+    still for so long that it would have lost something by that before.
     """
     while True:
         stop(pid)
-        with contextlib.closing(sqlite3.connect(store, timeout=2, isolation_level=None)) as look:
+        with contextlib.closing(sqlite3.connect(store, timeout=0.1, isolation_level=None)) as look:
             try:
                 look.execute("BEGIN IMMEDIATE")
             except sqlite3.OperationalError:
