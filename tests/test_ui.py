@@ -5,7 +5,8 @@ from __future__ import annotations
 import gzip
 import html
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import httpx
@@ -13,6 +14,8 @@ import pytest
 
 from server_guarded import Guarded, guarded
 from server_running import Running, eventually
+from sluiceway.server.ui import live
+from sluiceway.server.ui.counts import Counts
 
 ORIGIN = "sec-fetch-site"
 
@@ -116,6 +119,58 @@ def test_a_stream_does_not_repeat_what_the_page_said(server: Running) -> None:
         assert "a note" in next(shown)
 
 
+def test_who_comes_back_is_told_what_is_so_and_not_what_the_page_was_loaded_with(server: Running) -> None:
+    queue_name = server.queue(reference="first")
+    (address,) = re.findall(r'hx-sse:connect="([^"]+)"', server.http.get(f"/ui/queues/{queue_name}/settings").text)
+    address = html.unescape(address)
+    server.ask("queues.update", queue_name=queue_name, reference="second")
+    with server.http.stream("GET", address) as answer:
+        text = next(each for each in blocks(answer) if "second" in each)
+        (last,) = re.findall(r"^id: (\w+)$", text, re.MULTILINE)
+    server.ask("queues.update", queue_name=queue_name, reference="first")
+    with server.http.stream("GET", address, headers={"last-event-id": last}) as answer:
+        assert "first" in next(blocks(answer))
+
+
+def test_a_stream_takes_get_alone(server: Running) -> None:
+    assert server.http.head("/ui/live").status_code == 405
+    assert server.http.head("/ui").status_code == 200
+
+
+def test_a_page_that_cannot_be_made_says_so_and_goes_on(
+    server: Running, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    broken = threading.Event()
+    broken.set()
+    real = Counts.rates
+    server.queue()
+
+    def fails(counts: Counts, queue_name: str) -> Mapping[str, float]:
+        if broken.is_set():
+            raise RuntimeError("a fault")
+        return real(counts, queue_name)
+
+    monkeypatch.setattr(Counts, "rates", fails)
+    page = server.http.get("/ui")
+    assert page.status_code == 500
+    assert "text/html" in page.headers["content-type"]
+    assert "unexpected" in page.text
+    caplog.clear()
+    with server.http.stream("GET", "/ui/live") as answer:
+        shown = blocks(answer)
+        assert "unexpected" in next(shown)
+        broken.clear()
+        assert "unexpected" not in next(shown)
+    assert sum("could not be made" in record.message for record in caplog.records) <= 1
+
+
+def test_a_stream_that_there_is_no_room_for_leaves_the_page_as_it_is(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "MAX_STREAMS", 0)
+    answer = server.http.get("/ui/live")
+    assert answer.status_code == 429
+    assert answer.headers["hx-reswap"] == "none"
+
+
 def test_who_sees_the_same_is_sent_what_was_made_once(server: Running) -> None:
     with server.http.stream("GET", "/ui/live") as one, server.http.stream("GET", "/ui/live") as other:
         assert next(blocks(one)) == next(blocks(other))
@@ -164,7 +219,8 @@ def test_who_has_no_key_is_asked_for_one(keyed: Guarded) -> None:
         assert answer.headers["location"] == "/ui/sign-in?next=%2Fui%2Fqueues%3Fsort%3Dready"
         assert 'value="/ui/queues?sort=ready"' in page.get(answer.headers["location"]).text
         assert page.get("/ui/live").status_code == 401
-        assert page.post("/ui/do/queue.pause", data={"queue_name": "x"}).status_code == 401
+        assert page.post("/ui/do/queue.pause", data={"queue_name": "x"}).headers["location"] == "/ui/sign-in?next=%2Fui"
+        assert page.post("/ui/do/queue.pause", data={"queue_name": "x"}, headers={"hx-request": "true"}).status_code == 401
         wrong = page.post("/ui/sign-in", data={"key": "slw_aaaaaaaa_nothing", "next": "/ui"})
         assert wrong.status_code == 401
         assert 'role="alert"' in wrong.text

@@ -22,7 +22,7 @@ from e2e.harness import started
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 QUEUE = "demo-orders"
-EVERY = 1.0
+EVERY = 1.5
 """Seconds between two frames."""
 LONGEST = 90
 """Frames."""
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def pictures(browser: Browser, url: str) -> None:
-    animation(page_of(browser, 1180, 620, "light"), f"{url}/ui/queues/{QUEUE}/map")
+    animation(page_of(browser, 1180, 720, "light"), f"{url}/ui/queues/{QUEUE}/map")
     for name, path, width, scheme in (
         ("overview", "/ui", 1440, "light"),
         ("queue", f"/ui/queues/{QUEUE}", 1440, "dark"),
@@ -67,8 +67,7 @@ def animation(page: Page, url: str) -> None:
     moving, after = False, 0
     while len(frames) < LONGEST and after < AFTER:
         time.sleep(EVERY)
-        text = page.inner_text("#live").lower()
-        draining = "draining" in text
+        draining = page.locator("#live .state", has_text="running").count() > 0
         moving = moving or draining
         # Of the wait for the first move a few frames are enough.
         frames = frames if moving else frames[-3:]

@@ -59,7 +59,7 @@ _ELSEWHERE_PATIENCE: Final = 3.0
 """Seconds for their answers, so that one that hangs holds up the looks no longer than until it is given up."""
 
 Counts = dict[str, int]
-"""A queue's items and requests, over all of its partitions."""
+"""A queue's items, requests and partitions that are not served, over all of its partitions."""
 
 
 class Event(NamedTuple):
@@ -166,14 +166,20 @@ def _tell_queue(ring: Ring, old: QueueRecord | None, new: QueueRecord | None) ->
 
 
 def counts_of(stats: QueueStats) -> Counts:
-    """The queue's counts, under the names that `queue.stats` has for a partition's."""
+    """The queue's counts, under the names that `queue.stats` has for a partition's, and `not_served`."""
     counts = dict.fromkeys(_SUMMED, 0)
     for partition in stats.partitions:
         for name, attribute in _SUMMED.items():
             counts[name] += getattr(partition, attribute)
     for name in _WAITING:
         counts[name] = getattr(stats, name)
+    counts["not_served"] = _not_served(stats)
     return counts
+
+
+def _not_served(stats: QueueStats) -> int:
+    """How many of the queue's partitions nothing can be asked of: their owner does not answer, or they are being opened, or damaged."""
+    return sum(partition.state in (UNHEARD, "error") for partition in stats.partitions)
 
 
 _SUMMED: Final = {
@@ -321,8 +327,9 @@ class Watch:
         known = self.counts.get(name)
         if known is not None and any(each.state == UNHEARD for each in stats.partitions):
             # Without what an instance does not tell they would seem to fall.
-            return known
-        found = counts_of(stats)
+            found = {**known, "not_served": _not_served(stats)}
+        else:
+            found = counts_of(stats)
         return known if known == found else found
 
     def _known_of(self, queues: Mapping[str, QueueRecord], names: Set[str]) -> dict[Place, Condition]:

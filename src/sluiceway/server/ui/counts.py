@@ -19,6 +19,8 @@ _FIRST: Final = 2.0
 """Seconds that a page waits for the first counts."""
 _LINGERS: Final = 5.0
 """Seconds for which they are followed although nobody needs them."""
+_AGAIN: Final = 1.0
+"""Seconds until they are asked for again when their stream has ended, or was refused for now."""
 _LOOKS: Final = 16
 """Of which the counts are kept: one a second, so those of SPAN and some more."""
 
@@ -32,6 +34,7 @@ class Counts:
         self._past: dict[str, deque[tuple[float, tuple[int, ...]]]] = {}
         self._ready = asyncio.Event()
         self._users = 0
+        self._begun = False
         self._task: asyncio.Task[None] | None = None
         self._end: asyncio.TimerHandle | None = None
 
@@ -44,6 +47,7 @@ class Counts:
             self._end = None
         if self._task is None or self._task.done():
             self._ready.clear()
+            self._begun = True
             self._task = asyncio.create_task(self._follow(api))
         try:
             yield
@@ -53,11 +57,15 @@ class Counts:
                 self._end = asyncio.get_running_loop().call_later(_LINGERS, self.stop)
 
     @property
-    def is_idle(self) -> bool:
-        return self._task is None
+    def is_over(self) -> bool:
+        """Nobody has needed them for a while."""
+        return self._begun and self._task is None
 
     async def known(self) -> None:
-        """Returns when the counts of the queues that there are have come, or that takes too long. Raises ProblemError."""
+        """Returns when the counts of the queues that there are have come, or that takes too long.
+
+        Raises ProblemError if the reader may not have them.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_FIRST):
                 await self._ready.wait()
@@ -87,22 +95,28 @@ class Counts:
         return {name: max(0, last[place] - first[place]) / elapsed for place, name in enumerate(COUNTED)}
 
     async def _follow(self, api: Api) -> None:
-        # What is remembered of before would be taken for what happened since.
-        self.of, self._past, self.problem = {}, {}, None
-        try:
-            async for kind, data in api.events("stats,queue.deleted"):
-                name = data.pop("queue_name", "")
-                if kind == "queue.deleted":
-                    self.of.pop(name, None)
-                    self._past.pop(name, None)
-                elif kind == "stats":
-                    self.of.setdefault(name, {}).update(data)
-                    self._note(name)
+        while True:
+            # What is remembered of before would be taken for what happened since.
+            self.of, self._past, self.problem = {}, {}, None
+            try:
+                await self._read(api)
+            except ProblemError as error:
+                if error.code in ("unauthenticated", "forbidden"):
+                    self.problem = error
                     self._ready.set()
-        except ProblemError as error:
-            self.problem = error
-        finally:
-            self._ready.set()
+                    return
+            await asyncio.sleep(_AGAIN)
+
+    async def _read(self, api: Api) -> None:
+        async for kind, data in api.events("stats,queue.deleted"):
+            name = data.pop("queue_name", "")
+            if kind == "queue.deleted":
+                self.of.pop(name, None)
+                self._past.pop(name, None)
+            elif kind == "stats":
+                self.of.setdefault(name, {}).update(data)
+                self._note(name)
+                self._ready.set()
 
     def _note(self, name: str) -> None:
         counts = self.of[name]

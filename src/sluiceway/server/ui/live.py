@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from sluiceway.adapters.system import stopwatch
-from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEY_STREAMS, MAX_STREAMS, STREAM_SEND_TIMEOUT
 from sluiceway.server.http import DisconnectedError, Request, Send
 from sluiceway.server.ui.api import ProblemError
 from sluiceway.server.ui.visit import Visit
-
-log = logging.getLogger("sluiceway.server")
 
 CONTENT_TYPE: Final = b"text/event-stream"
 EVERY: Final = 1.0
@@ -55,9 +51,8 @@ class Feed:
                     # A page that is dear is made less often, so that a core is never busy with those who look.
                     await asyncio.sleep(min(SELDOM, max(EVERY, 20 * (stopwatch() - began))))
         except ProblemError:
+            # The readers are told when they ask anew.
             pass
-        except Exception:
-            log.exception("a page of the dashboard could not be made: %s", self._visit.path)
         finally:
             self.is_over = True
             self._wake()
@@ -92,15 +87,15 @@ class Feeds:
     async def stream(self, visit: Visit, was: str, request: Request, send: Send) -> None:
         """Until the reader is gone, has to ask anew, or the server stops. `was` is the mark of what the reader has.
 
-        Raises `unavailable`, `too_many_requests`.
+        Raises ProblemError.
         """
         if self._stopped:
-            raise SluicewayError("unavailable", "the server is stopping")
-        if sum(feed.readers for feed in self._feeds.values()) >= MAX_STREAMS:
-            raise SluicewayError("too_many_requests", f"{MAX_STREAMS:,} pages are open, which is the most; try later")
-        own = sum(feed.readers for key, feed in self._feeds.items() if key[0] == visit.api.reader)
-        if visit.asks_keys and own >= MAX_KEY_STREAMS:
-            raise SluicewayError("too_many_requests", f"this API key has {MAX_KEY_STREAMS:,} pages open, which is the most; close some")
+            raise ProblemError(503, "unavailable", "the server is stopping")
+        readers = [(key[0], feed.readers) for key, feed in self._feeds.items()]
+        if sum(count for _, count in readers) >= MAX_STREAMS:
+            raise ProblemError(429, "too_many_requests", f"{MAX_STREAMS:,} pages are open, which is the most; try later")
+        if visit.asks_keys and sum(count for reader, count in readers if reader == visit.api.reader) >= MAX_KEY_STREAMS:
+            raise ProblemError(429, "too_many_requests", f"this API key has {MAX_KEY_STREAMS:,} pages open, which is the most; close some")
         gone = asyncio.ensure_future(request.disconnected())
         headers = [(b"content-type", CONTENT_TYPE), (b"cache-control", b"no-store"), (b"x-request-id", request.request_id)]
         try:
@@ -153,8 +148,8 @@ def mark(text: str) -> str:
 
 
 def _event(text: str) -> bytes:
-    """No line of the text may be taken for another field."""
-    return b"".join(b"data: %s\n" % line.encode() for line in text.splitlines()) + b"\n"
+    """With its mark, which the reader names when it comes back. No line of the text may be taken for another field."""
+    return b"id: %s\n" % mark(text).encode() + b"".join(b"data: %s\n" % line.encode() for line in text.splitlines()) + b"\n"
 
 
 async def _send(send: Send, part: bytes, more: bool = True) -> None:

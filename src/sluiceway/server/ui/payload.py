@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import unicodedata
 from typing import Final, NamedTuple
 
 PREVIEW: Final = 120
 """Characters of a payload in a list."""
+_HEAD: Final = PREVIEW * 8
+"""Of its base64, what is decoded for that: whole groups of four, and more than so many characters of four bytes take."""
 WHOLE: Final = 8 << 10
 """Bytes of a payload that are shown where it is alone."""
 _PLAIN: Final = "\n\t"
@@ -23,12 +26,13 @@ class Payload(NamedTuple):
 
 def preview(encoded: str) -> Payload:
     """A line of it, for a list."""
-    data = base64.b64decode(encoded)
-    text = _utf8(data)
+    size = len(encoded) * 3 // 4 - encoded[-2:].count("=")
+    data = base64.b64decode(encoded[:_HEAD])
+    text = _utf8(data, is_whole=len(encoded) <= _HEAD)
     if text is None:
-        return Payload(data[: PREVIEW // 3].hex(" "), "binary", len(data))
+        return Payload(data[: PREVIEW // 3].hex(" "), "binary", size)
     line = visible(text[:PREVIEW]).replace("\n", " ").replace("\t", " ")
-    return Payload(line + ("…" if len(text) > PREVIEW else ""), "", len(data))
+    return Payload(line + ("…" if len(text) > PREVIEW else ""), "", size)
 
 
 def whole(encoded: str) -> Payload:
@@ -55,9 +59,10 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
-def _utf8(data: bytes) -> str | None:
+def _utf8(data: bytes, *, is_whole: bool = True) -> str | None:
+    """The text; one that is not whole may end within a character."""
     try:
-        return data.decode()
+        return codecs.getincrementaldecoder("utf-8")().decode(data, final=is_whole)
     except UnicodeDecodeError:
         return None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
@@ -17,6 +19,8 @@ from sluiceway.server.ui.render import Asset, Pages, assets
 from sluiceway.server.ui.rooms import COMMANDS, ROOMS, VIEWS
 from sluiceway.server.ui.view import Command, View
 from sluiceway.server.ui.visit import Visit, api_of, cookie_for, is_own
+
+log = logging.getLogger("sluiceway.server")
 
 ROOT: Final = "/ui"
 LIVE: Final = "/ui/live"
@@ -75,6 +79,8 @@ class Site:
     # ---- pages --------------------------------------------------------------------------------------------------------
 
     async def _get(self, path: str, request: Request, send: Send) -> None:
+        if _is_live(path) and request.scope["method"] != "GET":
+            raise SluicewayError("method_not_allowed", "a stream takes GET")
         if path == f"{ROOT}/sign-in":
             await self._show(send, request, 200, self._sign_in(self._query(request)))
             return
@@ -92,7 +98,7 @@ class Site:
                 await self._show(send, request, 200, self._framed(visit, command.title, self._asked(command, visit)))
             else:
                 async with visit.counts.following(visit.api):
-                    await self._show(send, request, 200, await self._whole(visit))
+                    await self._show(send, request, 200, await self._made(visit))
         except ProblemError as error:
             await self._refuse(send, request, visit, error)
 
@@ -104,7 +110,7 @@ class Site:
 
     def _visit(self, path: str, request: Request) -> Visit:
         api = api_of(self._app, request.scope, request)
-        for key in [key for key, counts in self._counts.items() if counts.is_idle]:
+        for key in [key for key, counts in self._counts.items() if counts.is_over]:
             del self._counts[key]
         counts = self._counts.setdefault(api.reader, Counts())
         return Visit(api, counts, path, self._query(request), partial=_is_partial(request))
@@ -121,6 +127,16 @@ class Site:
                 visit.parts = parts
                 return view
         raise ProblemError(404, "not_found", f"there is no page {visit.path[:80]!r}")
+
+    async def _made(self, visit: Visit) -> str:
+        """The page. Raises ProblemError, also for what should not have happened."""
+        try:
+            return await self._whole(visit)
+        except (ProblemError, asyncio.CancelledError):
+            raise
+        except Exception:
+            log.exception("%s could not be made", visit.path)
+            raise _unexpected() from None
 
     async def _whole(self, visit: Visit) -> str:
         view = self._view(visit)
@@ -142,19 +158,34 @@ class Site:
         )
 
     async def _live(self, visit: Visit) -> str:
+        """What goes on of the page, or what is wrong with it. Raises ProblemError if the reader has to say who they are."""
         view = self._view(visit)
         try:
-            facts = {**self._common(visit), **await view.gather(visit)}
+            text = self._pages.html(view.template, {**self._common(visit), **await view.gather(visit)})
         except ProblemError as error:
             if error.is_stranger:
                 raise
-            return self._pages.html("problem.html", {**self._common(visit), "problem": error})
-        return self._pages.html(view.template, facts)
+            return self._problem(visit, error)
+        except Exception:
+            if "failed" not in visit.kept:
+                log.exception("%s could not be made", visit.path)
+            return self._problem(visit, _unexpected())
+        visit.kept.pop("failed", None)
+        return text
+
+    def _problem(self, visit: Visit, error: ProblemError) -> str:
+        """In place of what goes on. While it is the same problem its text is, so that nobody is told again each second."""
+        code, text = visit.kept.get("failed", ("", ""))
+        if code != error.code:
+            text = self._pages.html("problem.html", {**self._common(visit), "problem": error})
+            visit.kept["failed"] = (error.code, text)
+        return str(text)
 
     async def _stream(self, visit: Visit, request: Request, send: Send) -> None:
         if not self._view(visit).refreshes:
             raise ProblemError(404, "not_found", "this page does not change by itself")
-        was = visit.query.get(_WAS, "")
+        # Who comes back has what was sent last, and not what the page was loaded with.
+        was = request.last_event_id.decode("latin-1") or visit.query.get(_WAS, "")
         visit.query = {name: value for name, value in visit.query.items() if name != _WAS}
         await self._feeds.stream(visit, was, request, send)
 
@@ -271,15 +302,17 @@ class Site:
 
     async def _refuse(self, send: Send, request: Request, visit: Visit, error: ProblemError) -> None:
         if error.is_stranger:
-            back = quote(
-                visit.path + ("?" + request.scope["query_string"].decode("latin-1") if request.scope["query_string"] else ""), safe=""
-            )
-            if request.scope["method"] == "GET" and not visit.partial and not _is_live(request.scope["path"]):
-                await self._go(send, request, f"{ROOT}/sign-in?next={back}")
-            else:
+            if visit.partial or _is_live(request.scope["path"]):
                 await self._show(send, request, 401, "", (b"hx-redirect", f"{ROOT}/sign-in".encode()))
+                return
+            back = request.target.decode("latin-1") if request.scope["method"] == "GET" else ROOT
+            await self._go(send, request, f"{ROOT}/sign-in?next={quote(back, safe='')}")
             return
         content = self._pages.html("problem.html", {**self._common(visit), "problem": error})
+        if _is_live(request.scope["path"]):
+            # What the page shows stays; a script says that it does not go on, and tries again.
+            await self._show(send, request, error.status, content, (b"hx-reswap", b"none"))
+            return
         await self._show(send, request, error.status, self._framed(visit, "Not shown", content))
 
 
@@ -288,6 +321,10 @@ def known(path: str) -> str:
     if _is_live(path):
         return LIVE
     return ROOT if path == ROOT or path.startswith(f"{ROOT}/") else ""
+
+
+def _unexpected() -> ProblemError:
+    return ProblemError(500, "internal", "an unexpected error; the server's log has it")
 
 
 def _is_live(path: str) -> bool:

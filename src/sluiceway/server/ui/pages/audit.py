@@ -15,7 +15,7 @@ from sluiceway.kernel.clock import format_time, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.server.ui.api import Facts, ProblemError
 from sluiceway.server.ui.pages.refusal import refusing
-from sluiceway.server.ui.view import View
+from sluiceway.server.ui.view import View, problem_of
 from sluiceway.server.ui.visit import Visit, facts_of
 
 _PAGE: Final = 50
@@ -50,7 +50,7 @@ def _asked(given: Mapping[str, str]) -> Facts:
             try:
                 fields[name] = _moment(fields[name], name)
             except SluicewayError as error:
-                raise ProblemError(400, error.code, error.detail, name) from None
+                raise problem_of(error) from None
     return fields
 
 
@@ -62,9 +62,10 @@ def _moment(text: str, field: str) -> str:
         pass
     try:
         at = datetime.fromisoformat(text)
-    except ValueError:
+        return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    except (ValueError, OverflowError):
+        # In UTC the first hours that can be written down may be before all time.
         raise invalid(field, f"{text[:40]!r} is neither a time such as 2026-01-31T08:00:00Z nor a duration such as 2h") from None
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
 
 
 def _entry(entry: Facts) -> Facts:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.ui.api import Facts, ProblemError
+from sluiceway.server.ui.pages.queues import queue_names
 from sluiceway.server.ui.pages.refusal import refusing
-from sluiceway.server.ui.view import View
+from sluiceway.server.ui.view import View, problem_of, whole
 from sluiceway.server.ui.visit import Visit
 
 _ROUNDS: Final = 100
 
 
 async def _instances(visit: Visit) -> Facts:
-    cluster, shares = await asyncio.gather(visit.api.call("instances.list"), _shares(visit))
-    queues = sorted(visit.counts.of)
+    cluster, shares, queues = await asyncio.gather(visit.api.call("instances.list"), _shares(visit), queue_names(visit))
     return {"cluster": cluster, "shares": shares, "queues": queues, "queue_name": visit.query.get("queue", ""), "most": _most(cluster)}
 
 
@@ -78,10 +79,10 @@ async def _why(visit: Visit) -> Facts | ProblemError | None:
     name, partition = visit.query.get("queue", "").strip(), visit.query.get("partition", "").strip()
     if not name or not partition:
         return None
-    if not partition.isdecimal() or len(partition) > 9:
-        return ProblemError(400, "invalid_request", f"{partition[:40]!r} is not the number of a partition", "partition")
     try:
-        return await visit.api.call("queue.explain", queue_name=name, partition=int(partition))
+        return await visit.api.call("queue.explain", queue_name=name, partition=whole(partition, "partition"))
+    except SluicewayError as error:
+        return problem_of(error)
     except ProblemError as error:
         if error.is_stranger:
             raise

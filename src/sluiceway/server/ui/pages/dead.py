@@ -12,7 +12,7 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.server.ui.api import Facts, ProblemError
 from sluiceway.server.ui.pages.queue_commands import QUEUE
 from sluiceway.server.ui.pages.queues import every_queue
-from sluiceway.server.ui.view import Command, Field, View
+from sluiceway.server.ui.view import Command, Field, View, problem_of
 from sluiceway.server.ui.visit import Visit
 
 SLICE: Final = 1_000
@@ -98,7 +98,7 @@ def _wanted(query: Mapping[str, str]) -> Facts:
             if wanted.get(name, 1) < 1:
                 raise invalid(name, "expected a number from 1 on, or nothing")
     except SluicewayError as error:
-        raise ProblemError(400, error.code, error.detail, error.field or "") from None
+        raise problem_of(error) from None
     return wanted
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any, Final
 
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.ui.api import Facts, ProblemError
+from sluiceway.server.ui.pages.queues import queue_names
 from sluiceway.server.ui.pages.rebalances import audited, stage
-from sluiceway.server.ui.view import Command, Field, View
+from sluiceway.server.ui.pages.refusal import is_refused
+from sluiceway.server.ui.view import Command, Field, View, problem_of, whole
 from sluiceway.server.ui.visit import Visit
 
 TABLED: Final = 200
@@ -20,21 +23,19 @@ _COUNTS: Final = ("ready", "total_leased", "scheduled", "transferring", "moved",
 
 async def _chosen(visit: Visit) -> Facts:
     """The map of the queue that the reader has chosen, else of the one that moves, else of the fullest."""
-    if not visit.query.get("queue") and (await visit.api.call("queues.list", limit=1))["items"]:
+    choice = await queue_names(visit)
+    if not visit.query.get("queue") and choice:
         await visit.counts.known()
         moving = (await visit.api.call("rebalances.list", open=True, limit=1))["items"]
+        fullest = max(choice, key=lambda name: _items(visit.counts.of.get(name, {})))
         # Once and for all: the map must not change to another queue under the reader's eyes.
-        visit.query = {**visit.query, "queue": moving[0]["queue_name"] if moving else _fullest(visit)}
+        visit.query = {**visit.query, "queue": moving[0]["queue_name"] if moving else fullest}
     name = visit.query.get("queue")
-    found: Facts = {"choice": sorted(visit.counts.of), "chooses": True, "queue_name": name}
+    found: Facts = {"choice": choice, "chooses": True, "queue_name": name}
     return {**found, **(await _map(visit, name))} if name else found
 
 
-def _fullest(visit: Visit) -> str:
-    return max(sorted(visit.counts.of), key=lambda name: _items(visit.counts.of[name]), default="")
-
-
-def _items(counts: dict[str, int]) -> int:
+def _items(counts: Mapping[str, int]) -> int:
     return sum(counts.get(each, 0) for each in ("ready", "total_leased", "scheduled"))
 
 
@@ -77,7 +78,7 @@ async def _backends(visit: Visit) -> list[Facts] | None:
     try:
         return list((await visit.api.call("backends.list"))["items"])
     except ProblemError as error:
-        if error.code != "forbidden":
+        if not is_refused(error):
             raise
         return None
 
@@ -87,10 +88,10 @@ async def _planned(visit: Visit, name: str) -> tuple[Facts | None, ProblemError 
     if "partitions" not in visit.query:
         return None, None
     asked = visit.query["partitions"].strip()
-    if asked and not asked.isdecimal():
-        return None, ProblemError(400, "invalid_request", f"{asked[:40]!r} is not a number of partitions", "requested_partitions")
     try:
-        return await visit.api.call("rebalances.plan", queue_name=name, requested_partitions=int(asked) if asked else None), None
+        return await visit.api.call("rebalances.plan", queue_name=name, requested_partitions=_count(asked) if asked else None), None
+    except SluicewayError as error:
+        return None, problem_of(error)
     except ProblemError as error:
         if error.is_stranger:
             raise
@@ -133,9 +134,7 @@ VIEWS: Final = (
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise invalid("requested_partitions", f"{text[:40]!r} is not a number of partitions")
-    return int(text)
+    return whole(text, "requested_partitions")
 
 
 _QUEUE: Final = Field("queue_name", "Queue", "known", required=True)

@@ -3,85 +3,70 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Final
 
 from sluiceway.server.ui.api import Facts, ProblemError
-from sluiceway.server.ui.pages.queues import every_queue, state_of
+from sluiceway.server.ui.pages.queues import every_queue, row_of
+from sluiceway.server.ui.pages.refusal import is_refused
 from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
 _SHOWN: Final = 10
 """Queues: those with most to do. The page of all queues has the rest."""
-_FAILED: Final = ("retried", "expired", "dead")
+_SUMMED: Final = ("ready", "leased", "scheduled", "produced", "completed", "failed")
+_STOPPED: Final = {"silent": "not heard of for too long", "leaving": "it stops"}
+"""Why an instance is told of; for how long it is silent would be another text each second."""
 
 
 async def _gather(visit: Visit) -> Facts:
     queues, backends, instances, rebalances = await asyncio.gather(
-        every_queue(visit), _items(visit, "backends.list"), _items(visit, "instances.list"), _open_rebalances(visit)
+        every_queue(visit), _items(visit, "backends.list"), _items(visit, "instances.list"), _items(visit, "rebalances.list", open=True)
     )
     if queues:
         await visit.counts.known()
-    rows = [_row(visit, queue) for queue in queues]
-    rates = [visit.counts.rates(queue["queue_name"]) for queue in queues]
+    rows = [row_of(visit, queue) for queue in queues]
     return {
-        "totals": {name: sum(row[name] or 0 for row in rows) for name in ("ready", "leased", "scheduled")},
-        "rates": {
-            "produced": sum(each.get("produced", 0) for each in rates),
-            "completed": sum(each.get("completed", 0) for each in rates),
-            "failed": sum(each.get(name, 0) for each in rates for name in _FAILED),
-        },
+        "totals": {name: _total(row[name] for row in rows) for name in _SUMMED},
         "queues": sorted(rows, key=lambda row: (-(row["ready"] or 0) - (row["leased"] or 0), row["name"]))[:_SHOWN],
         "queue_count": len(queues),
         "backends": backends,
         "instances": instances,
-        "rebalances": rebalances,
-        "problems": _problems(queues, backends, instances),
+        "rebalances": rebalances or [],
+        "problems": _problems(rows, backends or [], instances or []),
     }
 
 
-def _row(visit: Visit, queue: Facts) -> Facts:
-    name = queue["queue_name"]
-    counts, rates = visit.counts.of.get(name, {}), visit.counts.rates(name)
-    return {
-        "name": name,
-        "state": state_of(queue),
-        "ready": counts.get("ready"),
-        "leased": counts.get("total_leased"),
-        "scheduled": counts.get("scheduled"),
-        "produced": rates.get("produced"),
-        "completed": rates.get("completed"),
-    }
+def _total(values: Iterable[float | None]) -> float | None:
+    """None: there are values, and none of them is known."""
+    values = list(values)
+    known = [value for value in values if value is not None]
+    return sum(known) if known or not values else None
 
 
-async def _items(visit: Visit, call: str, **fields: object) -> list[Facts]:
-    """What a call lists; nothing, if the reader may not see it."""
+async def _items(visit: Visit, call: str, **fields: object) -> list[Facts] | None:
+    """What a call lists; None, if the reader may not see it."""
     try:
         return list((await visit.api.call(call, **fields))["items"])
     except ProblemError as error:
-        if error.code != "forbidden":
+        if not is_refused(error):
             raise
-        return []
+        return None
 
 
-async def _open_rebalances(visit: Visit) -> list[Facts]:
-    return await _items(visit, "rebalances.list", open=True)
-
-
-def _problems(queues: list[Facts], backends: list[Facts], instances: list[Facts]) -> list[Facts]:
+def _problems(rows: list[Facts], backends: list[Facts], instances: list[Facts]) -> list[Facts]:
     found = [
         {"what": each["backend"], "url": "/ui/map", "state": "unavailable", "why": each["problem"]} for each in backends if each["problem"]
     ]
     found += [
-        {"what": each["instance"], "url": "/ui/instances", "state": each["state"], "why": f"silent for {each['silent_for']}"}
+        {"what": each["instance"], "url": "/ui/instances", "state": each["state"], "why": _STOPPED[each["state"]]}
         for each in instances
-        if each["state"] not in ("alive", "joining")
+        if each["state"] in _STOPPED
     ]
-    for queue in queues:
-        bad = [part for part in queue["partitions"] if part["state"] == "unavailable"]
-        url = f"/ui/queues/{queue['queue_name']}/partitions"
-        if bad:
-            why = f"{len(bad)} of {len(queue['partitions'])} partitions are not available"
-            found.append({"what": queue["queue_name"], "url": url, "state": "unavailable", "why": why})
+    for row in rows:
+        if row["not_served"]:
+            why = f"{row['not_served']} of {row['partitions']} partitions are not available"
+            found.append({"what": row["name"], "url": f"/ui/queues/{row['name']}/partitions", "state": row["state"], "why": why})
     return found
 
 

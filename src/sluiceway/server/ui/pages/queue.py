@@ -10,6 +10,7 @@ from typing import Any, Final
 from sluiceway.adapters.system import stopwatch
 from sluiceway.server.ui.api import Facts, ProblemError
 from sluiceway.server.ui.pages.queues import FAILED, failed, state_of, table
+from sluiceway.server.ui.pages.refusal import is_refused
 from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
@@ -56,7 +57,7 @@ async def _summary(visit: Visit) -> Facts:
     return {
         "here": "Summary",
         "queue": info,
-        "state": state_of(info),
+        "state": state_of(info, counts),
         "counts": counts,
         "rates": {**rates, "failed": failed(rates)},
         "sums": [(each, counts.get(each)) for each in _SUMS if each in counts],
@@ -187,8 +188,7 @@ async def _audit(visit: Visit) -> Facts:
     try:
         page = await visit.api.call("audit.list", queue_name=name, limit=50, pivot=visit.query.get("after") or None)
     except ProblemError as error:
-        # A listener that has nothing for administrators does not know the call.
-        if error.code not in ("forbidden", "not_found"):
+        if not is_refused(error):
             raise
         return {"here": "Audit", "entries": None, "next": None}
     return {"here": "Audit", "entries": [_entry(each) for each in page["items"]], "next": page["next"]}

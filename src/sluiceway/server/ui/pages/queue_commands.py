@@ -5,20 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from sluiceway.kernel.errors import invalid
-from sluiceway.server.ui.view import Command, Field
+from sluiceway.server.ui.view import Command, Field, whole
 
 QUEUE: Final = Field("queue_name", "Queue", "known", required=True)
-PARTITION: Final = Field("partition", "Partition", "known", required=True)
-
-
-def _whole(text: str, field: str) -> int:
-    if not (text.isascii() and text.isdecimal() and len(text) <= 15):
-        raise invalid(field, f"{text[:40]!r} is not a whole number")
-    return int(text)
-
-
-def _version(text: str) -> int:
-    return _whole(text, "version")
+PARTITION: Final = Field("partition", "Partition", "known", required=True, means=lambda text: whole(text, "partition"))
 
 
 def _backoff(text: str) -> dict[str, str]:
@@ -29,7 +19,7 @@ def _backoff(text: str) -> dict[str, str]:
 
 
 def _logical_queues(text: str) -> int | str:
-    return text if text == "auto" else _whole(text, "logical_queues")
+    return text if text == "auto" else whole(text, "logical_queues")
 
 
 SETTINGS: Final = (
@@ -109,7 +99,7 @@ COMMANDS: Final = (
         "queues.update",
         "manage",
         "queue update",
-        (QUEUE, Field("version", "Version", "known", "--if-version", means=_version), *SETTINGS, *_UNSET),
+        (QUEUE, Field("version", "Version", "known", "--if-version", means=lambda text: whole(text, "version")), *SETTINGS, *_UNSET),
         then="/ui/queues/{queue_name}/settings",
     ),
     Command(

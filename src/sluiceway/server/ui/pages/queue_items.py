@@ -129,16 +129,17 @@ async def _reasons(visit: Visit, dead_queue: str, stats: Facts) -> Facts:
     """Why the first items of some partitions died, the most frequent reason first."""
     partitions = [part for each in stats["logical_queues"] for part in each["partitions"]]
     full = [part["partition"] for part in partitions if part.get("total")][:_SAMPLED]
-    calls = [visit.api.call("storage/items.list", queue_name=dead_queue, partition=number, limit=_SAMPLE) for number in full]
-    items: list[Facts] = [item for page in await asyncio.gather(*calls) for item in page["items"]]
     found: Counter[tuple[Any, Any]] = Counter()
-    for item in items:
-        headers = item["headers"] or {}
-        found[headers.get("sluiceway-reason", ""), headers.get("sluiceway-queue", "")] += 1
+    for number in full:
+        # One after the other, as the items come with their payloads.
+        page = await visit.api.call("storage/items.list", queue_name=dead_queue, partition=number, limit=_SAMPLE)
+        for item in page["items"]:
+            headers = item["headers"] or {}
+            found[headers.get("sluiceway-reason", ""), headers.get("sluiceway-queue", "")] += 1
     reasons = [
         {"reason": reason, "shown": visible(reason), "source": source, "count": count} for (reason, source), count in found.most_common()
     ]
-    return {"seen": len(items), "waiting": sum(part.get("total", 0) for part in partitions), "reasons": reasons}
+    return {"seen": found.total(), "waiting": sum(part.get("total", 0) for part in partitions), "reasons": reasons}
 
 
 COMMANDS: Final = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -44,11 +44,17 @@ async def every_queue(visit: Visit) -> list[Facts]:
             return found
 
 
-def state_of(queue: Facts) -> str:
-    """What is most to be said of a queue."""
-    states = {part["state"] for part in queue["partitions"]}
-    if "unavailable" in states:
-        return "unavailable"
+async def queue_names(visit: Visit) -> list[str]:
+    """All that the reader can choose from, in order. Of a page that goes on asked once, or until there is one."""
+    if not visit.kept.get("queue_names"):
+        visit.kept["queue_names"] = [each["queue_name"] for each in await every_queue(visit)]
+    return list(visit.kept["queue_names"])
+
+
+def state_of(queue: Facts, counts: Mapping[str, int]) -> str:
+    """What is most to be said of a queue. Whether its partitions are served is no part of its record; its counts tell that."""
+    if counts.get("not_served"):
+        return "unavailable" if counts["not_served"] >= len(queue["partitions"]) else "partly unavailable"
     if queue["paused"]:
         return "paused"
     return "draining" if queue["rebalance"] else "available"
@@ -64,17 +70,19 @@ async def _gather(visit: Visit) -> Facts:
     if queues:
         await visit.counts.known()
     wanted = visit.query.get("name", "").strip().lower()
-    rows = [_row(visit, queue) for queue in queues if wanted in queue["queue_name"].lower()]
+    rows = [row_of(visit, queue) for queue in queues if wanted in queue["queue_name"].lower()]
     return {"queue_count": len(queues), "wanted": wanted, **table(visit, rows, COLUMNS, "name")}
 
 
-def _row(visit: Visit, queue: Facts) -> Facts:
+def row_of(visit: Visit, queue: Facts) -> Facts:
+    """The queue as a row of a table; None for what is not known."""
     name = queue["queue_name"]
     counts, rates = visit.counts.of.get(name, {}), visit.counts.rates(name)
     return {
         "name": name,
-        "state": state_of(queue),
+        "state": state_of(queue, counts),
         "partitions": len(queue["partitions"]),
+        "not_served": counts.get("not_served", 0),
         "ready": counts.get("ready"),
         "leased": counts.get("total_leased"),
         "scheduled": counts.get("scheduled"),

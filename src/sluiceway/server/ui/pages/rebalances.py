@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from sluiceway.server.ui.api import Facts, ProblemError
+from sluiceway.server.ui.pages.refusal import is_refused
 from sluiceway.server.ui.view import View
 from sluiceway.server.ui.visit import Visit
 
@@ -33,11 +34,8 @@ async def _all(visit: Visit) -> Facts:
         visit.api.call("rebalances.list", limit=_LISTED, pivot=visit.query.get("pivot")),
     )
     ended = [each for each in page["items"] if each["ended_at"]]
-    return {"going": [] if visit.query.get("pivot") else going["items"], "ended": ended, "next": page["next"], "is_first": _first(visit)}
-
-
-def _first(visit: Visit) -> bool:
-    return not visit.query.get("pivot")
+    is_first = not visit.query.get("pivot")
+    return {"going": going["items"] if is_first else [], "ended": ended, "next": page["next"], "is_first": is_first}
 
 
 async def _one(visit: Visit) -> Facts:
@@ -45,7 +43,7 @@ async def _one(visit: Visit) -> Facts:
     parts: list[Facts] = []
     if found["progress"]:
         parts = [{"partition": each["partition"], "total": each["items_left"]} for each in found["progress"]["partitions"]]
-    return {"it": found, "stage": stage(found, parts), "entries": await audited(visit, found), "queue_name": found["queue_name"]}
+    return {"it": found, "stage": stage(found, parts), "entries": await audited(visit, found)}
 
 
 def stage(rebalance: Facts, parts: list[Facts]) -> Facts:
@@ -110,7 +108,7 @@ async def _entries(visit: Visit, rebalance: Facts) -> list[Facts] | None:
     try:
         found = await visit.api.call("audit.list", queue_name=rebalance["queue_name"], since=since, until=until, limit=_ENTRIES)
     except ProblemError as error:
-        if error.code != "forbidden":
+        if not is_refused(error):
             raise
         return None
     return [each for each in reversed(found["items"]) if each["detail"].get("rebalance") == rebalance["id"]]

@@ -9,6 +9,16 @@ from sluiceway.server.ui.view import Gather
 from sluiceway.server.ui.visit import Visit
 
 
+def is_refused(error: ProblemError) -> bool:
+    """Whether the reader may not have it here, be it by their key or by the listener."""
+    return error.code == "forbidden" or is_elsewhere(error)
+
+
+def is_elsewhere(error: ProblemError) -> bool:
+    """A listener that has nothing for administrators does not know their calls."""
+    return error.code == "not_found" and error.detail.startswith("there is no endpoint")
+
+
 def refusing(gather: Gather) -> Gather:
     """The same, but what the API refuses to this reader is `refused`, for the page to say so in its own words; otherwise that is None."""
 
@@ -17,10 +27,8 @@ def refusing(gather: Gather) -> Gather:
         try:
             return {**await gather(visit), "refused": None}
         except ProblemError as error:
-            # A listener that has nothing for administrators does not know the calls either.
-            elsewhere = error.code == "not_found" and error.detail.startswith("there is no endpoint")
-            if error.code != "forbidden" and not elsewhere:
+            if not is_refused(error):
                 raise
-            return {"refused": error, "elsewhere": elsewhere}
+            return {"refused": error, "elsewhere": is_elsewhere(error)}
 
     return gathered

@@ -44,7 +44,7 @@ def _shown(value: object) -> str:
 @refusing
 async def _gather_keys(visit: Visit) -> Facts:
     page = await visit.api.call("keys.list", limit=_PAGE, pivot=visit.query.get("pivot") or None)
-    return {"keys": page["items"], "next": page["next"], "own": visit.me.name, "begins_after": visit.query.get("pivot", "")}
+    return {"keys": page["items"], "next": page["next"], "begins_after": visit.query.get("pivot", "")}
 
 
 VIEWS: Final = (
