@@ -60,6 +60,19 @@ async def test_of_many_queues_that_others_have_some_are_asked_for_in_each_look_a
 
 
 @driven
+async def test_who_reads_after_a_while_is_not_told_counts_of_before() -> None:
+    scene = Scene()
+    names = queues_elsewhere(scene, 2 * ELSEWHERE_AT_ONCE)
+    watch = Watch(scene)
+    await watch.look()
+    await watch.look()
+    assert sorted(watch.counts) == names
+    async with watch.reading():
+        await watch.begun()
+        assert len(watch.counts) == ELSEWHERE_AT_ONCE
+
+
+@driven
 async def test_counts_do_not_fall_while_an_instance_does_not_answer() -> None:
     scene = Scene()
     (name,) = queues_elsewhere(scene, 1)

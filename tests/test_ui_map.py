@@ -129,13 +129,14 @@ def test_what_a_plan_would_do_is_shown_and_nothing_is_done(server: Running) -> N
     assert server.ask("rebalances.list", queue_name=name)["items"] == []
 
 
-@pytest.mark.parametrize("partitions", ["0", "1001", "many", EVIL])
+@pytest.mark.parametrize("partitions", ["0", "1001", "many", "9" * 5_000, EVIL])
 def test_a_number_that_cannot_be_planned_is_refused_in_words(server: Running, partitions: str) -> None:
     name = server.queue()
     text = page(server, f"/queues/{name}/map", partitions=partitions)
     assert 'role="alert"' in text
     assert "/ui/ask/queue.rebalance" not in text
     assert "<img src=x" not in text
+    assert 'role="alert"' in do(server.http, "queue.rebalance", queue_name=name, requested_partitions=partitions)
 
 
 def test_a_rebalance_from_its_plan_to_its_audit_on_one_page(server: Running) -> None:
@@ -145,7 +146,7 @@ def test_a_rebalance_from_its_plan_to_its_audit_on_one_page(server: Running) -> 
     asked = server.http.get("/ui/ask/queue.rebalance", params=given).text
     assert html.escape(given["plan_id"]) in asked
     said = do(server.http, "queue.rebalance", **given)
-    assert "done" in said
+    assert ": it has begun" in said
     (begun,) = server.ask("rebalances.list", queue_name=name)["items"]
     assert begun["drain"] == "natural"
 
@@ -277,6 +278,24 @@ def test_a_server_that_is_alone_says_so(server: Running) -> None:
     assert "0, 1</td>" in text
     assert "no round" in page(server, "/rounds")
     assert 'role="alert"' in page(server, "/instances", queue="none")
+
+
+@pytest.mark.parametrize("partition", ["one", "-1", "²", "9" * 5_000])
+def test_what_is_no_partition_is_refused_in_words(server: Running, partition: str) -> None:
+    assert "is not a whole number from 0 on" in html.unescape(page(server, "/rounds", queue=server.queue(), partition=partition))
+
+
+def test_who_comes_first_can_choose_from_all_queues(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nobody has looked before, so that no counts have come."""
+    with guarded(tmp_path_factory.mktemp("fresh") / "data", keys=False) as server:
+        names = [server.queue(), server.queue()]
+
+        def choices(text: str) -> list[str]:
+            (found,) = re.findall(r'<select id="queue".*?</select>', text, re.DOTALL)
+            return re.findall(r"<option[^>]*>(queue[^<]*)", found)
+
+        assert choices(page(server, "/map", queue=names[0])) == names
+        assert choices(page(server, "/instances")) == names
 
 
 def test_why_a_partition_is_there(server: Running) -> None:

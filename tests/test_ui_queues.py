@@ -248,7 +248,13 @@ def test_payloads_are_cut_and_what_cannot_be_seen_is_spelt_out() -> None:
         return base64.b64encode(data).decode()
 
     assert payload.preview(encoded(b"a\nb\tc")) == ("a b c", "", 5)
-    assert payload.preview(encoded(b"x" * 500)).text == "x" * payload.PREVIEW + "…"
+    for count in (500, 719, 720, 721, 50_000):
+        assert payload.preview(encoded(b"x" * count)) == ("x" * payload.PREVIEW + "…", "", count)
+        assert payload.preview(encoded(("a" + "𝄞" * count).encode()))[:2] == ("a" + "𝄞" * (payload.PREVIEW - 1) + "…", "")
+    # No more of it is looked at than is shown.
+    assert payload.preview(encoded(b"x" * 1_000 + b"\xff")).note == ""
+    # A character that is cut off by the item, and not by the preview.
+    assert payload.preview(encoded("é".encode()[:1])).note == "binary"
     assert payload.whole(encoded("\u202eabc\x00é\n".encode())).text == "\\u202eabc\\x00é\n"
     cut = payload.whole(encoded("é".encode() * payload.WHOLE))
     assert cut.text == "é" * (payload.WHOLE // 2)
@@ -434,7 +440,7 @@ def test_who_may_only_read_sees_why_a_button_does_nothing(keyed: Guarded) -> Non
             assert "<code>manage:mine</code>" in text, tab
             assert "/ui/ask/" not in text
         assert "scope admin" in reader.get("/ui/queues/mine/audit").text
-        assert "<code>manage</code>" in reader.get("/ui/queues").text
+        assert "<code>manage:*</code>" in reader.get("/ui/queues").text
     with signed(keyed, "manage:mine*", "read:mine*") as manager:
         assert "/ui/ask/queues.create" in manager.get("/ui/queues").text
         assert "needs the scope" not in manager.get("/ui/queues/mine/settings").text

@@ -140,14 +140,14 @@ class Reader:
             _poll(page, lambda: bool(self._streams[page]), f"the stream of {page.url}")
 
     def weight(self, page: Page) -> int:
-        """Bytes that have come for the page since it was empty, with the first that its stream has said."""
-        weight = self._weights[page]
-        if self._streams[page]:
-            _poll(page, lambda: weight.streamed > 0, f"the stream of {page.url}")
-        before = -1
+        """Bytes that have come for the page since it was empty, until nothing more came for a while.
+
+        That is with what its stream says at first, if what the page shows has changed by then.
+        """
+        weight, before = self._weights[page], -1
         while weight.total != before:
             before = weight.total
-            page.wait_for_timeout(200)
+            page.wait_for_timeout(400)
         return before
 
     def _watch(self, url: str) -> None:
@@ -161,23 +161,16 @@ class Weight:
 
     def __init__(self, session: CDPSession) -> None:
         self._of: dict[str, int] = {}
-        self._streams: set[str] = set()
-        self.streamed = 0
         session.on("Network.responseReceived", self._begin)
-        session.on("Network.dataReceived", lambda event: self._add(event["requestId"], int(event["encodedDataLength"])))
+        session.on("Network.dataReceived", self._add)
         session.on("Network.loadingFinished", lambda event: self._of.update({event["requestId"]: int(event["encodedDataLength"])}))
         session.send("Network.enable")
 
     def _begin(self, event: dict[str, Any]) -> None:
-        answer = event["response"]
-        if "/ui/live" in answer["url"]:
-            self._streams.add(event["requestId"])
-        self._of[event["requestId"]] = int(answer["encodedDataLength"])
+        self._of[event["requestId"]] = int(event["response"]["encodedDataLength"])
 
-    def _add(self, request: str, count: int) -> None:
-        self._of[request] = self._of.get(request, 0) + count
-        if request in self._streams:
-            self.streamed += count
+    def _add(self, event: dict[str, Any]) -> None:
+        self._of[event["requestId"]] = self._of.get(event["requestId"], 0) + int(event["encodedDataLength"])
 
     @property
     def total(self) -> int:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
+import httpx
 import pytest
 
 from e2e.conftest import Opens
-from e2e.harness import WIDE, changes, is_shown
+from e2e.harness import PATIENCE, WIDE, axe, changes, is_shown
 from e2e.servers import BACKENDS, EVIL, key, sign_in
+from server_guarded import guarded as in_process
+from server_process import wait_until
 from sluiceway.client import Client
+from sluiceway.kernel.limits import MAX_KEY_STREAMS
+from sluiceway.server.ui.counts import Counts
 from test_server_reload import Child, child
 
 pytestmark = pytest.mark.e2e
@@ -69,6 +77,66 @@ def test_a_lost_connection_is_said_and_found_again(tmp_path: Path, reader: Opens
             client.produce("live", ["after all"])
         changes(page, "#q-live td.n", lambda text: text == "1")
         assert page.evaluate("window.here === true"), "the page was loaded anew"
+
+
+def test_who_looks_away_sees_what_is_so_on_coming_back(server: Child, reader: Opens) -> None:
+    hidden = """hidden => { Object.defineProperty(document, "hidden", {value: hidden, configurable: true});
+      document.dispatchEvent(new Event("visibilitychange")); }"""
+    with Client(server.url) as client:
+        client.create_queue("orders")
+        them = reader(server)
+        page = them.open("/ui/queues/orders/partitions")
+        server.ask("partition.pause", queue_name="orders", partition=0)
+        changes(page, "#p-0", lambda text: "paused" in text)
+        page.evaluate(hidden, True)
+        # It is as it was when the page was loaded.
+        server.ask("partition.resume", queue_name="orders", partition=0)
+        page.evaluate(hidden, False)
+        changes(page, "#p-0", lambda text: "available" in text)
+
+
+def test_a_page_that_cannot_go_on_yet_stays_and_says_so(locked: Child, reader: Opens) -> None:
+    """As many pages as a key may have are open."""
+    own = key(locked, "ann", "read:*", "manage:*")
+    page = sign_in(reader(locked, WIDE, *CUT_OFF, "status of 429"), own)
+    cookies = {str(each["name"]): str(each["value"]) for each in page.context.cookies()}
+    page.goto("about:blank")
+    limits = httpx.Limits(max_connections=None)
+    with httpx.Client(base_url=locked.url, cookies=cookies, timeout=PATIENCE, limits=limits) as http, ExitStack() as stack:
+        for _ in range(MAX_KEY_STREAMS):
+            wait_until(lambda: stack.enter_context(http.stream("GET", "/ui/live")).status_code == 200, "a stream")
+        page.goto("/ui")
+        page.locator("#lost").wait_for()
+        assert page.locator("h1").inner_text() == "Overview"
+        assert "too_many_requests" not in page.locator("#live").inner_text()
+    page.locator("#lost").wait_for(state="hidden")
+    with Client(locked.url, api_key=own) as client:
+        client.create_queue("live")
+    is_shown(page, "#q-live")
+
+
+def test_a_page_that_cannot_be_made_says_so_and_comes_back(tmp_path: Path, reader: Opens, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = threading.Event()
+    real = Counts.rates
+
+    def fails(counts: Counts, queue_name: str) -> Mapping[str, float]:
+        if broken.is_set():
+            raise RuntimeError("a fault")
+        return real(counts, queue_name)
+
+    monkeypatch.setattr(Counts, "rates", fails)
+    with in_process(tmp_path / "data", keys=False) as server:
+        name = server.queue()
+        page = reader(server).open("/ui/queues")
+        page.locator(f"#q-{name} a").first.focus()
+        broken.set()
+        is_shown(page, "#live [role=alert]", "unexpected")
+        # Whoever was at what is gone is told, and not sent to the page's beginning.
+        page.wait_for_function("() => document.activeElement.closest('.problem') !== null")
+        axe(page)
+        broken.clear()
+        is_shown(page, f"#q-{name}")
+        assert not page.locator("#live [role=alert]").count()
 
 
 def test_signing_in_and_out(locked: Child, reader: Opens) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from e2e.conftest import Opens
-from e2e.harness import FIRST_PAINT, PHONE_DARK, WEIGHT, WIDE, Look, axe, changes, first_paint, fits
+from e2e.harness import FIRST_PAINT, PHONE_DARK, WEIGHT, WIDE, Look, axe, changes, first_paint, fits, is_shown
 from sluiceway.client import Client
 from test_server_reload import Child, child
 
@@ -61,3 +61,14 @@ def test_what_happens_among_many_is_seen(large: Child, reader: Opens) -> None:
     page.locator("#name").fill("queue-007")
     changes(page, "#q-queue-007 td.n", lambda text: text == "2")
     assert page.locator("#queues tbody tr:visible").count() == 1
+
+
+def test_partitions_are_read_a_page_at_a_time(large: Child, reader: Opens) -> None:
+    page = reader(large).open("/ui/queues/large/partitions?sort=-ready")
+    with Client(large.url) as client:
+        where = client.produce("large", ["x"] * 1_000).partition
+    changes(page, "#partitions tbody tr:first-child", lambda text: text.startswith(f"{where}\t"))
+    assert page.locator("#partitions tbody tr").count() == 200
+    page.get_by_role("link", name="Next page").click()
+    is_shown(page, ".more", "201 to 400 of 1,000")
+    fits(page)

@@ -49,7 +49,7 @@ def start(page: Page) -> None:
     """Presses the plan's button, and the one that means it."""
     page.get_by_role("button", name="Start this").click()
     page.locator("#dialog button.primary").click()
-    is_shown(page, "#dialog [role=status]", "done")
+    is_shown(page, "#dialog [role=status]", "it has begun")
     page.locator("#dialog [data-close]").click()
 
 
@@ -114,7 +114,7 @@ def test_a_rebalance_is_cancelled(server: Child, client: Client, reader: Opens) 
     page.get_by_role("button", name="Cancel…").click()
     is_shown(page, "#dialog form", "It goes back")
     page.locator("#dialog button.primary").click()
-    is_shown(page, "#dialog [role=status]", "done")
+    is_shown(page, "#dialog [role=status]", "it goes back")
     page.locator("#dialog [data-close]").click()
     changes(page, "section[aria-labelledby=rebalance]", lambda text: "cancelled" in text and "rebalances.cancel" in text)
     page.locator("#tile-6").wait_for(state="detached")
@@ -154,7 +154,7 @@ def test_the_map_by_keyboard(server: Child, client: Client, reader: Opens) -> No
     page.locator(f"#tile-{going}").focus()
     client.complete("orders", [item.id for item in leased])
     page.locator(f"#tile-{going}").wait_for(state="detached")
-    page.wait_for_function("document.activeElement.matches('.tile[aria-selected=true]')")
+    page.wait_for_function("() => document.activeElement.matches('.tile[aria-selected=true]')")
     is_shown(page, ".map [role=status]", f"Partition {going} is removed")
 
 

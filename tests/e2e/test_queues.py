@@ -9,6 +9,7 @@ import pytest
 
 from e2e.conftest import Opens
 from e2e.harness import PHONE, WIDE, WIDE_DARK, Look, axe, changes, fits, is_shown
+from e2e.servers import key, sign_in
 from sluiceway.client import Client, Item
 from test_server_reload import Child
 
@@ -242,20 +243,14 @@ def test_a_queue_is_cleared_and_deleted_by_its_name_alone(server: Child, client:
     is_shown(page, ".empty", "sluiceway queue create")
 
 
-# ---- many ---------------------------------------------------------------------------------------------------------------
-
-
-def test_a_thousand_partitions_and_many_queues_are_usable(server: Child, client: Client, reader: Opens) -> None:
-    for number in range(100):
-        client.create_queue(f"tenant-{number:03}")
-    client.create_queue("wide", requested_partitions=1_000)
-    page = reader(server).open("/ui/queues")
-    assert page.locator("#queues tbody tr").count() == 101
-    fits(page)
-    where = client.produce("wide", ["x"]).partition
-    page = reader(server).open("/ui/queues/wide/partitions?sort=-ready")
-    changes(page, "#partitions tbody tr:first-child", lambda text: text.startswith(f"{where}\t"))
-    assert page.locator("#partitions tbody tr").count() == 200
-    page.get_by_role("link", name="Next page").click()
-    is_shown(page, ".more", "201 to 400 of 1,000")
-    fits(page)
+def test_who_may_only_look_has_pages_for_everybody_too(locked: Child, reader: Opens) -> None:
+    with Client(locked.url, api_key=key(locked, "boss", "manage:*", "produce:*")) as boss:
+        boss.create_queue("orders", requested_partitions=2)
+        item = boss.produce("orders", ["x"]).first_id
+    them = reader(locked, PHONE)
+    page = sign_in(them, key(locked, "ann", "read:orders"))
+    for path in ("", "/items", f"/items?id={item}", "/partitions?partition=1", "/dead", "/settings"):
+        them.open(f"/ui/queues/orders{path}", page)
+        is_shown(page, "#main")
+        fits(page)
+        axe(page)

@@ -242,6 +242,8 @@ class Watch:
         self._readers += 1
         if self._task is None:
             self._begun.clear()
+            # Of queues whose turn comes later they would be told as what is so now.
+            self.counts = {}
             self._task = asyncio.create_task(self._run())
         try:
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -98,7 +98,7 @@ class Site:
                 await self._show(send, request, 200, self._framed(visit, command.title, self._asked(command, visit)))
             else:
                 async with visit.counts.following(visit.api):
-                    await self._show(send, request, 200, await self._made(visit))
+                    await self._show(send, request, 200, await _made(visit, self._whole(visit)))
         except ProblemError as error:
             await self._refuse(send, request, visit, error)
 
@@ -127,16 +127,6 @@ class Site:
                 visit.parts = parts
                 return view
         raise ProblemError(404, "not_found", f"there is no page {visit.path[:80]!r}")
-
-    async def _made(self, visit: Visit) -> str:
-        """The page. Raises ProblemError, also for what should not have happened."""
-        try:
-            return await self._whole(visit)
-        except (ProblemError, asyncio.CancelledError):
-            raise
-        except Exception:
-            log.exception("%s could not be made", visit.path)
-            raise _unexpected() from None
 
     async def _whole(self, visit: Visit) -> str:
         view = self._view(visit)
@@ -218,7 +208,7 @@ class Site:
             if _is_script(request):
                 await self._answer(send, request, command, visit)
                 return
-            await self._show(send, request, 200, self._framed(visit, command.title, await self._do(command, visit)))
+            await self._show(send, request, 200, self._framed(visit, command.title, await _made(visit, self._do(command, visit))))
         except ProblemError as error:
             await self._refuse(send, request, visit, error)
 
@@ -321,6 +311,17 @@ def known(path: str) -> str:
     if _is_live(path):
         return LIVE
     return ROOT if path == ROOT or path.startswith(f"{ROOT}/") else ""
+
+
+async def _made(visit: Visit, making: Awaitable[str]) -> str:
+    """What comes of it. Raises ProblemError, also for what should not have happened: whoever asked for a page is answered with one."""
+    try:
+        return await making
+    except (ProblemError, asyncio.CancelledError):
+        raise
+    except Exception:
+        log.exception("%s could not be made", visit.path)
+        raise _unexpected() from None
 
 
 def _unexpected() -> ProblemError:

@@ -90,6 +90,10 @@ class Command:
     then: str = ""
     note: str = ""
     """What is to be known once it is done."""
+    done: str = "done"
+    """What is said of it then."""
+    tells: bool = False
+    """The answer has what one wants to know; that of most others is the whole of what was changed."""
 
     def values(self, given: Mapping[str, str]) -> Facts:
         """The fields of the call, of what was filled in: nothing for what was left empty. Raises `invalid_request`."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any, Final
 
-from sluiceway.model.access import Action, Caller, parse_scope
+from sluiceway.model.access import ANYBODY, Action, Caller, parse_scope
 from sluiceway.server.http import Request
 from sluiceway.server.http import Scope as HttpScope
 from sluiceway.server.ui.api import Api, Asgi, Facts
@@ -51,7 +51,8 @@ class Visit:
         """Ask the API who the reader is. Raises ProblemError."""
         own = await self.api.call("keys.self")
         self.me = Caller(own["name"], tuple(parse_scope(text, "scopes") for text in own["scopes"]))
-        self.asks_keys = self.api.is_signed
+        # Not whether the reader has sent a key: where none is asked for, any text would do.
+        self.asks_keys = own["key_id"] is not None or own["name"] != ANYBODY.name
 
 
 def api_of(app: Asgi, scope: HttpScope, request: Request) -> Api:

@@ -93,7 +93,7 @@
     const form = dialog.querySelector("form");
     if (form) {
       form.querySelector("#unanswered")?.remove();
-      form.querySelector(".buttons").before(told);
+      form.append(told);
       told.scrollIntoView({block: "nearest"});
       return;
     }

@@ -172,6 +172,7 @@ COMMANDS: Final = (
         "manage",
         "redrive",
         (QUEUE, *_ABOUT),
+        tells=True,
     ),
 )
 

@@ -156,6 +156,7 @@ COMMANDS: Final = (
             # The command line shows a plan of its own, and asks.
             Field("plan_id", "Plan", "known", hint="Exactly this is done, or nothing.", words=lambda text: []),
         ),
+        done="it has begun",
     ),
     Command(
         "rebalances.cancel",
@@ -166,5 +167,6 @@ COMMANDS: Final = (
         "manage",
         "rebalance cancel",
         (Field("id", "Rebalance", "known", required=True),),
+        done="it goes back",
     ),
 )

@@ -132,6 +132,7 @@ COMMANDS: Final = (
         "queue clear",
         (QUEUE, Field("scheduled", "Also what is scheduled", "flag", "--scheduled")),
         destroys=True,
+        tells=True,
     ),
     Command(
         "queues.delete",

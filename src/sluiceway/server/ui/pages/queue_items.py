@@ -154,6 +154,7 @@ COMMANDS: Final = (
         (QUEUE, Field("ids", "Ids, as they are listed", "list", required=True)),
         destroys=True,
         then="/ui/queues/{queue_name}/items",
+        tells=True,
     ),
 )
 _ONE: Final = "/ui/queues/{name}"

@@ -62,6 +62,7 @@ COMMANDS: Final = (
         "admin",
         "config reload",
         on="",
+        tells=True,
     ),
     Command(
         "keys.create",
@@ -89,6 +90,7 @@ COMMANDS: Final = (
         ),
         on="",
         note="Take the key now: nobody can be shown it again.",
+        tells=True,
     ),
     Command(
         "keys.revoke",
