@@ -90,6 +90,24 @@ async def test_counts_do_not_fall_while_an_instance_does_not_answer() -> None:
 
 
 @driven
+async def test_counts_stay_while_an_owner_does_not_answer_but_that_it_does_not_is_told() -> None:
+    scene = Scene()
+    scene.records, scene.ready = [record("q")], {"q": 0}
+    watch = Watch(scene)
+    seen: list[tuple[int, int]] = []
+    for partition in (
+        PartitionStats(0, ready=5),
+        PartitionStats(0, "unavailable"),
+        PartitionStats(0, "error"),
+        PartitionStats(0, "paused", ready=4),
+    ):
+        scene.elsewhere = {"q": partition}
+        await watch.look()
+        seen.append((watch.counts["q"]["ready"], watch.counts["q"]["not_served"]))
+    assert seen == [(5, 0), (5, 1), (0, 1), (4, 0)]
+
+
+@driven
 async def test_an_instance_tells_of_the_whole_queue_and_of_the_cluster(tmp_path: Path) -> None:
     async with cluster(tmp_path, "a", "b") as (made, services):
         await services[0].create_queue(spec("q", 4))

@@ -99,24 +99,6 @@ def test_counts_are_those_of_all_partitions() -> None:
     assert (counts["produce_waiting"], counts["in_flight"]) == (1, 4)
 
 
-@driven
-async def test_counts_stay_while_an_owner_does_not_answer_but_that_it_does_not_is_told() -> None:
-    scene = Scene()
-    scene.records, scene.ready = [record("q")], {"q": 0}
-    watch = Watch(scene)
-    seen: list[tuple[int, int]] = []
-    for partition in (
-        PartitionStats(0, ready=5),
-        PartitionStats(0, "unavailable"),
-        PartitionStats(0, "error"),
-        PartitionStats(0, "paused", ready=4),
-    ):
-        scene.elsewhere = {"q": partition}
-        await watch.look()
-        seen.append((watch.counts["q"]["ready"], watch.counts["q"]["not_served"]))
-    assert seen == [(5, 0), (5, 1), (0, 1), (4, 0)]
-
-
 class Scene:
     """What a watch looks at."""
 
