@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from server_guarded import Guarded, guarded
+from sluiceway.server.http import Receive, Scope, Send
+from sluiceway.server.ui.api import Api, ProblemError
 from test_ui import ORIGIN, blocks, signed
 from test_ui_dead import words
 
@@ -69,3 +73,35 @@ def test_no_name_is_given_to_two_things(keyed: Guarded) -> None:
         for path in (f"items?id={item}", "partitions?partition=1", "settings", "", "dead"):
             ids = Counter(re.findall(r'\bid="([^"]+)"', page.get(f"/ui/queues/{name}/{path}".rstrip("/")).text))
             assert [each for each, count in ids.items() if count > 1] == [], path
+
+
+def test_what_a_call_without_an_answer_has_done_nobody_knows() -> None:
+    async def silent(scope: Scope, receive: Receive, send: Send) -> None:
+        """As an application whose client has gone."""
+
+    async def ask() -> None:
+        await Api(silent, {"server": None}, b"localhost").call("queue.pause", queue_name="q")
+
+    with pytest.raises(ProblemError, match="may or may not have been done") as error:
+        asyncio.run(ask())
+    assert error.value.code == "outcome_unknown"
+
+
+def test_a_command_that_fails_unexpectedly_is_not_told_as_one_that_was_not_done(server: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def fails(api: Api, name: str, fields: dict[str, object]) -> None:
+        raise RuntimeError("a fault")
+
+    name = server.queue()
+    monkeypatch.setattr(Api, "send", _but(Api.send, fails))
+    answer = server.http.post("/ui/do/queue.pause", data={"queue_name": name}, headers={ORIGIN: "same-origin"})
+    assert answer.status_code == 500
+    assert "may or may not have been done" in answer.text
+
+
+def _but(real: Any, fails: Any) -> Any:
+    """The real one but for the command's own call."""
+
+    async def send(api: Api, name: str, fields: dict[str, object]) -> Any:
+        return await (fails if name == "queue.pause" else real)(api, name, fields)
+
+    return send

@@ -170,7 +170,7 @@ class EventStreams:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with self._watch.reading():
                 await self._follow(request, reader, send, gone)
-            await _send(send, b"", more=False)
+            await send_part(send, b"", more=False)
         finally:
             self._open[key_id] -= 1
             self._open += Counter()
@@ -187,7 +187,7 @@ class EventStreams:
 
     async def _follow(self, request: Request, reader: Reader, send: Send, gone: asyncio.Future[None]) -> None:
         """Until the reader is gone, is not let in any more, or the server stops."""
-        await _send(send, reader.place())
+        await send_part(send, reader.place())
         heard = stopwatch()
         # What there is is not held back until the next look.
         looking: Callable[[], Awaitable[None]] = self._watch.begun
@@ -203,14 +203,15 @@ class EventStreams:
             except SluicewayError:
                 return
             for part in reader.parts(caller):
-                await _send(send, part)
+                await send_part(send, part)
                 heard = stopwatch()
             if stopwatch() - heard >= HEARTBEAT:
-                await _send(send, b":\n\n")
+                await send_part(send, b":\n\n")
                 heard = stopwatch()
 
 
-async def _send(send: Send, part: bytes, more: bool = True) -> None:
+async def send_part(send: Send, part: bytes, more: bool = True) -> None:
+    """A part of a stream. Raises DisconnectedError at a reader who does not read."""
     try:
         async with asyncio.timeout(STREAM_SEND_TIMEOUT / 1000):
             await send({"type": "http.response.body", "body": part, "more_body": more})

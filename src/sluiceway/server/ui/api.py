@@ -46,10 +46,6 @@ class Api:
         self.reader = (authorization, host, scope["server"])
         """Who has the same is told the same."""
 
-    @property
-    def is_signed(self) -> bool:
-        return bool(self._authorization)
-
     def signed_as(self, key: str) -> Api:
         """The same for whoever has that API key."""
         return Api(self._app, self._scope, self._headers[1][1], b"Bearer " + key.encode("utf-8", "replace"))
@@ -95,7 +91,8 @@ class Api:
 
     async def _exchange(self, method: str, path: str, query: bytes, body: bytes) -> tuple[int, bytes]:
         given = False
-        status, answer = 503, bytearray()
+        # Without an answer nobody knows what became of it.
+        status, answer = 504, bytearray()
 
         async def receive() -> Message:
             nonlocal given
@@ -136,5 +133,5 @@ def _checked(status: int, answer: bytes) -> Any:
     found = msgspec.json.decode(answer or b"{}")
     if status == 200:
         return found
-    detail = str(found.get("detail", "the server did not answer"))[:_SHOWN]
-    raise ProblemError(status, found.get("code", "unavailable"), detail, found.get("field") or "", found.get("request_id", ""))
+    detail = str(found.get("detail", "the server gave no answer: it may or may not have been done"))[:_SHOWN]
+    raise ProblemError(status, found.get("code", "outcome_unknown"), detail, found.get("field") or "", found.get("request_id", ""))

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Final
 
 from sluiceway.adapters.system import stopwatch
-from sluiceway.kernel.limits import MAX_KEY_STREAMS, MAX_STREAMS, STREAM_SEND_TIMEOUT
-from sluiceway.server.http import DisconnectedError, Request, Send
+from sluiceway.kernel.limits import MAX_KEY_STREAMS, MAX_STREAMS
+from sluiceway.server.events import send_part
+from sluiceway.server.http import Request, Send
 from sluiceway.server.ui.api import ProblemError
 from sluiceway.server.ui.visit import Visit
 
@@ -102,7 +103,7 @@ class Feeds:
             await send({"type": "http.response.start", "status": 200, "headers": headers})
             async with self._reading(visit) as feed:
                 await _follow(feed, was, send, gone)
-            await _send(send, b"", more=False)
+            await send_part(send, b"", more=False)
         finally:
             gone.cancel()
 
@@ -131,10 +132,10 @@ async def _follow(feed: Feed, was: str, send: Send, gone: asyncio.Future[None]) 
             # The page that was loaded a moment ago says it already, as a rule.
             known, seen, heard = not seen and mark(feed.text) == was, feed.version, stopwatch()
             if not known:
-                await _send(send, _event(feed.text))
+                await send_part(send, _event(feed.text))
         elif stopwatch() - heard >= HEARTBEAT:
             heard = stopwatch()
-            await _send(send, b":\n\n")
+            await send_part(send, b":\n\n")
         waiting = asyncio.ensure_future(changed.wait())
         try:
             await asyncio.wait((waiting, gone), timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
@@ -150,11 +151,3 @@ def mark(text: str) -> str:
 def _event(text: str) -> bytes:
     """With its mark, which the reader names when it comes back. No line of the text may be taken for another field."""
     return b"id: %s\n" % mark(text).encode() + b"".join(b"data: %s\n" % line.encode() for line in text.splitlines()) + b"\n"
-
-
-async def _send(send: Send, part: bytes, more: bool = True) -> None:
-    try:
-        async with asyncio.timeout(STREAM_SEND_TIMEOUT / 1000):
-            await send({"type": "http.response.body", "body": part, "more_body": more})
-    except TimeoutError:
-        raise DisconnectedError from None

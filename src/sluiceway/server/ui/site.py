@@ -17,7 +17,7 @@ from sluiceway.server.ui.counts import Counts
 from sluiceway.server.ui.live import Feeds, mark
 from sluiceway.server.ui.render import Asset, Pages, assets
 from sluiceway.server.ui.rooms import COMMANDS, ROOMS, VIEWS
-from sluiceway.server.ui.view import Command, View
+from sluiceway.server.ui.view import Command, View, problem_of
 from sluiceway.server.ui.visit import Visit, api_of, cookie_for, is_own
 
 log = logging.getLogger("sluiceway.server")
@@ -208,7 +208,12 @@ class Site:
             if _is_script(request):
                 await self._answer(send, request, command, visit)
                 return
-            await self._show(send, request, 200, self._framed(visit, command.title, await _made(visit, self._do(command, visit))))
+            await self._show(
+                send,
+                request,
+                200,
+                self._framed(visit, command.title, await _made(visit, self._do(command, visit), "; it may or may not have been done")),
+            )
         except ProblemError as error:
             await self._refuse(send, request, visit, error)
 
@@ -246,7 +251,7 @@ class Site:
         try:
             values = command.values(visit.query)
         except SluicewayError as error:
-            raise ProblemError(400, error.code, error.detail, error.field or "") from None
+            raise problem_of(error) from None
         if command.destroys and visit.query.get("confirm", "").strip() != visit.query.get(command.on):
             raise ProblemError(
                 400, "invalid_request", f"nothing was done: repeat {visit.query.get(command.on, '')!r} to confirm", "confirm"
@@ -313,19 +318,22 @@ def known(path: str) -> str:
     return ROOT if path == ROOT or path.startswith(f"{ROOT}/") else ""
 
 
-async def _made(visit: Visit, making: Awaitable[str]) -> str:
-    """What comes of it. Raises ProblemError, also for what should not have happened: whoever asked for a page is answered with one."""
+async def _made(visit: Visit, making: Awaitable[str], outcome: str = "") -> str:
+    """What comes of it. Raises ProblemError, also for what should not have happened: whoever asked for a page is answered with one.
+
+    `outcome`: what is known then of what was to be done.
+    """
     try:
         return await making
     except (ProblemError, asyncio.CancelledError):
         raise
     except Exception:
         log.exception("%s could not be made", visit.path)
-        raise _unexpected() from None
+        raise _unexpected(outcome) from None
 
 
-def _unexpected() -> ProblemError:
-    return ProblemError(500, "internal", "an unexpected error; the server's log has it")
+def _unexpected(outcome: str = "") -> ProblemError:
+    return ProblemError(500, "internal", f"an unexpected error; the server's log has it{outcome}")
 
 
 def _is_live(path: str) -> bool:
