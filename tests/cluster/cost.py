@@ -16,12 +16,13 @@ import httpx
 
 from cluster.fleet import WorkerFleet, started
 from cluster.report import Report
-from sluiceway.bench.load import Load, drive
+from sluiceway.bench.compare.systems.sluiceway import lean
+from sluiceway.bench.compare.work import Work
 from sluiceway.bench.servers import cpu_seconds
 
 SIZES = (1, 2, 4)
 QUEUE, PARTITIONS = "cost", 8
-LOAD = Load(clients=8, batch=1_000, payload=100)
+LOAD = Work("cycle", "arrow", batch=1_000, payload=100, clients=8)
 CPU_AIM = 1.15
 RATE_AIM = 1.0
 
@@ -64,6 +65,7 @@ def compare_workers(report: Report, folder: Path, rounds: int, seconds: float) -
 def _slice(fleet: WorkerFleet, seconds: float) -> Slice:
     pids = [fleet.instances[0].pid, *fleet.workers()]
     cpu, begun = sum(map(cpu_seconds, pids)), time.monotonic()
-    rate = asyncio.run(drive(fleet.url(0), QUEUE, LOAD, seconds))
+    done = asyncio.run(lean(fleet.url(0), LOAD, seconds, QUEUE))
+    rate = done.items / done.seconds
     used = sum(map(cpu_seconds, pids)) - cpu
     return Slice(rate, used / (rate * (time.monotonic() - begun)))

@@ -1,91 +1,119 @@
-"""`make bench`: produce → lease → complete over HTTP, durable, this design against the row-per-item yardstick, in one run.
+"""`make bench`: produce → lease → complete, durable, ours beside its peers, in one run. See docs/benchmarks.md.
 
-Slices of the two alternate, so that a change in the machine's speed meets both; the medians' ratio is the result.
+Slices of the systems alternate, so that a change in the machine's speed meets all; the median of the rounds' ratios is the result.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import platform
-import statistics
 import sys
-import tempfile
-from contextlib import ExitStack
+import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from sluiceway.bench import scale
-from sluiceway.bench.load import Connection, Load, drive
-from sluiceway.bench.servers import SLUICEWAY, server
+from sluiceway.bench.compare import campaign, harness, systems
+from sluiceway.bench.compare.work import Work
+from sluiceway.bench.figures import progress
 
-LOADS = [Load(clients, 1_000, 100) for clients in (1, 8)]
-SYSTEMS = {"sluiceway": SLUICEWAY, "sqlite-rows": "sluiceway.bench.rows"}
-RIVAL = "sqlite-rows"
-QUEUE = "bench"
-PARTITIONS = 4
+LATEST = Path("bench/results/latest.json")
 
 
-async def measure(urls: dict[str, str], load: Load, rounds: int, seconds: float) -> dict[str, list[float]]:
-    rates: dict[str, list[float]] = {name: [] for name in urls}
-    for number in range(rounds + 1):
-        for name, url in urls.items():
-            rate = await drive(url, QUEUE, load, seconds)
-            if number:  # the first round warms up
-                rates[name].append(rate)
-    return rates
+def _case(text: str) -> str:
+    return Work.named(text).name
 
 
-async def create(url: str) -> None:
-    connection = Connection(url)
-    await connection.open()
-    await connection.post("/v1/queues.create", json.dumps({"queue_name": QUEUE, "requested_partitions": PARTITIONS}).encode())
-    await connection.close()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5, help="counted slices of each system")
-    parser.add_argument("--seconds", type=float, default=3.0, help="length of a slice")
-    parser.add_argument("--output", type=Path, default=Path("bench/results/latest.json"))
-    given = parser.parse_args()
-    report: dict[str, object] = {}
-    cases: dict[str, dict[str, dict[str, float]]] = {}
-    ratios: dict[str, dict[str, float]] = {}
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sluiceway-bench-")))
-        urls = {name: stack.enter_context(server(module, folder / name)).url for name, module in SYSTEMS.items()}
-        for url in urls.values():
-            asyncio.run(create(url))
-        print(f"produce → lease → complete over HTTP, Arrow, synchronous=FULL, {PARTITIONS} partitions; items/s, median of {given.rounds}")
-        for load in LOADS:
-            rates = asyncio.run(measure(urls, load, given.rounds, given.seconds))
-            cases[load.name] = {
-                name: {"items_per_s": round(statistics.median(each)), "min": round(min(each)), "max": round(max(each))}
-                for name, each in rates.items()
-            }
-            ratio = statistics.median(ours / theirs for ours, theirs in zip(rates["sluiceway"], rates[RIVAL], strict=True))
-            ratios[load.name] = {RIVAL: round(ratio, 2)}
-            for name, case in cases[load.name].items():
-                print(f"  {load.name:20} {name:12} {case['items_per_s']:>10,.0f}   ({case['min']:,.0f} to {case['max']:,.0f})")
-            print(f"  {load.name:20} {'ratio':12} {ratio:>10.2f}x")
-    report = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "cases": cases,
-        "ratios": ratios,
-    }
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 1 if a system that was named could not be measured, or ours not in some case."""
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__, epilog="Also: scale, spark, page, peers (each with --help).")
+    parser.add_argument(
+        "--cases", nargs="+", type=_case, metavar="CASE", help="such as arrow-1000x100-c8 or single-cycle-c64; all, if none is named"
+    )
+    parser.add_argument("--systems", nargs="+", choices=systems.MODULES, metavar="SYSTEM", help=", ".join(systems.MODULES))
+    parser.add_argument("--rounds", type=int, default=campaign.ROUNDS, help="slices of each system")
+    parser.add_argument("--seconds", type=float, default=campaign.SECONDS, help="length of a slice")
+    parser.add_argument("--output", type=Path, default=LATEST)
+    parser.add_argument("--merge", action="store_true", help="keep the cases of the output file that are not measured now")
+    parser.add_argument("--json", action="store_true", help="print the document")
+    given = parser.parse_args(arguments)
+    if given.rounds < 1 or given.seconds <= 0:
+        parser.error("at least one round, of more than 0 seconds")
+    document = _measure(given.cases, given.systems, given.rounds, given.seconds)
+    if given.merge and given.output.exists():
+        document = _merged(json.loads(given.output.read_text()), document)
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    given.output.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"written to {given.output}")
+    given.output.write_text(json.dumps(document, indent=2) + "\n")
+    print(json.dumps(document, indent=2) if given.json else table(document))
+    progress(f"written to {given.output}")
+    absent = set(given.systems or ()) - {name for case in document["cases"].values() for name in case}
+    if absent:
+        progress(f"NOT MEASURED: {', '.join(sorted(absent))}")
+    return int(bool(absent))
+
+
+def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: int, seconds: float) -> dict[str, Any]:
+    document: dict[str, Any] = {
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
+        "cases": {},
+        "ratios": {},
+        "measured": {},
+        "systems": {},
+    }
+    with harness.started(names or systems.MODULES, progress) as running:
+        for name in running:
+            module = systems.module(name)
+            document["systems"][name] = {"version": module.version(), "guarantee": module.GUARANTEES[name]}
+        for part in campaign.parts(cases, list(running)):
+            taking_part = {name: running[name] for name in part.systems}
+            for work, slices in harness.measure(part.works, taking_part, rounds, seconds, progress).items():
+                document["cases"][work.name] = harness.case_of(slices)
+                document["ratios"][work.name] = harness.ratios_of(slices)
+                document["measured"][work.name] = {
+                    "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+                    "rounds": rounds,
+                    "seconds": seconds,
+                    "load": round(os.getloadavg()[0], 1),
+                }
+    return document
+
+
+def _merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """What was measured now, and the cases from before that were not."""
+    kept = {name: before.get(name, {}) | now[name] for name in ("cases", "ratios", "measured", "systems")}
+    return now | kept
+
+
+def table(document: dict[str, Any]) -> str:
+    lines = []
+    for case, figures in document["cases"].items():
+        lines.append(case)
+        for name, each in figures.items():
+            ratio = document["ratios"].get(case, {}).get(name)
+            cost = f"server {each['server_us_per_item']:>8,.4g} µs  client {each['client_us_per_item']:>8,.4g} µs"
+            delay = f"  p99 of a cycle {each['cycle_ms']['p99']:,.3g} ms" if "cycle_ms" in each else ""
+            against = f"  ours {ratio:,.3g}×" if ratio is not None else ""
+            lines.append(
+                f"  {name:20} {each['items_per_s']:>11,.0f} items/s  ({each['min']:,.0f} to {each['max']:,.0f})  {cost}{delay}{against}"
+            )
+    return "\n".join([*lines, document["machine"]])
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """A part of the benchmarks by its name, or the comparison. What a part needs is imported with it."""
+    part, rest = (arguments[0] if arguments else ""), arguments[1:]
+    if part == "scale":
+        from sluiceway.bench import scale
+
+        return scale.main(rest)
+    if part == "spark":
+        from sluiceway.bench import spark
+
+        return spark.main(rest)
+    return main(arguments)
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["scale"]:
-        sys.exit(scale.main(sys.argv[2:]))
-    if sys.argv[1:2] == ["spark"]:
-        # Spark is an extra that nothing else here needs.
-        from sluiceway.bench import spark
-
-        sys.exit(spark.main(sys.argv[2:]))
-    main()
+    sys.exit(_run(sys.argv[1:]))

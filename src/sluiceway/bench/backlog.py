@@ -7,6 +7,7 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -31,10 +32,10 @@ def measure(folder: Path, items: int) -> list[Figure]:
     with server(SLUICEWAY, empty):
         pass
     with server(SLUICEWAY, short) as small:
-        asyncio.run(_fill(small.url, SHORT))
+        asyncio.run(fill(small.url, SHORT))
     with server(SLUICEWAY, long) as filled:
         began = time.perf_counter()
-        asyncio.run(_fill(filled.url, items))
+        asyncio.run(fill(filled.url, items))
         rate = items / (time.perf_counter() - began)
         after_filling = resident(filled.pid)
     starts, memory = _starts(long, empty)
@@ -50,8 +51,8 @@ def measure(folder: Path, items: int) -> list[Figure]:
     for payload in (True, False):
         progress(f"leasing {'with' if payload else 'without'} payloads")
         with server(SLUICEWAY, long) as one, server(SLUICEWAY, short) as other:
-            times = asyncio.run(_lease([one.url, other.url], payload))
-        medians = [statistics.median(each) for each in times]
+            times = asyncio.run(cycles([one.url, other.url], LEASES, payload))
+        medians = [statistics.median(cycle.lease for cycle in each) for each in times]
         words = f"lease of {BATCH:,}" + ("" if payload else " without payloads")
         figures += [
             Figure(about, f"{words}, against the same at {SHORT:,} waiting", medians[0] / medians[1], "×", 1.5),
@@ -73,38 +74,49 @@ def _starts(long: Path, empty: Path) -> tuple[dict[Path, list[float]], dict[Path
     return seconds, memory
 
 
-async def _fill(url: str, items: int) -> None:
+async def fill(url: str, items: int) -> None:
+    """A queue `q` of one partition with so many items, at least one batch."""
     connection = Connection(url)
     await connection.open()
     await connection.post("/v1/queues.create", json.dumps({"queue_name": "q", "requested_partitions": 1}).encode())
     body = arrow_body(BATCH, PAYLOAD)
-    for number in range(items // BATCH):
+    for number in range(max(1, items // BATCH)):
         await connection.post("/v1/queue.produce?queue_name=q", body, ARROW)
         if number % 1_000 == 999:
             progress(f"{(number + 1) * BATCH:,} produced")
     await connection.close()
 
 
-async def _lease(urls: list[str], payload: bool) -> list[list[float]]:
-    """Seconds of the leases at each server, in turn. What was leased is completed and produced again, so that the lines stay as long."""
+class Cycle(NamedTuple):
+    """Seconds of a lease of BATCH items, and of its completion."""
+
+    lease: float
+    complete: float
+
+
+async def cycles(urls: list[str], rounds: int, payload: bool = True) -> list[list[Cycle]]:
+    """Those at each server, in turn, after some that warm up. What was leased is produced again, so that the lines stay as long."""
     connections = [Connection(url) for url in urls]
     for connection in connections:
         await connection.open()
     body = arrow_body(BATCH, PAYLOAD)
     lease = json.dumps({"queue_name": "q", "client_id": "bench", "batch_size": BATCH, "payload": payload}).encode()
-    times: list[list[float]] = [[] for _ in urls]
-    for number in range(LEASES + WARM_UP):
-        for connection, each in zip(connections, times, strict=True):
+    done: list[list[Cycle]] = [[] for _ in urls]
+    for number in range(rounds + WARM_UP):
+        for connection, each in zip(connections, done, strict=True):
             began = time.perf_counter()
             answer = await connection.post("/v1/queue.lease", lease, accept=ARROW if payload else "application/json")
-            elapsed = time.perf_counter() - began
-            await connection.post("/v1/queue.complete", _complete(answer, payload))
+            leased = time.perf_counter()
+            complete = _complete(answer, payload)
+            completes = time.perf_counter()
+            await connection.post("/v1/queue.complete", complete)
+            completed = time.perf_counter()
             await connection.post("/v1/queue.produce?queue_name=q", body, ARROW)
             if number >= WARM_UP:
-                each.append(elapsed)
+                each.append(Cycle(leased - began, completed - completes))
     for connection in connections:
         await connection.close()
-    return times
+    return done
 
 
 def _complete(answer: bytes, payload: bool) -> bytes:

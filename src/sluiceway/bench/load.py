@@ -1,57 +1,90 @@
-"""A load that costs the client little, so that the server is what is measured: one keep-alive connection a client, bodies made once."""
+"""A client that costs little, so that the server is what is measured: one keep-alive connection, one request at a time."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import time
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
 ARROW = "application/vnd.apache.arrow.stream"
+JSON = "application/json"
 
 
-class Connection:
+class Connection(asyncio.Protocol):
     """HTTP/1.1 over one socket: as much of it as a benchmark against our own server needs."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._answer: asyncio.Future[bytes] | None = None
+        self._parts: list[bytes] = []
+        self._missing = 0
+        """Bytes of the answer that have not come, once its head has."""
+        self._refused = b""
+        """The head of an answer that is no 200."""
 
     async def open(self) -> None:
-        self._reader, self._writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
+        self._loop = asyncio.get_running_loop()
+        self._transport, _ = await self._loop.create_connection(lambda: self, self._host, self._port)
 
     async def close(self) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
+        self._transport.close()
 
-    async def post(self, path: str, body: bytes, content: str = "application/json", accept: str = "application/json") -> bytes:
-        head = (
-            f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {content}\r\naccept: {accept}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        self._writer.write(head.encode())
-        self._writer.write(body)
-        answer_head = await self._reader.readuntil(b"\r\n\r\n")
-        length = next(int(line[15:]) for line in answer_head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
-        answer = await self._reader.readexactly(length)
-        if b" 200 " not in answer_head[:16]:
-            raise RuntimeError(f"{path}: {answer_head[:64]!r} {answer[:300]!r}")
-        return answer
+    def call(self, *request: bytes) -> asyncio.Future[bytes]:
+        """Send a request, which may be in several pieces; its future has the answer's body. RuntimeError if the answer is no 200."""
+        self._answer = self._loop.create_future()
+        if len(request) == 1:
+            self._transport.write(request[0])
+        else:
+            self._transport.writelines(request)
+        return self._answer
+
+    async def post(self, path: str, body: bytes, content: str = JSON, accept: str = JSON) -> bytes:
+        return await self.call(head(path, len(body), content, accept), body)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._missing:
+            data = b"".join([*self._parts, data])
+            end = data.find(b"\r\n\r\n")
+            if end < 0:
+                self._parts = [data]
+                return
+            fields = data[:end].lower()
+            at = fields.index(b"content-length:") + 15
+            length = int(fields[at:].split(b"\r", 1)[0])
+            self._refused = b"" if b" 200 " in fields[:16] else data[:end]
+            self._parts, self._missing = [], length
+            data = data[end + 4 :]
+        self._parts.append(data)
+        self._missing -= len(data)
+        if not self._missing:
+            self._finish()
+
+    def _finish(self) -> None:
+        answer, self._parts = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts), []
+        if self._answer is None or self._answer.done():
+            return
+        if self._refused:
+            self._answer.set_exception(RuntimeError(f"{self._refused[:64]!r} {answer[:300]!r}"))
+        else:
+            self._answer.set_result(answer)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error or ConnectionError("the server closed the connection"))
 
 
-@dataclass(frozen=True)
-class Load:
-    """Every client repeats: produce a batch, lease one, complete the lease."""
+def head(path: str, length: int, content: str = JSON, accept: str = JSON) -> bytes:
+    """The head of a request with a body of so many bytes."""
+    return (
+        f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {content}\r\naccept: {accept}\r\ncontent-length: {length}\r\n\r\n"
+    ).encode()
 
-    clients: int
-    batch: int
-    payload: int
 
-    @property
-    def name(self) -> str:
-        return f"arrow-{self.batch}x{self.payload}-c{self.clients}"
+def request(path: str, body: bytes, content: str = JSON, accept: str = JSON) -> bytes:
+    """A whole request in one piece."""
+    return head(path, len(body), content, accept) + body
 
 
 def arrow_body(items: int, payload: int) -> bytes:
@@ -62,35 +95,3 @@ def arrow_body(items: int, payload: int) -> bytes:
         writer.write_batch(batch)
     body: bytes = sink.getvalue().to_pybytes()
     return body
-
-
-async def drive(url: str, queue: str, load: Load, seconds: float) -> float:
-    """Run the load for that long; returns items per second through the whole cycle. Every item leased is counted and checked."""
-    body = arrow_body(load.batch, load.payload)
-    connections = [Connection(url) for _ in range(load.clients)]
-    for connection in connections:
-        await connection.open()
-    start = time.perf_counter()
-    done = await asyncio.gather(*(_cycle(each, queue, load, body, start + seconds) for each in connections))
-    elapsed = time.perf_counter() - start
-    for connection in connections:
-        await connection.close()
-    return sum(done) / elapsed
-
-
-async def _cycle(connection: Connection, queue: str, load: Load, body: bytes, until: float) -> int:
-    lease = json.dumps({"queue_name": queue, "client_id": "bench", "batch_size": load.batch}).encode()
-    done = 0
-    while time.perf_counter() < until:
-        await connection.post(f"/v1/queue.produce?queue_name={queue}", body, ARROW)
-        stream = pa.ipc.open_stream(await connection.post("/v1/queue.lease", lease, accept=ARROW))
-        items = sum(batch.column("payload").nbytes // (load.payload + 4) for batch in stream)
-        about = json.loads(stream.schema.metadata[b"sluiceway"])
-        names = [each["lease_id"] for each in about["leases"]]
-        if names:
-            complete = json.dumps({"queue_name": queue, "lease_ids": names}).encode()
-            answer = json.loads(await connection.post("/v1/queue.complete", complete))
-            if answer["completed"] != items:
-                raise RuntimeError(f"{answer['completed']} items completed of {items} leased")
-        done += items
-    return done

@@ -22,12 +22,11 @@ class Server(NamedTuple):
 
 
 @contextmanager
-def server(module: str, data: Path) -> Iterator[Server]:
+def server(module: str, data: Path, *arguments: str) -> Iterator[Server]:
     """A server of its own process, stopped at the end."""
     began = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, "--data", str(data)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
+    command = [sys.executable, "-m", module, "--data", str(data), *arguments]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -62,6 +61,28 @@ def cpu_seconds(pid: int) -> float:
     """What the process has used so far, in all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def family_cpu(*pids: int) -> float:
+    """Seconds that the processes, their children and theirs have used so far; of those that have ended, what their parents know."""
+    children: dict[int, list[int]] = {}
+    used: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                # It has ended meanwhile.
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            used[int(entry.name)] = sum(int(field) for field in fields[11:15])
+    total, waiting = 0, list(pids)
+    while waiting:
+        each = waiting.pop()
+        # Each counts once.
+        total += used.pop(each, 0)
+        waiting += children.pop(each, [])
+    return total / os.sysconf("SC_CLK_TCK")
 
 
 def written_bytes() -> int:

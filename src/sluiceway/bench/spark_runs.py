@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from sluiceway.bench.servers import family_cpu
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import Server as Address
 
@@ -123,29 +123,8 @@ def _measured(spark: SparkSession, server: int | None, run: Callable[[], object]
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     java = gateway.proc.pid
-    before = _family_cpu(java), _family_cpu(server) if server else 0.0
+    before = family_cpu(java), family_cpu(server) if server else 0.0
     began = time.perf_counter()
     run()
     seconds = time.perf_counter() - began
-    return Run(seconds, _family_cpu(java) - before[0], (_family_cpu(server) - before[1]) if server else 0.0)
-
-
-def _family_cpu(pid: int) -> float:
-    """Seconds that the process, its children and theirs have used so far; of those that have ended, what their parents know."""
-    children: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:
-                # It has ended meanwhile.
-                continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-            used[int(entry.name)] = sum(int(field) for field in fields[11:15])
-    total, waiting = 0, [pid]
-    while waiting:
-        each = waiting.pop()
-        total += used.get(each, 0)
-        waiting += children.get(each, [])
-    return total / os.sysconf("SC_CLK_TCK")
+    return Run(seconds, family_cpu(java) - before[0], (family_cpu(server) - before[1]) if server else 0.0)

@@ -9,7 +9,6 @@ import heapq
 from collections import deque
 
 import numpy as np
-import pyarrow as pa
 from pyroaring import BitMap
 
 from sluiceway.core.forming import Forming, runs
@@ -17,6 +16,7 @@ from sluiceway.core.records import Blob, Due, Extent, Header, Part, from_array, 
 from sluiceway.core.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import RecordKind
+from sluiceway.model.few import Rows
 from sluiceway.model.requests import Offsets
 
 RecordName = tuple[RecordKind, int]
@@ -55,7 +55,7 @@ class Line:
 
     # ---- in ---------------------------------------------------------------------------------------------------
 
-    def _forming_for(self, batch: pa.RecordBatch, written_at: Millis) -> tuple[Forming, int]:
+    def _forming_for(self, batch: Rows, written_at: Millis) -> tuple[Forming, int]:
         """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
         last = self._forming[-1] if self._forming else None
         if last is None or not self._goes_on(last.blob, written_at) or not last.has_room(batch):

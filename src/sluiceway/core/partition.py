@@ -14,7 +14,6 @@ import heapq
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import pyarrow as pa
 from pyroaring import BitMap
 
 from sluiceway.core.closed import ClosedLeases
@@ -43,6 +42,7 @@ from sluiceway.core.spans import Spans
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
+from sluiceway.model.few import Rows, in_columns
 from sluiceway.model.items import digest as digest_of
 from sluiceway.model.requests import DONE, RELEASE, Fate, IgnoredReason, Life, Offsets, ProduceKey, Settled
 
@@ -77,7 +77,7 @@ class Partition(Gate):
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
-    def produce(self, batch: pa.RecordBatch, now: Millis, key: ProduceKey | None = None, lives: Sequence[Life] = ()) -> Placed:
+    def produce(self, batch: Rows, now: Millis, key: ProduceKey | None = None, lives: Sequence[Life] = ()) -> Placed:
         """Append the rows, due ones beside the line; with `lives` they come from another partition. Raises what `KeyMemory.find` raises.
 
         Whether the partition takes them at all, `refuses` says.
@@ -85,7 +85,7 @@ class Partition(Gate):
         digest = b""
         if key is not None:
             # The rows of a move are those of its transfer, always: nobody else can use its key.
-            digest = b"" if is_move(key) else digest_of(batch)
+            digest = b"" if is_move(key) else digest_of(in_columns(batch))
             self.keys.forget_old(now)
             seen = self.keys.find(key, digest)
             if seen is not None:
@@ -419,13 +419,13 @@ class Partition(Gate):
         """There is something to write."""
         return self._changed or bool(self._touched or self.keys.touched)
 
-    def take_changes(self) -> tuple[Changes, dict[int, pa.RecordBatch]] | None:
+    def take_changes(self) -> tuple[Changes, dict[int, Rows]] | None:
         """Everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
         if not self.is_changed:
             return None
         self.keys.forget_old(self.header.now)
         self.txn += 1
-        fresh: dict[int, pa.RecordBatch] = {}
+        fresh: dict[int, Rows] = {}
         blobs: dict[int, bytes] = {}
         for forming in self._forming:
             number = forming.blob.number

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import pyarrow as pa
-
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes
+from sluiceway.model.few import Rows
 from sluiceway.model.inspection import Deleted, DeleteItems
 from sluiceway.model.leased import Slice
 from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, Shut, Shutted, TakeKeys
@@ -171,7 +170,7 @@ class Commit:
     partition: int
     opening: int
     changes: Changes
-    fresh: dict[int, pa.RecordBatch]
+    fresh: dict[int, Rows]
 
 
 @dataclass(slots=True)

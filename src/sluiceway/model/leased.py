@@ -50,7 +50,11 @@ def take_rows(batch: pa.RecordBatch, rows: Offsets) -> pa.RecordBatch:
 
 def served(partition: int, lease: int, piece: Slice, blob: pa.RecordBatch) -> pa.RecordBatch:
     """The answer's batch for one slice; `lease` is 0 for items that are only looked at."""
-    rows = take_rows(blob, piece.rows)
+    return placed(partition, lease, piece, take_rows(blob, piece.rows))
+
+
+def placed(partition: int, lease: int, piece: Slice, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The same, of the slice's rows."""
     count = len(piece.rows)
     arrays = [
         pa.array(np.full(count, partition, np.int32)),

@@ -53,7 +53,8 @@ class Life(NamedTuple):
 
 @dataclass(slots=True)
 class Produce:
-    """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`; 1 row at least.
+    """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`; 1 row at least. It may be a
+    `model.few.Few`.
 
     Without a `partition` the queue chooses it; with a key the key does, and none is given. Only items that are moved have both, and `lives`
     of all of their rows: their key is one of MOVE_GROUP, which that partition remembers whatever its slots are.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-import pyarrow as pa
+from sluiceway.model.few import Few, Rows
 
 Key = tuple[Hashable, int]
 """Under which ownership of which partition, and the blob's number there."""
@@ -20,17 +20,17 @@ class BlobCache:
     def __init__(self, capacity: int = 128 << 20) -> None:
         self.capacity = capacity
         self.size = 0
-        self._batches: OrderedDict[Key, tuple[pa.RecordBatch, int]] = OrderedDict()
+        self._batches: OrderedDict[Key, tuple[Rows, int]] = OrderedDict()
 
-    def put(self, key: Key, batch: pa.RecordBatch) -> None:
+    def put(self, key: Key, batch: Rows) -> None:
         self.drop(key)
-        nbytes = batch.nbytes + ENTRY_BYTES
+        nbytes = (batch.held_bytes if isinstance(batch, Few) else batch.nbytes) + ENTRY_BYTES
         self._batches[key] = (batch, nbytes)
         self.size += nbytes
         while self.size > self.capacity:
             self.size -= self._batches.popitem(last=False)[1][1]
 
-    def get(self, key: Key) -> pa.RecordBatch | None:
+    def get(self, key: Key) -> Rows | None:
         found = self._batches.get(key)
         if found is None:
             return None

@@ -12,14 +12,18 @@ import pyarrow as pa
 from sluiceway.core.assignment.group import Token
 from sluiceway.core.tickets import Commit, Grant
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.few import Few, Rows, ServedFew, in_columns, serve
 from sluiceway.model.items import decode_blob
-from sluiceway.model.leased import Slice, served
+from sluiceway.model.leased import Slice
 from sluiceway.model.requests import Leased, LeaseInfo
 from sluiceway.node.backends import Backend
 from sluiceway.node.blobs import BlobCache
 from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
+
+MOST_KEPT = 256
+"""Rows of a blob that are kept as they came. More of them are smaller in columns."""
 
 
 class Seat(NamedTuple):
@@ -53,8 +57,13 @@ class Delivery:
         """What is just being written is mostly leased soon."""
         held = self._seat(effect.partition)[:2]
         for number, data in effect.changes.blobs.items():
-            # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
-            self._cache.put((held, number), pa.ipc.read_record_batch(pa.py_buffer(data), effect.fresh[number].schema))
+            rows = effect.fresh[number]
+            if not isinstance(rows, Few):
+                # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
+                rows = pa.ipc.read_record_batch(pa.py_buffer(data), rows.schema)
+            elif rows.num_rows > MOST_KEPT:
+                rows = decode_blob(data, rows.columns)
+            self._cache.put((held, number), rows)
 
     def drop(self, effect: Commit) -> None:
         """What the commit has dropped need not be kept."""
@@ -64,10 +73,26 @@ class Delivery:
 
     async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
         """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
-        blobs = await self.blobs(partition, slices)
-        return [served(partition, lease, piece, blobs[piece.blob]) for piece in slices if piece.blob in blobs]
+        blobs = await self._blobs(partition, slices)
+        return [in_columns(serve(partition, lease, piece, blobs[piece.blob])) for piece in slices if piece.blob in blobs]
 
     async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch]:
+        """Those that the slices are of, by number, but for what is gone. Raises `unavailable`, `partition_damaged`."""
+        return {number: in_columns(blob) for number, blob in (await self._blobs(partition, slices)).items()}
+
+    def at_once(self, grants: Sequence[Grant]) -> Leased | None:
+        """The answer to a lease of which every row is in memory; None: `deliver` has to read."""
+        rows: list[ServedFew | pa.RecordBatch] = []
+        for info, slices in grants:
+            held = self._seat(info.partition)[:2]
+            for piece in slices:
+                blob = self._cache.get((held, piece.blob))
+                if blob is None:
+                    return None
+                rows.append(serve(info.partition, info.number, piece, blob))
+        return Leased([grant.info for grant in grants], rows)
+
+    async def _blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, Rows]:
         """Those that the slices are of, by number, but for what is gone. Raises `unavailable`, `partition_damaged`."""
         seat = self._seat(partition)
         held = seat[:2]

@@ -442,10 +442,14 @@ class QueueDriver:
         self._turn_soon()
 
     def _reply_lease(self, waiter: Waiter, grants: list[Grant], keyed: bool) -> None:
-        if grants and waiter.payload:
-            self._spawn(self._delivery.deliver(waiter.future, grants, keyed))
-        else:
+        if not grants or not waiter.payload:
             waiter.future.set_result(Leased([grant.info for grant in grants]))
+            return
+        leased = self._delivery.at_once(grants)
+        if leased is not None:
+            waiter.future.set_result(leased)
+        else:
+            self._spawn(self._delivery.deliver(waiter.future, grants, keyed))
 
     async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
         """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""

@@ -15,6 +15,7 @@ from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
 from sluiceway.node.served import REQUEST_ID, SERVED_BY, only_other
 from sluiceway.server.answer_memory import PIECE, AnswerMemory
+from sluiceway.server.direct import Direct, WholeRequest
 from sluiceway.server.endpoints import Endpoint, Page
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.health import Health
@@ -101,7 +102,7 @@ class App:
         self._on_stop = fittings.on_stop
         self._peers = fittings.peers
         self._request_ids = count(1)
-        self._process = new_incarnation()
+        self._process = new_incarnation().encode()
         self._stopping = self._given_up = False
         self._running: set[asyncio.Task[object]] = set()
         self._bodies = BodyMemory()
@@ -118,6 +119,8 @@ class App:
         pages = [*Health(service, fittings.guard, lambda: self.is_stopping).pages(), *fittings.pages]
         self.pages = [*pages, *Documentation(self.endpoints, pages).pages()]
         self._calls = {endpoint.path: endpoint for endpoint in self.endpoints}
+        self.calls = {path.encode(): path for path in self._calls}
+        """Targets of requests that may take the direct path."""
         self._gets = {page.path: page for page in self.pages}
         self._site = ui.Site(self) if fittings.dashboard else None
         self._admin_port = fittings.admin_port
@@ -146,12 +149,19 @@ class App:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(scope, Request(scope, receive, self._bodies), _Sent(send, self))
+
+    async def answer(self, direct: Direct) -> None:
+        """The same for a call that came whole."""
+        await self._serve(direct.scope, WholeRequest(direct, self._bodies), _Sent(direct.send, self))
+
+    async def _serve(self, scope: Scope, request: Request, sent: _Sent) -> None:
         path: str = scope["path"]
-        request = Request(scope, receive, self._bodies)
-        request.request_id = request.request_id or f"{self._process}-{next(self._request_ids)}".encode()
-        REQUEST_ID.set(request.request_id.decode())
+        if not request.request_id:
+            request.request_id = b"%b-%d" % (self._process, next(self._request_ids))
+        if self._peers is not None:
+            REQUEST_ID.set(request.request_id.decode())
         began = stopwatch()
-        sent = _Sent(send, self)
         task = asyncio.current_task()
         assert task is not None
         self._running.add(task)

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any, Final
 
 from uvicorn.config import Config
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -21,6 +22,8 @@ from sluiceway.kernel.limits import (
     MAX_PIPELINED,
     SEND_TIMEOUT,
 )
+from sluiceway.server.app import App
+from sluiceway.server.direct import Direct
 from sluiceway.wire.answers import problem
 
 _FRAMING: Final = 16
@@ -52,6 +55,9 @@ class Connection(HttpToolsProtocol):
     that have had their answer and do not end their body within LEFTOVER_TIMEOUT; and those that take nothing of an answer for
     SEND_TIMEOUT, or send more than MAX_PIPELINED requests ahead. Headers beyond their limits are a 431, a connection beyond
     `most_connections` is a 503.
+
+    A call of the API that is whole in the data that it begins in, and waits for no other, takes the direct path (`direct.py`). All other
+    requests are uvicorn's.
     """
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
@@ -62,6 +68,14 @@ class Connection(HttpToolsProtocol):
         self._messages = 0
         self._headers = self._head_bytes = 0
         self._around = self._body_bytes = 0
+        self._app = self.app if isinstance(self.app, App) else None
+        self._calls = {} if self._app is None else self._app.calls
+        self._direct: Direct | None = None
+        self._parts: list[bytes] | None = None
+        """The body so far of a call that may come whole."""
+        self._framed = self._keeps = False
+        self._idle: asyncio.TimerHandle | None = None
+        self._idle_since: float | None = None
 
     # ---- the request ------------------------------------------------------------------------------------------
 
@@ -77,6 +91,10 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._limit(None)
         self._stop_watching()
+        if self._idle is not None:
+            self._idle.cancel()
+        if self._direct is not None:
+            self._direct.lost()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -89,6 +107,8 @@ class Connection(HttpToolsProtocol):
             return
         messages = self._messages
         super().data_received(data)
+        if self._parts is not None:
+            self._hand_over()
         # Also line ends between two requests, of which the parser says nothing.
         begun = self._in_head or (self._messages == messages and not self._in_body)
         if begun and self._deadline is None:
@@ -98,13 +118,13 @@ class Connection(HttpToolsProtocol):
             self._refuse_head()
 
     def on_message_begin(self) -> None:
-        super().on_message_begin()
+        self.url, self.headers, self.expect_100_continue, self._framed = b"", [], False, False
         self._in_head = True
         self._headers = self._head_bytes = 0
         self._around = self._body_bytes = 0
 
     def on_url(self, url: bytes) -> None:
-        super().on_url(url)
+        self.url += url
         self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -113,30 +133,119 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(name) + len(value)
         if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
             raise _HeadError
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"transfer-encoding":
+            self._framed = True
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _PipelineError
         self._in_head, self._in_body = False, True
         self._limit(None)
+        if self.url in self._calls and self._may_be_direct():
+            self._parts, self._keeps = [], self.parser.should_keep_alive()
+        else:
+            self._begin_asgi()
+
+    def _may_be_direct(self) -> bool:
+        parser = self.parser
+        plain = not (self._framed or self.expect_100_continue or self._is_answering() or parser.should_upgrade())
+        return plain and parser.get_method() == b"POST" and parser.get_http_version() == "1.1"
+
+    def _begin_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        # It makes the scope, which only here is needed.
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers.extend(headers)
         super().on_headers_complete()
+
+    def _hand_over(self) -> None:
+        """What has begun as a call that may come whole goes the way of all others."""
+        assert self._parts is not None
+        parts, self._parts = self._parts, None
+        self._begin_asgi()
+        for part in parts:
+            super().on_body(part)
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
-        super().on_body(body)
+        if self._parts is None:
+            super().on_body(body)
+            return
+        self._parts.append(body)
+        if self._body_bytes > HIGH_WATER_LIMIT:
+            # Not more than uvicorn would take before anybody has asked who sends it.
+            self._hand_over()
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
+        if self._parts is None:
+            super().on_message_complete()
+        else:
+            self._answer_directly(self._parts)
         self._in_body = False
         self._messages += 1
         self._around = self._body_bytes = 0
         self._limit(None)
 
+    def _answer_directly(self, parts: list[bytes]) -> None:
+        assert self._app is not None
+        self._parts = None
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": self._calls[self.url],
+            "query_string": b"",
+            "headers": self.headers,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+        }
+        self._direct = Direct(self, scope, parts[0] if len(parts) == 1 else b"".join(parts), self._keeps)
+        self.cycle = self._direct  # type: ignore[assignment]
+        task = self.loop.create_task(self._run(self._app, self._direct))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def _run(self, app: App, direct: Direct) -> None:
+        try:
+            await app.answer(direct)
+        finally:
+            # An answer that was cut off, or cannot be made.
+            if not (direct.response_complete or direct.disconnected):
+                self.transport.close()
+
     def on_response_complete(self) -> None:
-        super().on_response_complete()
+        self._direct = None
+        self.server_state.total_requests += 1
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        else:
+            self._idle_since = self.loop.time()
+            if self._idle is None:
+                self._idle = self.loop.call_later(self.timeout_keep_alive, self._look_at_idling)
         if self._in_body and self.cycle.response_complete:
             self._limit(LEFTOVER_TIMEOUT)
+
+    def _unset_keepalive_if_required(self) -> None:
+        # Not the timer: to set one, and to take it back, for every request costs more than one that looks again.
+        self._idle_since = None
+
+    def _look_at_idling(self) -> None:
+        self._idle = None
+        if self._idle_since is None:
+            return
+        left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left > 0:
+            self._idle = self.loop.call_later(left, self._look_at_idling)
+        else:
+            self.timeout_keep_alive_handler()
 
     def send_400_response(self, msg: str) -> None:
         if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:

@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from sluiceway.adapters.system import now
 from sluiceway.core.routing import numbers_of
+from sluiceway.model.few import in_columns
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, RELEASE
@@ -144,7 +145,7 @@ class ItemCalls:
             wanted = call.request(record, now())
             if request.traceparent:
                 # Not with Arrow: there a column for it would cost every item of a bulk load some 80 bytes; who wants it sends headers.
-                wanted.batch = with_traceparent(wanted.batch, request.traceparent)
+                wanted.batch = with_traceparent(in_columns(wanted.batch), request.traceparent)
         return answers.produced(record, await self._service.produce(record.queue_name, wanted))
 
     async def _lease(self, request: Request) -> Body:

@@ -16,14 +16,14 @@ class Waiting:
     """The work of such requests. It is cancelled when the client goes away, and with `stop`."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._running: set[_Cut] = set()
         self._stopping = False
 
     def stop(self) -> None:
         """End all that waits with `unavailable`, now and from now on."""
         self._stopping = True
-        for task in self._tasks:
-            task.cancel()
+        for cut in self._running:
+            cut()
 
     async def run(self, request: Request, work: Coroutine[Any, Any, T], *, long: bool = True) -> T:
         """What the work returns or raises. Not `long`: it goes on also after `stop`.
@@ -33,22 +33,46 @@ class Waiting:
         if long and self._stopping:
             work.close()
             raise _stopping()
-        task = asyncio.ensure_future(work)
-        gone = asyncio.ensure_future(request.disconnected())
+        task = asyncio.current_task()
+        assert task is not None
+        cut = _Cut(task)
         if long:
-            self._tasks.add(task)
+            self._running.add(cut)
+        unwatch = None
         try:
-            await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                task.cancel()
-                await asyncio.wait((task,))
+            unwatch = request.watch(cut)
+            return await work
+        except asyncio.CancelledError:
+            if not cut.made or task.cancelling() > 1:
+                # Somebody else wants this task to end.
+                raise
+            raise (_stopping() if long and self._stopping else DisconnectedError()) from None
         finally:
-            self._tasks.discard(task)
-            task.cancel()
-            gone.cancel()
-        if task.cancelled():
-            raise _stopping() if long and self._stopping else DisconnectedError
-        return task.result()
+            work.close()
+            if unwatch is not None:
+                unwatch()
+            self._running.discard(cut)
+            cut.end()
+
+
+class _Cut:
+    """Cancels that task, once, until its end."""
+
+    __slots__ = ("_task", "made")
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task: asyncio.Task[Any] | None = task
+        self.made = False
+
+    def __call__(self) -> None:
+        if self._task is not None and not self.made:
+            self.made = True
+            self._task.cancel()
+
+    def end(self) -> None:
+        if self.made and self._task is not None:
+            self._task.uncancel()
+        self._task = None
 
 
 def _stopping() -> SluicewayError:

@@ -12,6 +12,8 @@ from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis, format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
+from sluiceway.model.few import ServedFew, in_columns
+from sluiceway.model.items import OPTIONAL
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Rebalance
 from sluiceway.model.requests import (
@@ -136,7 +138,7 @@ def leased(record: QueueRecord, answer: Leased, *, arrow: bool) -> Body:
     partition, leases = answer.leases[0].partition if answer.leases else None, _leases(record, answer.leases)
     if arrow:
         about = {"queue_name": record.queue_name, "partition": partition, "leases": leases, "incarnation": record.incarnation}
-        return encode_leased(answer.batches, about)
+        return encode_leased([in_columns(batch) for batch in answer.batches], about)
     deadlines = {(lease.partition, lease.number): format_time(lease.lease_deadline) for lease in answer.leases}
     return encode(shapes.Leased(record.queue_name, partition, leases, _items(record, answer.batches, deadlines)))
 
@@ -156,11 +158,34 @@ def _leases(record: QueueRecord, leases: Iterable[LeaseInfo]) -> list[HeldLease]
     ]
 
 
-def _items(record: QueueRecord, batches: Iterable[pa.RecordBatch], deadlines: dict[tuple[int, int], str]) -> list[ServedItem]:
+def _items(record: QueueRecord, batches: Iterable[pa.RecordBatch | ServedFew], deadlines: dict[tuple[int, int], str]) -> list[ServedItem]:
     items: list[ServedItem] = []
     for batch in batches:
-        items.extend(_rows(record.incarnation, batch, deadlines))
+        items.extend((_few if isinstance(batch, ServedFew) else _rows)(record.incarnation, batch, deadlines))
     return items
+
+
+def _few(incarnation: str, served: ServedFew, deadlines: dict[tuple[int, int], str]) -> Iterable[ServedItem]:
+    partition, lease, piece, blob = served.partition, served.lease, served.piece, served.blob
+    enqueued_at, lease_id = format_time(piece.enqueued_at), str(LeaseId(incarnation, partition, lease)) if lease else None
+    deadline = deadlines.get((partition, lease))
+    absent = [None] * blob.num_rows
+    kinds, encodings, references, headers, origins = (blob.others.get(field.name, absent) for field in OPTIONAL)
+    for row, offset in zip(piece.rows.tolist(), piece.offsets.tolist(), strict=True):
+        yield ServedItem(
+            f"{incarnation}.{partition}.{offset}",
+            origins[row] or f"{incarnation}.{partition}.{piece.blob + row}",
+            partition,
+            lease_id,
+            deadline,
+            piece.attempts,
+            enqueued_at,
+            kinds[row],
+            encodings[row],
+            references[row],
+            headers[row],
+            blob.payloads[row],
+        )
 
 
 def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: dict[tuple[int, int], str]) -> Iterable[ServedItem]:

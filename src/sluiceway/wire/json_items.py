@@ -13,8 +13,17 @@ from msgspec import Meta
 from sluiceway.kernel.clock import Millis, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import ItemId, parse_item_id, parse_lease_id
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS, MAX_PAYLOAD_BYTES
+from sluiceway.kernel.limits import (
+    MAX_HEADER_BYTES,
+    MAX_ITEMS_ARROW,
+    MAX_ITEMS_JSON,
+    MAX_PARTITIONS,
+    MAX_PAYLOAD_BYTES,
+    MAX_TEXT_BYTES,
+)
 from sluiceway.kernel.names import check_text
+from sluiceway.model.few import MOST as MOST_FEW
+from sluiceway.model.few import Few
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
@@ -24,6 +33,11 @@ from sluiceway.wire.settling import belongs, check_partition
 from sluiceway.wire.shapes import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, Time
 
 _OPTIONAL = {field.name: field for field in OPTIONAL}
+
+_OFFSET_BYTES = 4
+"""What a payload takes in columns, beside its bytes."""
+_CHARACTER_BYTES = 4
+"""At most, in UTF-8."""
 
 _EASY_BYTES = 1 << 20
 _MOST_OBJECTS = 1 + 2 * MAX_ITEMS_JSON
@@ -76,9 +90,39 @@ class ProduceCall(ProduceFields, kw_only=True):
 
     def request(self, record: QueueRecord, now: Millis) -> Produce:
         check_count(self.items, "items", MAX_ITEMS_JSON)
-        batch = batch_of(self.items)
-        check_batch(batch, now)
+        batch = few_of(self.items) if len(self.items) <= MOST_FEW else None
+        if batch is None:
+            batch = batch_of(self.items)
+            check_batch(batch, now)
         return Produce(batch, request_timeout(self.request_timeout), self.key(record))
+
+
+def few_of(items: Sequence[Item]) -> Few | None:
+    """The items by their values; None for what only `batch_of` has room for, or may be over a limit, which `check_batch` tells."""
+    payloads, others = [], {}
+    nbytes = 0
+    for at, item in enumerate(items):
+        payload = _payload(item, at)
+        if item.enqueue_at is not None or len(payload) > MAX_PAYLOAD_BYTES:
+            return None
+        payloads.append(payload)
+        nbytes += len(payload) + _OFFSET_BYTES
+    for name in ("kind", "encoding", "reference"):
+        texts = [getattr(item, name) for item in items]
+        if _any_given(texts):
+            size = sum(len(text or "") * _CHARACTER_BYTES for text in texts)
+            if size > MAX_TEXT_BYTES:
+                return None
+            nbytes += size
+            others[name] = texts
+    headers = [item.headers for item in items]
+    if _any_given(headers):
+        size = sum((len(name) + len(value)) * _CHARACTER_BYTES for pairs in headers for name, value in (pairs or {}).items())
+        if size > MAX_HEADER_BYTES:
+            return None
+        nbytes += size
+        others["headers"] = headers
+    return Few(payloads, others, nbytes)
 
 
 def batch_of(items: Sequence[Item]) -> pa.RecordBatch:

@@ -1,0 +1,3 @@
+"""Ours beside its peers: the same work, in turns, in one run."""
+
+from __future__ import annotations

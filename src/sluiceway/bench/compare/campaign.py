@@ -1,0 +1,43 @@
+"""Which cases `make bench` has, and which systems take part in each: so many that the whole of it takes less than 25 minutes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sluiceway.bench.compare.harness import groups
+from sluiceway.bench.compare.work import Work
+
+SINGLES = ("single-produce-c64", "single-cycle-c64", "single-latency-c1")
+FULL = ("arrow-1000x100-c8", "json-1000x100-c8", "protobuf-1000x100-c8", *SINGLES)
+"""The cases in which every system takes part."""
+SOME = ("sluiceway", "redis-everysec", "nats", "postgres")
+"""The systems that take part in all cases: the peers that come nearest, and the one that is nearest in what it guarantees."""
+MORE = {"arrow-10000x100-c8": ("in-process", "disk"), "arrow-1000x100-c1": ("sqlite-rows", "in-process")}
+CASES = (
+    *FULL,
+    *(f"arrow-{batch}x{payload}-c{clients}" for batch in (1, 100, 1_000, 10_000) for payload in (100, 1_000) for clients in (1, 8)),
+    *(f"{form}-100x100-c8" for form in ("json", "protobuf")),
+)
+ROUNDS, SECONDS = 3, 2.0
+
+
+class Part(NamedTuple):
+    """Cases that are measured together, and the systems that take turns in them."""
+
+    works: list[Work]
+    systems: list[str]
+
+
+def parts(cases: Sequence[str] | None, systems: Sequence[str]) -> list[Part]:
+    """With no cases named: all of them, each with those of the systems that take part in it; otherwise the named ones with all systems."""
+    works = [Work.named(name) for name in dict.fromkeys(cases or CASES)]
+    return [Part(group, list(systems) if cases else _taking_part(group, systems)) for group in groups(works).values()]
+
+
+def _taking_part(group: Sequence[Work], systems: Sequence[str]) -> list[str]:
+    names = {work.name for work in group}
+    if names & set(FULL):
+        return list(systems)
+    wanted = {*SOME, *(name for case in names for name in MORE.get(case, ()))}
+    return [name for name in systems if name in wanted]

@@ -1,0 +1,57 @@
+"""Peers' servers as processes of ours: on loopback, on ports of their own, ended by their ids."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+PATIENCE = 60.0
+"""Seconds within which a server starts, and ends."""
+
+
+def program(name: str) -> str | None:
+    """Where a program is; Debian has servers where the paths of ordinary users do not lead."""
+    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+def output_of(name: str, *arguments: str) -> str:
+    """The first line that a program prints."""
+    ended = subprocess.run([program(name) or name, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    return (ended.stdout or ended.stderr).strip().partition("\n")[0]
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def listening(port: int, process: subprocess.Popen[bytes]) -> None:
+    """Return when somebody listens there. Raises RuntimeError if the process ends first, or takes too long."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        if process.poll() is not None:
+            raise RuntimeError(f"{process.args!r} ended with {process.returncode} before it listened")
+        with socket.socket() as sock:
+            if sock.connect_ex(("127.0.0.1", port)) == 0:
+                return
+        time.sleep(0.05)
+    raise RuntimeError(f"{process.args!r} does not listen on port {port} after {PATIENCE:.0f} s")
+
+
+@contextmanager
+def stopped_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

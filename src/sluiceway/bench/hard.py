@@ -1,0 +1,355 @@
+"""`python -m sluiceway.bench hard`: work that does not suit a queue of ranges. Single-item leases, items produced one by one, completes in
+no order, leases that run out all at once.
+
+Each case is a process of its own: an instance on SQLite (FULL) with its callers, without HTTP, which costs the same whatever is asked for.
+Processor time is that of both. All answers are checked; a case that takes longer than its bound is ended, and the exit code is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import uvloop
+
+from sluiceway.bench.figures import progress
+from sluiceway.bench.servers import resident, written_bytes
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.requests import DONE, Extend, Lease, LeaseInfo, Offsets, Produce, QueueSpec, Selection, Settle
+from sluiceway.node.service import Service
+
+T = TypeVar("T")
+Document = dict[str, object]
+
+PARTITIONS = 4
+PAYLOAD = 100
+BULK = 10_000
+"""Items of a large produce or lease."""
+CALL = 1_000
+"""Ids or leases that one call names."""
+CALLERS = 64
+SINGLES = 256
+"""Callers that produce one item each at a time."""
+LONG = 3_600_000
+"""Milliseconds that no lease and no call outlasts."""
+
+
+class Bench:
+    """A started service with one queue, and what was measured of it."""
+
+    def __init__(self, service: Service) -> None:
+        self.service = service
+        self.phases: list[Document] = []
+
+    async def measured(self, phase: str, items: int, work: Awaitable[int], why: str) -> None:
+        """The work tells how many items it was done to. Raises RuntimeError if these are not all."""
+        memory, written = resident(os.getpid()), written_bytes()
+        began, used = time.perf_counter(), time.process_time()
+        done = await work
+        seconds, used = time.perf_counter() - began, time.process_time() - used
+        after = resident(os.getpid())
+        if done != items:
+            raise RuntimeError(f"{phase}: {done} items instead of {items}")
+        self.phases.append(
+            {
+                "phase": phase,
+                "items": items,
+                "seconds": round(seconds, 2),
+                "items_per_s": round(items / seconds),
+                "cpu_us_per_item": round(used / items * 1e6, 2),
+                "written_per_item": round((written_bytes() - written) / items, 1),
+                "memory_per_item": round((after - memory) / items, 1),
+                "memory_before_mb": round(memory / 1e6),
+                "memory_after_mb": round(after / 1e6),
+                "why": why,
+            }
+        )
+
+    async def produce(self, items: int, rows: int, callers: int) -> int:
+        """So many items, `rows` a call."""
+        request = Produce(batch_from_rows([{"payload": b"p" * PAYLOAD}] * rows), LONG)
+
+        async def call(_: int) -> int:
+            return (await self.service.produce("q", request)).items
+
+        return await summed(call, range(items // rows), callers)
+
+    async def lease(self, items: int, rows: int, *, payload: bool = False, then_complete: bool = False) -> int:
+        """All of the items, in leases of `rows` at most; what is still asked for when the last has been given out finds nothing."""
+        request, got = Lease("bench", rows, 0, LONG), 0
+
+        async def caller() -> None:
+            nonlocal got
+            while got < items:
+                leased = await self.service.lease("q", request, payload=payload)
+                count = sum(lease.items for lease in leased.leases)
+                if payload and sum(batch.num_rows for batch in leased.batches) != count:
+                    raise RuntimeError(f"{count} items leased, and others answered")
+                got += count
+                if then_complete and leased.leases:
+                    await self.settle(by_lease([(lease.partition, lease.number) for lease in leased.leases]))
+
+        await asyncio.gather(*(caller() for _ in range(CALLERS if rows == 1 else 8)))
+        return got
+
+    async def settle(self, selections: dict[int, list[Selection]]) -> int:
+        settled = await self.service.settle("q", Settle(selections, LONG))
+        if settled.ignored:
+            raise RuntimeError(f"{len(settled.ignored)} ignored, the first of them {settled.ignored[0]}")
+        return settled.completed
+
+    async def complete(self, chosen: Offsets, select: Callable[[Offsets], dict[int, list[Selection]]], call: int, callers: int = 8) -> int:
+        """Rows of (partition, number), `call` of them in one call, in that order."""
+
+        async def one(start: int) -> int:
+            return await self.settle(select(chosen[start : start + call]))
+
+        return await summed(one, range(0, len(chosen), call), callers)
+
+    def total(self, name: str) -> int:
+        return sum(getattr(partition, name) for partition in self.service.stats("q").partitions)
+
+    def given(self, counter: str) -> Offsets:
+        """(partition, number) of all that a fresh queue has given out, in random order; numbers from 0."""
+        each = [
+            np.stack([np.full(count, partition.partition), np.arange(count)], axis=1)
+            for partition in self.service.stats("q").partitions
+            if (count := getattr(partition, counter))
+        ]
+        chosen: Offsets = np.random.default_rng(11).permutation(np.concatenate(each).astype(np.int64))
+        return chosen
+
+    async def run_out(self, leases: Sequence[tuple[int, int]], why: str) -> None:
+        """All of these leases, which are all that there are, run out at one moment."""
+        items = self.total("leased_now")
+        ready = self.total("ready")
+        # So many can be told only in one call, which takes its time.
+        after = 2_000 + len(leases) // 50
+        began = time.perf_counter()
+        await self.service.extend("q", Extend(leases, LONG, after))
+        await asyncio.sleep(max(0.0, after / 1_000 - (time.perf_counter() - began) - 0.05))
+
+        async def until_ready() -> int:
+            while self.total("leased_now"):  # noqa: ASYNC110 - that the last turn has ended is no event of the service
+                await asyncio.sleep(0.005)
+            return self.total("ready") - ready
+
+        await self.measured(f"{len(leases):,} leases run out together", items, until_ready(), why)
+
+
+async def summed(call: Callable[[T], Awaitable[int]], each: Iterable[T], callers: int) -> int:
+    """The sum of what the calls answer, so many of them at a time."""
+    todo, done = iter(each), 0
+
+    async def caller() -> None:
+        nonlocal done
+        for one in todo:
+            count = await call(one)
+            done += count
+
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return done
+
+
+def by_lease(leases: Iterable[tuple[int, int]]) -> dict[int, list[Selection]]:
+    selections: dict[int, list[Selection]] = {}
+    for partition, number in leases:
+        selections.setdefault(partition, []).append(Selection(DONE, lease=number))
+    return selections
+
+
+def by_number(chosen: Offsets) -> dict[int, list[Selection]]:
+    """By lease ids. A partition's leases have numbers from 1."""
+    return by_lease((partition, number + 1) for partition, number in chosen.tolist())
+
+
+def by_offset(chosen: Offsets) -> dict[int, list[Selection]]:
+    """By item ids. A partition's items have offsets from 0."""
+    return {
+        int(partition): [Selection(DONE, offsets=np.sort(chosen[chosen[:, 0] == partition, 1]))] for partition in np.unique(chosen[:, 0])
+    }
+
+
+# ---- the cases ------------------------------------------------------------------------------------------------
+
+
+async def ones(bench: Bench, items: int) -> None:
+    await bench.produce(items, min(BULK, items), 1)
+    await bench.measured(
+        "leased one at a time out of batches of 10,000, with payloads",
+        items,
+        bench.lease(items, 1, payload=True),
+        "A lease moves the head by one and writes one record; its blob is at hand, and is sliced. 64 callers share commits.",
+    )
+    await bench.measured(
+        "each completed by a call of its own, in random order",
+        items,
+        bench.complete(bench.given("leased"), by_number, 1, CALLERS),
+        "A whole lease is one record deleted. A blob goes with the last of its 10,000 rows, so the file shrinks late.",
+    )
+
+
+async def singly(bench: Bench, items: int) -> None:
+    first = max(SINGLES, items // 50 // SINGLES * SINGLES)
+    rest = (items - first) // CALLERS * CALLERS
+    await bench.measured(
+        f"produced one by one, by {SINGLES} callers",
+        first,
+        bench.produce(first, 1, SINGLES),
+        "What waits when a turn begins becomes one blob and one extent a partition: a commit, and its sync, is shared by some 64 items.",
+    )
+    await bench.measured(
+        f"the rest, {CALLERS} a call, which is stored as such a turn is",
+        rest,
+        bench.produce(rest, CALLERS, PARTITIONS),
+        "An extent and a blob stay in memory for each turn that produced, as long as its items are there: that is what the line costs.",
+    )
+    await bench.measured(
+        "leased 10,000 at a time with payloads, and completed",
+        first + rest,
+        bench.lease(first + rest, BULK, payload=True, then_complete=True),
+        "A lease names some 156 extents and reads as many blobs from the file; completing it deletes one record and those blobs.",
+    )
+
+
+async def live(bench: Bench, items: int) -> None:
+    await bench.produce(items, min(BULK, items), 1)
+    await bench.measured(
+        "leased one at a time, all of them live at once",
+        items,
+        bench.lease(items, 1),
+        "Each live lease is an object with a deadline and a record of its own: this is the memory that a lease costs, whatever its size.",
+    )
+    chosen = bench.given("leased")
+    quarter = items // 4
+    await bench.measured(
+        "a quarter completed in random order, 1,000 item ids a call",
+        quarter,
+        bench.complete(chosen[:quarter], by_offset, CALL),
+        "Each id is looked up among the live leases and ends one: a record deleted for each item, a commit for each partition and turn.",
+    )
+    await bench.measured(
+        "a quarter completed in random order, 1,000 lease ids a call",
+        quarter,
+        bench.complete(chosen[quarter : 2 * quarter], by_number, CALL),
+        "The same without the look-up of offsets.",
+    )
+    rest = [(partition, number + 1) for partition, number in chosen[2 * quarter :].tolist()]
+    await bench.run_out(
+        rest, "A turn ends 1,000 leases at most: as many records deleted, and each item an extent of its own over the blob that it is in."
+    )
+
+
+async def shuffled(bench: Bench, items: int) -> None:
+    await bench.produce(items, min(BULK, items), 1)
+    await bench.lease(items, CALL)
+    await bench.measured(
+        f"completed in random order, 1,000 ids a call, out of {items // CALL:,} leases of 1,000",
+        items,
+        bench.complete(bench.given("leased"), by_offset, CALL),
+        "A call touches nearly every lease, so each turn writes a bitmap for nearly every one of them: this order is the worst there is.",
+    )
+
+
+async def expiry(bench: Bench, items: int) -> None:
+    await bench.produce(items, min(BULK, items), 1)
+    await bench.lease(items, BULK)
+    leases: list[LeaseInfo] = []
+    for partition in bench.service.stats("q").partitions:
+        leases += [LeaseInfo(partition.partition, number + 1, 0, 0) for number in range(partition.leases)]
+    await bench.run_out(
+        [(lease.partition, lease.number) for lease in leases],
+        "A lease's ranges go back as extents over the same blobs: what is written counts by leases, and no payload is.",
+    )
+
+
+class Case(NamedTuple):
+    run: Callable[[Bench, int], Awaitable[None]]
+    share: int
+    """Of the items that a run has at most, one in so many."""
+    bound: float
+    """Seconds for a million items; beside that each case has a minute."""
+
+
+CASES = {
+    "ones": Case(ones, 100, 1_000),
+    "singly": Case(singly, 1, 30),
+    "live": Case(live, 10, 300),
+    "shuffled": Case(shuffled, 10, 120),
+    "expiry": Case(expiry, 10, 30),
+}
+
+
+async def _run(name: str, items: int, folder: Path) -> list[Document]:
+    service = Service(folder)
+    await service.start()
+    await service.create_queue(QueueSpec("q", PARTITIONS))
+    bench = Bench(service)
+    await CASES[name].run(bench, items)
+    await service.stop()
+    return bench.phases
+
+
+def measure(name: str, items: int) -> list[Document]:
+    """The case's phases, from a process of its own. Raises RuntimeError if it failed or took longer than its bound."""
+    bound = 60 + CASES[name].bound * items / 1e6
+    with tempfile.TemporaryDirectory(prefix="sluiceway-hard-") as folder:
+        command = [sys.executable, "-m", __spec__.name, name, str(items), folder]
+        try:
+            ended = subprocess.run(command, stdout=subprocess.PIPE, timeout=bound, check=False, text=True)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"{name} took longer than {bound:.0f} s") from None
+    if ended.returncode:
+        raise RuntimeError(f"{name} failed")
+    phases: list[Document] = json.loads(ended.stdout)
+    return phases
+
+
+def table(cases: dict[str, list[Document]]) -> str:
+    lines = [f"{'':70} {'items':>10} {'items/s':>10} {'CPU µs':>7} {'written B':>10} {'memory B':>9} {'MB':>11}"]
+    for name, phases in cases.items():
+        for each in phases:
+            figures = f"{each['items']:>10,} {each['items_per_s']:>10,} {each['cpu_us_per_item']:>7} {each['written_per_item']:>10}"
+            memory = f"{each['memory_per_item']:>9} {each['memory_before_mb']:>5}→{each['memory_after_mb']}"
+            lines += [f"{name + ': ' + str(each['phase']):70} {figures} {memory}", f"    {each['why']}"]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 1 if a case failed, or took longer than its bound."""
+    parser = argparse.ArgumentParser(prog="python -m sluiceway.bench hard", description=__doc__)
+    parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="which to measure; all of them, if none is named")
+    parser.add_argument("--items", type=int, default=10_000_000, help="of the largest case; the others have a tenth or a hundredth of it")
+    parser.add_argument("--output", type=Path, default=Path("bench/results/hard.json"))
+    given = parser.parse_args(arguments)
+    cases: dict[str, list[Document]] = {}
+    failed = 0
+    for name in given.cases or CASES:
+        items = max(1_000, given.items // CASES[name].share)
+        progress(f"{name}: {items:,} items")
+        try:
+            cases[name] = measure(name, items)
+        except RuntimeError as error:
+            failed += 1
+            progress(f"FAILED: {error}")
+    print(table(cases))
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[1]:.1f}"
+    given.output.parent.mkdir(parents=True, exist_ok=True)
+    given.output.write_text(json.dumps({"machine": machine, "items": given.items, "cases": cases}, indent=2, ensure_ascii=False) + "\n")
+    progress(f"written to {given.output}")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    print(json.dumps(uvloop.run(_run(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))))

@@ -1,0 +1,141 @@
+"""The direct path: a call that came whole, in one piece of data, is answered without the messages of ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODY_BYTES
+from sluiceway.server.http import Body, BodyMemory, DisconnectedError, Message, Request, Scope
+
+if TYPE_CHECKING:
+    from sluiceway.server.connections import Connection
+
+_TOGETHER: Final = 16 << 10
+"""Bytes of a body that are copied behind the head, rather than written after it: one call of the system instead of two."""
+
+
+class Direct:
+    """A call and its answer on a connection, in place of uvicorn's cycle of ASGI messages, as far as the connection can tell them apart.
+
+    What comes before a call, and keeps it waiting, is not here: the request is there whole, and nothing before it is unanswered.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_gone",
+        "_head",
+        "body",
+        "disconnected",
+        "keep_alive",
+        "response_complete",
+        "scope",
+    )
+
+    response_started = True
+    """Also before: nothing else that comes on the connection, such as half a request, can be answered in its place."""
+
+    def __init__(self, connection: Connection, scope: Scope, body: bytes, keep_alive: bool) -> None:
+        self._connection = connection
+        self._gone: Callable[[], None] | None = None
+        self._head = b""
+        self.scope = scope
+        self.body = body
+        self.keep_alive = keep_alive
+        self.disconnected = self.response_complete = False
+
+    # ---- what the connection tells it -------------------------------------------------------------------------
+
+    @property
+    def message_event(self) -> Direct:
+        """What uvicorn sets when the connection is lost."""
+        return self
+
+    def set(self) -> None: ...
+
+    def lost(self) -> None:
+        """The client has gone."""
+        self.disconnected = True
+        if self._gone is not None:
+            self._gone()
+
+    # ---- the request ------------------------------------------------------------------------------------------
+
+    def watch(self, gone: Callable[[], None]) -> Callable[[], object]:
+        """Call `gone` when the client goes away, until what is returned is called. Raises DisconnectedError if it has."""
+        if self.disconnected:
+            raise DisconnectedError
+        self._gone = gone
+        return self._watch_no_more
+
+    def _watch_no_more(self) -> None:
+        self._gone = None
+
+    # ---- the answer -------------------------------------------------------------------------------------------
+
+    async def send(self, message: Message) -> None:
+        """As ASGI's, of an answer whose length is in its headers. Waits until the connection has room for more."""
+        if message["type"] == "http.response.start":
+            self._head = self._made(message["status"], message["headers"])
+            return
+        await self.write(message["body"], more=message.get("more_body", False))
+
+    async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: Body) -> None:
+        """All of it."""
+        self._head = self._made(status, headers)
+        await self.write(body)
+
+    async def write(self, body: Body, more: bool = False) -> None:
+        connection = self._connection
+        if connection.flow.write_paused and not self.disconnected:
+            await connection.flow.drain()
+        if self.disconnected:
+            return
+        head, self._head = self._head, b""
+        if head and len(body) <= _TOGETHER:
+            connection.transport.write(head + body)
+        else:
+            connection.transport.writelines((head, body))
+        if not more:
+            self.response_complete = True
+            self.body = b""
+            if not self.keep_alive:
+                connection.transport.close()
+            connection.on_response_complete()
+
+    def _made(self, status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+        headers = [*self._connection.server_state.default_headers, *headers]
+        if (b"connection", b"close") in headers:
+            self.keep_alive = False
+        elif not self.keep_alive:
+            headers.append((b"connection", b"close"))
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        head = b"%b%b\r\n" % (STATUS_LINE[status], b"".join(lines))
+        if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2:
+            raise RuntimeError("a header has the end of a line in it")
+        return head
+
+
+class WholeRequest(Request):
+    """A request whose body is there. It is counted, and can be used, once `read_body` has let it in."""
+
+    __slots__ = ("_direct",)
+
+    def __init__(self, direct: Direct, memory: BodyMemory) -> None:
+        super().__init__(direct.scope, _nothing, memory)
+        self._direct = direct
+
+    async def read_body(self, most: int = MAX_BODY_BYTES, body_timeout: Millis = BODY_TIMEOUT) -> None:
+        """As every request does; there is nothing to wait for."""
+        self._hold(len(self._direct.body), most)
+        self.whole, self.body, self._direct.body = True, self._direct.body, b""
+
+    def watch(self, gone: Callable[[], None]) -> Callable[[], object]:
+        return self._direct.watch(gone)
+
+
+async def _nothing() -> Message:
+    raise AssertionError("there is no more of it to come")
