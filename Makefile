@@ -2,12 +2,16 @@
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-slow e2e explore lint audit bench bench-scale crash test-cluster test-rebalance test-tasks test-spark fuzz hostile sim sim-bank clean
+.PHONY: help setup demo test test-slow e2e explore lint audit bench bench-peers bench-scale crash test-cluster test-rebalance test-tasks test-spark fuzz hostile sim sim-bank clean
 
 BIN := .venv/bin
 # uv's own program cannot be trusted to be installed, nor to be new enough to read the lock file.
 UV := .tools/bin/uv
 STAMP := .venv/.synced
+# The same with the clients of the peers that `make bench` knows.
+BENCH_STAMP := .venv/.synced-bench
+SYNC = UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.venv \
+	$(UV) sync --locked --all-extras --python .tools/bin/python
 # What the dashboard has from others; the directory is not in the repository.
 VENDOR := src/sluiceway/server/ui/assets/vendor
 ASSETS := $(VENDOR)/htmx/SOURCE
@@ -45,7 +49,11 @@ $(UV):
 
 # The machine's own certificates, as pip uses them, so that it also works behind a proxy that has its own root. Patient, as Spark is large.
 $(STAMP): pyproject.toml uv.lock | $(UV) $(ASSETS)
-	@UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETRIES=10 UV_PYTHON_DOWNLOADS=never UV_PROJECT_ENVIRONMENT=.venv $(UV) sync --locked --all-extras --python .tools/bin/python
+	@$(SYNC)
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	@$(SYNC) --group bench
 	@touch $@
 
 $(ASSETS): tools/assets.lock.json tools/assets.py | $(UV)
@@ -93,8 +101,11 @@ audit: $(UV) ## Known vulnerabilities of the locked dependencies, and what there
 explore: setup ## The property tests on examples that no run has seen
 	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "not slow" $$(grep -lE '^(from|import) hypothesis' tests/test_*.py) $(ARGS)
 
-bench: setup ## Measure, side by side with a row-per-item store
+bench: setup $(BENCH_STAMP) ## Measure, side by side with the peers that are installed (ARGS='--cases single-cycle-c64 --rounds 3': some of it)
 	@$(BIN)/python -m sluiceway.bench $(ARGS)
+
+bench-peers: setup $(BENCH_STAMP) ## Install the peers of `make bench`, and try each on loopback
+	@$(BIN)/python -m sluiceway.bench peers $(ARGS)
 
 bench-scale: setup ## Long lines, mass expiry, idle partitions (ARGS='idle --json': some of it)
 	@$(BIN)/python -m sluiceway.bench scale $(ARGS)

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES, MAX_SCHEDULE, MAX_TEXT_BYTES
+from sluiceway.model.few import in_columns
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import DONE, RELEASE, Fate, Leased, LeaseInfo, Peek, Produce, ProduceKey, Selection
@@ -349,7 +350,7 @@ def test_items_come_out_as_they_went_in(sent: list[dict[str, Any]], as_text: boo
                 pass
         return {"bytes": base64.b64encode(fields["payload"]).decode(), **rest}
 
-    batch = produce(items=[wire(fields) for fields in sent]).batch
+    batch = in_columns(produce(items=[wire(fields) for fields in sent]).batch)
     batch.validate(full=True)
     got = json.loads(bytes(answers.leased(RECORD, leased_of(batch), arrow=False)))
     assert [base64.b64decode(item["bytes"]) for item in got["items"]] == [fields["payload"] for fields in sent]
@@ -364,13 +365,14 @@ def test_items_come_out_as_they_went_in(sent: list[dict[str, Any]], as_text: boo
 def leased_of(batch: pa.RecordBatch) -> Leased:
     rows = np.arange(batch.num_rows, dtype=np.int64)
     piece = Slice(40, rows, rows + 70, 2, NOW)
+    batch = in_columns(batch)
     stored = batch.drop_columns(["enqueue_at"]) if "enqueue_at" in batch.schema.names else batch
     return Leased([LeaseInfo(1, 3, batch.num_rows, NOW + 60_000)], [served(1, 3, piece, stored)])
 
 
 def test_looked_at_items_have_no_lease() -> None:
     rows = np.arange(1, dtype=np.int64)
-    batch = served(1, 0, Slice(0, rows, rows, 0, NOW), produce().batch)
+    batch = served(1, 0, Slice(0, rows, rows, 0, NOW), in_columns(produce().batch))
     got = json.loads(bytes(answers.peeked(RECORD, [batch], arrow=False)))["items"][0]
     assert (got["lease_id"], got["lease_deadline"], got["attempts"]) == (None, None, 0)
     assert got["enqueued_at"] == format_time(NOW)

@@ -6,6 +6,7 @@ Slices of the systems alternate, so that a change in the machine's speed meets a
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -20,6 +21,12 @@ from sluiceway.bench.compare.work import Work
 from sluiceway.bench.figures import progress
 
 LATEST = Path("bench/results/latest.json")
+PARTS = {
+    "peers": "compare.peers",
+    "page": "compare.page",
+    **{name: name for name in ("scale", "spark", "hard", "growth", "model")},
+}
+"""The parts that are run by their names, and the module of each."""
 
 
 def _case(text: str) -> str:
@@ -28,18 +35,20 @@ def _case(text: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Exit code 1 if a system that was named could not be measured, or ours not in some case."""
-    parser = argparse.ArgumentParser(prog="make bench", description=__doc__, epilog="Also: scale, spark, page, peers (each with --help).")
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__, epilog=f"Also: {', '.join(PARTS)} (each with --help).")
     parser.add_argument(
         "--cases", nargs="+", type=_case, metavar="CASE", help="such as arrow-1000x100-c8 or single-cycle-c64; all, if none is named"
     )
     parser.add_argument("--systems", nargs="+", choices=systems.MODULES, metavar="SYSTEM", help=", ".join(systems.MODULES))
     parser.add_argument("--rounds", type=int, default=campaign.ROUNDS, help="slices of each system")
-    parser.add_argument("--seconds", type=float, default=campaign.SECONDS, help="length of a slice")
+    parser.add_argument(
+        "--seconds", type=float, help=f"length of a slice; {campaign.SECONDS:g}, or {campaign.FEWER_SECONDS:g} where few systems take part"
+    )
     parser.add_argument("--output", type=Path, default=LATEST)
     parser.add_argument("--merge", action="store_true", help="keep the cases of the output file that are not measured now")
     parser.add_argument("--json", action="store_true", help="print the document")
     given = parser.parse_args(arguments)
-    if given.rounds < 1 or given.seconds <= 0:
+    if given.rounds < 1 or (given.seconds is not None and given.seconds <= 0):
         parser.error("at least one round, of more than 0 seconds")
     document = _measure(given.cases, given.systems, given.rounds, given.seconds)
     if given.merge and given.output.exists():
@@ -54,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     return int(bool(absent))
 
 
-def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: int, seconds: float) -> dict[str, Any]:
+def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: int, seconds: float | None) -> dict[str, Any]:
     document: dict[str, Any] = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
         "cases": {},
@@ -67,14 +76,15 @@ def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: i
             module = systems.module(name)
             document["systems"][name] = {"version": module.version(), "guarantee": module.GUARANTEES[name]}
         for part in campaign.parts(cases, list(running)):
+            length = seconds or part.seconds
             taking_part = {name: running[name] for name in part.systems}
-            for work, slices in harness.measure(part.works, taking_part, rounds, seconds, progress).items():
+            for work, slices in harness.measure(part.works, taking_part, rounds, length, progress).items():
                 document["cases"][work.name] = harness.case_of(slices)
                 document["ratios"][work.name] = harness.ratios_of(slices)
                 document["measured"][work.name] = {
                     "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                     "rounds": rounds,
-                    "seconds": seconds,
+                    "seconds": length,
                     "load": round(os.getloadavg()[0], 1),
                 }
     return document
@@ -104,15 +114,10 @@ def table(document: dict[str, Any]) -> str:
 def _run(arguments: Sequence[str]) -> int:
     """A part of the benchmarks by its name, or the comparison. What a part needs is imported with it."""
     part, rest = (arguments[0] if arguments else ""), arguments[1:]
-    if part == "scale":
-        from sluiceway.bench import scale
-
-        return scale.main(rest)
-    if part == "spark":
-        from sluiceway.bench import spark
-
-        return spark.main(rest)
-    return main(arguments)
+    if part not in PARTS:
+        return main(arguments)
+    code: int = importlib.import_module(f"sluiceway.bench.{PARTS[part]}").main(rest)
+    return code
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -38,6 +39,16 @@ def table(figures: Iterable[Figure]) -> str:
 
 def _text(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def write_page(page: Path, mark: str, text: str) -> None:
+    """Put the text between the page's two comments of that mark. Raises ValueError if it has none."""
+    begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
+    before, begins, rest = page.read_text().partition(begin)
+    _, ends, after = rest.partition(end)
+    if not (begins and ends):
+        raise ValueError(f"{page} has no {begin} with a {end}")
+    page.write_text(f"{before}{begin}\n{text.strip()}\n{end}{after}")
 
 
 def progress(text: str) -> None:

@@ -43,7 +43,9 @@ def bench(output: Output, rounds: int, seconds: float, file: Path | None) -> int
 
     with tempfile.TemporaryDirectory(prefix="sluiceway-bench-") as folder:
         figures = file or Path(folder) / "figures.json"
-        command = [sys.executable, "-m", "sluiceway.bench", "--rounds", str(rounds), "--seconds", str(seconds), "--output", str(figures)]
+        what = ["--cases", "arrow-1000x100-c1", "arrow-1000x100-c8", "--systems", "sluiceway", "sqlite-rows"]
+        size = ["--rounds", str(rounds), "--seconds", str(seconds)]
+        command = [sys.executable, "-m", "sluiceway.bench", *what, *size, "--output", str(figures)]
         # What it tells meanwhile is for people.
         ended = subprocess.run(command, stdout=sys.stderr if output.as_json else None, check=False)
         if ended.returncode == 0 and output.as_json:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from pyroaring import BitMap
+
 from sluiceway.core.records import Blob, Extent, LeaseState, Part, lease_bytes
 from sluiceway.core.spans import Spans
 from sluiceway.kernel.limits import MAX_CLOSED_LEASES
 from sluiceway.model.requests import IgnoredReason
+
+_NO_BLOB, _NONE = Blob(0, 0, 0, 0, 0), BitMap()
+"""Of all extents of the leases that are remembered. Nobody looks at them."""
 
 
 @dataclass(slots=True)
@@ -35,7 +40,7 @@ class ClosedLeases:
             if last is not None and last.end == part.first:
                 last.count += part.count
             else:
-                parts.append(Part(unknown_extent(part.first, part.count), 0, part.count, part.base))
+                parts.append(Part(Extent(part.first, part.count, _NO_BLOB, 0, None, 0, 0, gone=_NONE), 0, part.count, part.base))
         kept = LeaseState(lease.number, parts, lease.count, lease.client_id, None, settled=lease.settled, fates=lease.fates)
         self._leases[lease.number] = kept
         self._spans.add(kept)
@@ -80,6 +85,8 @@ class ClosedLeases:
 
 
 def _why(lease: LeaseState) -> IgnoredReason:
+    if not lease.fates:
+        return "completed"
     return next((fate for fate in ("expired", "released") if fate in lease.fates), "completed")
 
 

@@ -43,9 +43,12 @@ class Dealing:
 
         What a lane holds is noted while all of it is durable. Busy lanes are never so at one moment, so each is noted at its own.
         """
+        keyed = [ticket for ticket in self.waiters.values() if ticket.keyed]
+        if not keyed:
+            return
         hides = self._hides_leases(self.lanes.values())
         held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
-        for ticket in [ticket for ticket in self.waiters.values() if ticket.key_name in held]:
+        for ticket in [ticket for ticket in keyed if ticket.key_name in held]:
             if hides and self._hides_leases(self._lanes_for(ticket)):
                 continue
             found = self._keyed(ticket, now)

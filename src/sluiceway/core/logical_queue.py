@@ -88,7 +88,7 @@ class LogicalQueue(Dealing):
         self._tickets += 1
         ticket.number = self._tickets
         self._unanswered[ticket.number] = ticket
-        heapq.heappush(self._deadlines, (ticket.deadline, ticket.number))
+        self._note_deadline(ticket)
         request = ticket.request
         if isinstance(request, Produce):
             self.produces[ticket.number] = ticket
@@ -102,6 +102,13 @@ class LogicalQueue(Dealing):
                 self._put_now(ticket, number, work)
             if not ticket.awaiting:
                 self._reply(ticket, ticket.error or ticket.result(ticket.deadline))
+
+    def _note_deadline(self, ticket: Ticket) -> None:
+        heapq.heappush(self._deadlines, (ticket.deadline, ticket.number))
+        if len(self._deadlines) > 2 * len(self._unanswered) + 1_000:
+            # Those of what was answered at once would pile up until they are over.
+            self._deadlines = [(each.deadline, each.number) for each in self._unanswered.values()]
+            heapq.heapify(self._deadlines)
 
     def _put_now(self, ticket: Ticket, number: int, work: Work) -> None:
         """Settling does not wait for a partition that is down: the client may be about to lose its lease."""

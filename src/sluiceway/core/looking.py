@@ -30,22 +30,26 @@ from sluiceway.core.records import (
 )
 from sluiceway.model.changes import RecordKind, Snapshot
 from sluiceway.model.leased import Slice
-from sluiceway.model.requests import Explanation, Life, PartitionStats
+from sluiceway.model.requests import Explanation, Life, Offsets, PartitionStats
 
 
 def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:
     """The open items among `limit` positions of a lease from `start` on, in order, by blob."""
+    handled = lease.transfer not in (REDRIVEN, EXPIRED_READY) and lease.moves_to is None
+    if start == 0 and limit is None and not lease.settled:
+        return [_slice(part, part.extent.rows_at(part.at, part.count), np.arange(part.first, part.end), handled) for part in lease.parts]
     end = lease.count if limit is None else min(lease.count, start + limit)
     chosen = BitMap(range(start, end)) - lease.settled if end > start else BitMap()
     pieces = []
-    handled = lease.transfer not in (REDRIVEN, EXPIRED_READY) and lease.moves_to is None
     for part, those in by_part(lease, chosen):
         index = to_array(those) - part.base
-        extent = part.extent
-        rows = extent.rows_at(part.at, part.count)[index]
-        attempts = extent.attempts + handled
-        pieces.append(Slice(extent.blob.number, rows, index + part.first, attempts, extent.blob.written_at, extent.blob.columns))
+        pieces.append(_slice(part, part.extent.rows_at(part.at, part.count)[index], index + part.first, handled))
     return pieces
+
+
+def _slice(part: Part, rows: Offsets, offsets: Offsets, handled: bool) -> Slice:
+    blob = part.extent.blob
+    return Slice(blob.number, rows, offsets, part.extent.attempts + handled, blob.written_at, blob.columns)
 
 
 def lives_of(transfer: LeaseState) -> tuple[Life, ...]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from sluiceway.core.tickets import Rebalancing, TakeOut, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.inspection import DeleteItems
-from sluiceway.model.requests import Clear, Extend, Offsets, Produce, Selection, Settle
+from sluiceway.model.requests import Clear, Cleared, Extend, Offsets, Produce, Selection, Settle
 
 
 class SettlePart(NamedTuple):
@@ -38,21 +38,27 @@ def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Ite
     """
     request = ticket.request
     if isinstance(request, Settle):
-        ticket.settled.ignored.extend((name, "unknown") for name in request.foreign)
+        _ignore(ticket, request.foreign)
         for number, selections in request.selections.items():
             yield number, SettlePart(selections, request.stage, request.client_id)
     elif isinstance(request, Extend):
-        ticket.extended.ignored.extend((name, "unknown") for name in request.foreign)
+        _ignore(ticket, request.foreign)
         timeout = lease_timeout if request.lease_timeout is None else request.lease_timeout
         deadline = ticket.deadline - request.request_timeout + timeout
         for number in sorted({*(partition for partition, _ in request.leases), *request.offsets}):
             numbers = [lease for partition, lease in request.leases if partition == number]
             yield number, ExtendPart(numbers, request.offsets.get(number), deadline, request.client_id)
     elif isinstance(request, DeleteItems):
-        ticket.deleted.ignored.extend((name, "unknown") for name in request.foreign)
+        _ignore(ticket, request.foreign)
         for number, offsets in request.offsets.items():
             yield number, DeletePart(offsets)
     elif isinstance(request, TakeOut | Rebalancing):
         yield request.partition, request
     elif isinstance(request, Clear):
         yield from ((number, request) for number in (lanes if request.partitions is None else request.partitions))
+
+
+def _ignore(ticket: Ticket, foreign: Iterable[str]) -> None:
+    total = ticket.total
+    assert not isinstance(total, Cleared), "it names no ids"
+    total.ignored.extend((name, "unknown") for name in foreign)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -80,6 +81,14 @@ Answer = Whole | Settled | Extended | Cleared | Deleted | Grant | SluicewayError
 Result = Whole | Settled | Extended | Cleared | Deleted | list[Grant]
 
 
+_TOTALS: Mapping[type, Callable[[], Settled | Extended | Cleared | Deleted]] = {
+    Settle: Settled,
+    Extend: Extended,
+    Clear: Cleared,
+    DeleteItems: Deleted,
+}
+
+
 @dataclass(slots=True, eq=False)
 class Ticket:
     """One request until its reply. `waiter` is the driver's own and never looked at."""
@@ -95,10 +104,8 @@ class Ticket:
     done: bool = False
     error: SluicewayError | None = None
     whole: Whole | None = None
-    settled: Settled = field(default_factory=Settled)
-    extended: Extended = field(default_factory=Extended)
-    cleared: Cleared = field(default_factory=Cleared)
-    deleted: Deleted = field(default_factory=Deleted)
+    summed: Settled | Extended | Cleared | Deleted | None = None
+    """Of a request that several lanes may have part of: what they said so far. See `total`."""
     room: float = MAX_LEASE_BYTES
     """Of a lease: payload bytes that its answer may still take."""
     grants: list[Grant] = field(default_factory=list)
@@ -123,35 +130,30 @@ class Ticket:
         """A lease with a key."""
         return self.key_name is not None
 
+    @property
+    def total(self) -> Settled | Extended | Cleared | Deleted:
+        """Of a settle, an extend, a clear or a delete: what the lanes said so far."""
+        if self.summed is None:
+            self.summed = _TOTALS[type(self.request)]()
+        return self.summed
+
     def add(self, answer: Answer) -> None:
         """What a lane says has become true."""
-        if isinstance(answer, SluicewayError):
-            self.error = answer
-        elif isinstance(answer, Whole):
-            self.whole = answer
-        elif isinstance(answer, Settled):
-            self.settled.add(answer)
-        elif isinstance(answer, Deleted):
-            self.deleted.add(answer)
+        if isinstance(answer, Settled | Extended | Cleared | Deleted):
+            self.total.add(answer)  # type: ignore[arg-type]  # A request has answers of one kind.
         elif isinstance(answer, Grant):
             self.grants.append(answer)
-        elif isinstance(answer, Cleared):
-            self.cleared.add(answer)
+        elif isinstance(answer, SluicewayError):
+            self.error = answer
         else:
-            self.extended.add(answer)
+            self.whole = answer
 
     def result(self, now: Millis) -> Result:
         """What the lanes answered. A lease that ran out while another lane was awaited is no use to anybody, and is not told of."""
         if self.whole is not None:
             return self.whole
-        if isinstance(self.request, Settle):
-            return self.settled
-        if isinstance(self.request, Extend):
-            return self.extended
-        if isinstance(self.request, Clear):
-            return self.cleared
-        if isinstance(self.request, DeleteItems):
-            return self.deleted
+        if isinstance(self.request, Settle | Extend | Clear | DeleteItems):
+            return self.total
         return [grant for grant in self.grants if grant.info.lease_deadline > now]
 
 

@@ -75,6 +75,7 @@ class QueueDriver:
         self._sending: dict[int, asyncio.Task[None]] = {}
         self.consumers = ConsumerBook()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._turn_due = False
         self._stopped = False
         self._ended = False
@@ -233,11 +234,12 @@ class QueueDriver:
     def submit(self, request: Request, payload: bool = True) -> Ticket:
         """Begin what `ask` does; its `answer` must be waited for, or it be withdrawn or abandoned."""
         self._check_serving()
-        ticket = Ticket(request, system.now() + request.request_timeout)
+        now = system.now()
+        ticket = Ticket(request, now + request.request_timeout)
         ticket.waiter = Waiter(asyncio.get_running_loop().create_future(), payload)
         self._queue.submit(ticket)
         if isinstance(request, Lease):
-            self.consumers.saw(request.client_id, system.now())
+            self.consumers.saw(request.client_id, now)
         self._turn_soon()
         return ticket
 
@@ -333,14 +335,23 @@ class QueueDriver:
                 self._forget(number)
 
     def _set_timer(self) -> None:
+        at = None if self._stopped else self._queue.wake_at()
+        if at is not None:
+            loop = asyncio.get_running_loop()
+            # A turn a little early would find nothing to do and come at once again.
+            due = loop.time() + max(1, at - system.now() + 1) / 1000
+            if self._timer is not None and self._timer_due <= due:
+                # Nearly always. A turn for what is over by then looks when the next is due, and does nothing else.
+                return
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        at = None if self._stopped else self._queue.wake_at()
         if at is not None:
-            # A turn a little early would find nothing to do and come at once again.
-            delay = max(1, at - system.now() + 1) / 1000
-            self._timer = asyncio.get_running_loop().call_later(delay, self._turn)
+            self._timer, self._timer_due = loop.call_at(due, self._timed_turn), due
+
+    def _timed_turn(self) -> None:
+        self._timer = None
+        self._turn()
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Reply):

@@ -17,6 +17,7 @@ BUILT_ALONE: Final = 2 << 20
 """Bytes from which on an answer is built while no other such is: a burst would make them all before one of them was counted."""
 _PASSES: Final = 3
 """Passes of the event loop in which a sending that was cut off comes to its end, and lets go of its answer."""
+_AT_ONCE: Final = contextlib.nullcontext()
 
 
 class AnswerMemory:
@@ -32,12 +33,12 @@ class AnswerMemory:
         """By what ends the sending; the oldest first."""
         self._alone = asyncio.Lock()
 
-    @contextlib.asynccontextmanager
-    async def building(self, size: int) -> AsyncIterator[None]:
+    def building(self, size: int) -> contextlib.AbstractAsyncContextManager[None]:
         """For the time in which an answer of about so many bytes is made. It is to be sent at once."""
-        if size < BUILT_ALONE:
-            yield
-            return
+        return _AT_ONCE if size < BUILT_ALONE else self._building_alone()
+
+    @contextlib.asynccontextmanager
+    async def _building_alone(self) -> AsyncIterator[None]:
         async with self._alone:
             for _ in range(_PASSES):
                 await asyncio.sleep(0)

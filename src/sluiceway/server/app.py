@@ -24,6 +24,7 @@ from sluiceway.server.http import (
     JSON,
     PROBLEM,
     PROTOBUF,
+    Body,
     BodyMemory,
     DisconnectedError,
     Message,
@@ -31,6 +32,7 @@ from sluiceway.server.http import (
     Request,
     Scope,
     Send,
+    headers_of,
     respond,
 )
 from sluiceway.server.inspection_calls import InspectionCalls
@@ -153,7 +155,7 @@ class App:
 
     async def answer(self, direct: Direct) -> None:
         """The same for a call that came whole."""
-        await self._serve(direct.scope, WholeRequest(direct, self._bodies), _Sent(direct.send, self))
+        await self._serve(direct.scope, WholeRequest(direct, self._bodies), _Sent(direct.send, self, direct))
 
     async def _serve(self, scope: Scope, request: Request, sent: _Sent) -> None:
         path: str = scope["path"]
@@ -173,7 +175,7 @@ class App:
             pass
         except ElsewhereError as error:
             location = (b"location", error.address.rstrip("/").encode() + request.target)
-            await respond(sent, 307, JSON, b"{}", request.request_id, location)
+            await sent.respond(307, JSON, b"{}", request.request_id, location)
         except OtherQueueError as error:
             await _refuse(sent, error if request.caller.may("read", error.other) else error.anonymous(), request)
         except SluicewayError as error:
@@ -199,7 +201,7 @@ class App:
             return path
         return "" if self._site is None else ui.known(path)
 
-    async def _answer(self, path: str, method: str, request: Request, send: Send) -> None:
+    async def _answer(self, path: str, method: str, request: Request, send: _Sent) -> None:
         endpoint = self._calls.get(path)
         if endpoint is not None:
             if method != "POST":
@@ -225,7 +227,7 @@ class App:
             raise _wrong_method(", ".join(allowed))
         await self._get(page, request, send)
 
-    async def _call(self, endpoint: Endpoint, request: Request, send: Send) -> None:
+    async def _call(self, endpoint: Endpoint, request: Request, send: _Sent) -> None:
         request.caller = await self._guard.admit(request)
         if endpoint.action is not None:
             request.action = endpoint.action
@@ -241,7 +243,7 @@ class App:
             form = protobuf.CALLS[endpoint.path]
             message, request.body = form.read(request.body)
             status, said = form.write(message, bytes(await endpoint.handle(request)))
-            await respond(send, status, PROTOBUF, said, request.request_id)
+            await send.respond(status, PROTOBUF, said, request.request_id)
             return
         served_by: set[str] = set()
         if self._peers is not None:
@@ -249,7 +251,7 @@ class App:
         body = await endpoint.handle(request)
         other = only_other(served_by)
         hint = [] if other is None else [(b"x-sluiceway-served-by", other.encode())]
-        await respond(send, 200, ARROW if request.wants_arrow and endpoint.gives_arrow else JSON, body, request.request_id, *hint)
+        await send.respond(200, ARROW if request.wants_arrow and endpoint.gives_arrow else JSON, body, request.request_id, *hint)
 
     async def _get(self, page: Page, request: Request, send: Send) -> None:
         if page.action is not None:
@@ -272,12 +274,24 @@ def create_app(service: QueueService, fittings: Fittings | None = None) -> App:
 class _Sent:
     """Passes on what is sent, and remembers what it was. Status 0: nothing was, as the client had gone."""
 
-    __slots__ = ("_app", "_send", "size", "status")
+    __slots__ = ("_app", "_direct", "_send", "size", "status")
 
-    def __init__(self, send: Send, app: App) -> None:
+    def __init__(self, send: Send, app: App, direct: Direct | None = None) -> None:
         self._send = send
         self._app = app
+        self._direct = direct
         self.status = self.size = 0
+
+    async def respond(self, status: int, content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> None:
+        """As `http.respond`; on the direct path in one go."""
+        if self._direct is None or len(body) > PIECE:
+            await respond(self, status, content_type, body, request_id, *more)
+            return
+        self.status, self.size = status, len(body)
+        headers = headers_of(content_type, body, request_id, *more)
+        if self._app.is_stopping:
+            headers.append((b"connection", b"close"))
+        await self._direct.answer(status, headers, body)
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -332,6 +346,6 @@ async def _refuse(send: _Sent, error: SluicewayError, request: Request) -> None:
         more.append((b"connection", b"close"))
     if request.protobuf:
         status, said = protobuf.refusal(error, request.request_id.decode())
-        await respond(send, status, PROTOBUF, said, request.request_id, *more)
+        await send.respond(status, PROTOBUF, said, request.request_id, *more)
     else:
-        await respond(send, error.kind.status, PROBLEM, answers.problem(error, request.request_id.decode()), request.request_id, *more)
+        await send.respond(error.kind.status, PROBLEM, answers.problem(error, request.request_id.decode()), request.request_id, *more)

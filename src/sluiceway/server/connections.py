@@ -28,6 +28,8 @@ from sluiceway.wire.answers import problem
 
 _FRAMING: Final = 16
 """Bytes around each byte of a body that comes in the smallest chunks, with room to spare."""
+_TOGETHER: Final = 0.005
+"""Seconds after its head in which a small body comes that was sent at the same time: many clients write the two one after the other."""
 _LEFTOVER: Final = 1 << 20
 """Bytes that are read, and dropped, after headers were refused."""
 _TOO_LARGE: Final = f"the request line and the headers are more than {MAX_HEADERS} or than {MAX_HEAD_BYTES:,} bytes".encode()
@@ -56,7 +58,7 @@ class Connection(HttpToolsProtocol):
     SEND_TIMEOUT, or send more than MAX_PIPELINED requests ahead. Headers beyond their limits are a 431, a connection beyond
     `most_connections` is a 503.
 
-    A call of the API that is whole in the data that it begins in, and waits for no other, takes the direct path (`direct.py`). All other
+    A call of the API whose body comes together with its head, and that waits for no other, takes the direct path (`direct.py`). All other
     requests are uvicorn's.
     """
 
@@ -73,6 +75,7 @@ class Connection(HttpToolsProtocol):
         self._direct: Direct | None = None
         self._parts: list[bytes] | None = None
         """The body so far of a call that may come whole."""
+        self._patience: asyncio.TimerHandle | None = None
         self._framed = self._keeps = False
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since: float | None = None
@@ -93,6 +96,7 @@ class Connection(HttpToolsProtocol):
         self._stop_watching()
         if self._idle is not None:
             self._idle.cancel()
+        self._wait_no_more()
         if self._direct is not None:
             self._direct.lost()
         super().connection_lost(exc)
@@ -107,8 +111,8 @@ class Connection(HttpToolsProtocol):
             return
         messages = self._messages
         super().data_received(data)
-        if self._parts is not None:
-            self._hand_over()
+        if self._parts is not None and self._patience is None:
+            self._patience = self.loop.call_later(_TOGETHER, self._hand_over)
         # Also line ends between two requests, of which the parser says nothing.
         begun = self._in_head or (self._messages == messages and not self._in_body)
         if begun and self._deadline is None:
@@ -165,11 +169,24 @@ class Connection(HttpToolsProtocol):
 
     def _hand_over(self) -> None:
         """What has begun as a call that may come whole goes the way of all others."""
-        assert self._parts is not None
-        parts, self._parts = self._parts, None
+        parts = self._wait_no_more()
         self._begin_asgi()
         for part in parts:
             super().on_body(part)
+
+    def _wait_no_more(self) -> list[bytes]:
+        """The body as far as it has come."""
+        parts, self._parts = self._parts or [], None
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+        return parts
+
+    def shutdown(self) -> None:
+        if self._parts is not None:
+            # Its client is told how it ended, as everybody.
+            self._hand_over()
+        super().shutdown()
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -185,15 +202,14 @@ class Connection(HttpToolsProtocol):
         if self._parts is None:
             super().on_message_complete()
         else:
-            self._answer_directly(self._parts)
+            self._answer_directly(b"".join(self._wait_no_more()))
         self._in_body = False
         self._messages += 1
         self._around = self._body_bytes = 0
         self._limit(None)
 
-    def _answer_directly(self, parts: list[bytes]) -> None:
+    def _answer_directly(self, body: bytes) -> None:
         assert self._app is not None
-        self._parts = None
         scope = {
             "type": "http",
             "method": "POST",
@@ -204,16 +220,17 @@ class Connection(HttpToolsProtocol):
             "client": self.client,
             "scheme": self.scheme,
         }
-        self._direct = Direct(self, scope, parts[0] if len(parts) == 1 else b"".join(parts), self._keeps)
+        self._direct = Direct(self, scope, body, self._keeps)
         self.cycle = self._direct  # type: ignore[assignment]
-        task = self.loop.create_task(self._run(self._app, self._direct))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self._direct.task = self.loop.create_task(self._run(self._app, self._direct))
+        self.tasks.add(self._direct.task)
 
     async def _run(self, app: App, direct: Direct) -> None:
         try:
             await app.answer(direct)
         finally:
+            assert direct.task is not None, "it was set before this began"
+            self.tasks.discard(direct.task)
             # An answer that was cut off, or cannot be made.
             if not (direct.response_complete or direct.disconnected):
                 self.transport.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
@@ -33,6 +34,7 @@ class Direct:
         "keep_alive",
         "response_complete",
         "scope",
+        "task",
     )
 
     response_started = True
@@ -45,6 +47,7 @@ class Direct:
         self.scope = scope
         self.body = body
         self.keep_alive = keep_alive
+        self.task: asyncio.Task[None] | None = None
         self.disconnected = self.response_complete = False
 
     # ---- what the connection tells it -------------------------------------------------------------------------

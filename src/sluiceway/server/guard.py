@@ -7,6 +7,7 @@ import hmac
 import ipaddress
 import logging
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 
 from sluiceway.adapters import system
@@ -36,7 +37,7 @@ class OpenDoor:
     """
 
     def __init__(self, hosts: Iterable[str] | None = None) -> None:
-        self._hosts = None if hosts is None else {host.lower().rstrip(".") for host in hosts}
+        self._hosts = None if hosts is None else frozenset(host.lower().rstrip(".") for host in hosts)
 
     async def admit(self, request: Request) -> Caller:
         if self._hosts is not None and not _is_here(request.host, self._hosts):
@@ -51,7 +52,8 @@ class OpenDoor:
     def charge(self, caller: Caller, size: int) -> None: ...
 
 
-def _is_here(host: bytes, names: set[str]) -> bool:
+@lru_cache(16)
+def _is_here(host: bytes, names: frozenset[str]) -> bool:
     if not host:
         # Every browser sends one.
         return True

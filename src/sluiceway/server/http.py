@@ -30,6 +30,11 @@ PROTOBUF: Final = protobuf.CONTENT_TYPE
 _TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,64}")
 _SHOWN: Final = 80
+_READ: Final = frozenset(
+    b"content-type content-length content-encoding accept authorization host traceparent x-request-id".split()
+    + b"x-sluiceway-redirect last-event-id".split()
+)
+"""The headers that mean something here."""
 
 
 class DisconnectedError(Exception):
@@ -115,6 +120,8 @@ class Request:
         self.wants_arrow = self.redirects = False
         self.body = b""
         for name, value in scope["headers"]:
+            if name not in _READ:
+                continue
             if name == b"content-type":
                 self._type = value.partition(b";")[0].strip().lower()
             elif name == b"content-length":
@@ -221,13 +228,16 @@ class Request:
         while not self.whole:
             message = await self._message()
             part = message.get("body", b"")
-            self._memory.take(len(part), self.caller.key_id)
-            self._held += len(part)
-            if self._held > most:
-                raise _too_large(most)
+            self._hold(len(part), most)
             parts.append(part)
             self.whole = not message.get("more_body", False)
         self.body = parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _hold(self, size: int, most: int) -> None:
+        self._memory.take(size, self.caller.key_id)
+        self._held += size
+        if self._held > most:
+            raise _too_large(most)
 
     @property
     def received(self) -> int:
@@ -250,12 +260,30 @@ class Request:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
+    def watch(self, gone: Callable[[], None]) -> Callable[[], object]:
+        """Call `gone` when the client goes away, until what is returned is called. For a request whose body was read.
+
+        Raises DisconnectedError if it is known to have gone.
+        """
+        watching = asyncio.ensure_future(self.disconnected())
+
+        def ended(_: object) -> None:
+            if not watching.cancelled():
+                gone()
+
+        watching.add_done_callback(ended)
+        return watching.cancel
+
 
 def _too_large(most: int) -> SluicewayError:
     return SluicewayError("body_too_large", f"the body is larger than {most} bytes")
 
 
+def headers_of(content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
+    """Those of an answer with that body."""
+    return [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id), *more]
+
+
 async def respond(send: Send, status: int, content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> None:
-    headers = [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id), *more]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers_of(content_type, body, request_id, *more)})
     await send({"type": "http.response.body", "body": body})

@@ -47,7 +47,8 @@ class _IdsCall(_CheckedCall):
         check_count(ids, "ids", MAX_ITEMS_JSON, least=0)
         check_count(lease_ids, "lease_ids", MAX_ITEMS_JSON, least=0)
         check_partition(partition, record, removed=True)
-        return group_items(ids, repeat(fate), record, "ids[{}]".format, partition), *group_leases(lease_ids, record, partition)
+        grouped = group_items(ids, repeat(fate), record, "ids[{}]".format, partition) if ids else Grouped({}, [])
+        return grouped, *group_leases(lease_ids, record, partition)
 
 
 class SelectCall(_IdsCall):

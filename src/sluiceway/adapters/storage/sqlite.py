@@ -190,11 +190,16 @@ class SqlitePartitionStore:
                 strand = self._strands[ref] = _Strand(self._directory / f"{ref.incarnation}-{ref.partition}.sqlite", self._shared)
             self._strands.move_to_end(ref)
             here = on_loop and strand.file is not None and not strand.running
-            future = self._submit(ref, strand, lambda: job(strand), here)
-        if here:
-            self._work_here(ref, strand)
-            return future.result()
-        return await asyncio.wrap_future(future)
+            if here:
+                strand.running = True
+            else:
+                future = self._submit(ref, strand, lambda: job(strand))
+        if not here:
+            return await asyncio.wrap_future(future)
+        try:
+            return job(strand)
+        finally:
+            self._leave(ref, strand)
 
     @property
     def _crowded(self) -> bool:
@@ -207,23 +212,21 @@ class SqlitePartitionStore:
             if idle is not None:
                 self._submit(*idle, idle[1].close)
 
-    def _submit(self, ref: PartitionRef, strand: _Strand, call: Callable[[], T], here: bool = False) -> Future[T]:
-        """Put a job into the line. If it begins one, a thread works on it, or (`here`) the caller promises to."""
+    def _submit(self, ref: PartitionRef, strand: _Strand, call: Callable[[], T]) -> Future[T]:
+        """Put a job into the line. If it begins one, a thread works on it."""
         future: Future[T] = Future()
         strand.jobs.append((call, future))
         if not strand.running:
             strand.running = True
-            if not here:
-                self._pool.submit(self._work, ref, strand)
+            self._pool.submit(self._work, ref, strand)
         return future
 
     def _work(self, ref: PartitionRef, strand: _Strand) -> None:
         self._do(strand)
         self._tidy(ref, strand)
 
-    def _work_here(self, ref: PartitionRef, strand: _Strand) -> None:
-        """On the event loop: a checkpoint or a close would hold it up, so that and what follows is left to a thread."""
-        self._do(strand)
+    def _leave(self, ref: PartitionRef, strand: _Strand) -> None:
+        """After a job on the event loop: a checkpoint or a close would hold it up, so that and what follows is left to a thread."""
         if strand.file is not None and (strand.file.checkpoint_is_due or self._crowded):
             self._pool.submit(self._tidy, ref, strand)
         else:

@@ -19,7 +19,9 @@ CASES = (
     *(f"arrow-{batch}x{payload}-c{clients}" for batch in (1, 100, 1_000, 10_000) for payload in (100, 1_000) for clients in (1, 8)),
     *(f"{form}-100x100-c8" for form in ("json", "protobuf")),
 )
-ROUNDS, SECONDS = 3, 2.0
+ROUNDS = 3
+SECONDS, FEWER_SECONDS = 2.0, 1.0
+"""Of a slice: where every system takes part, or the cases were named; and in the others."""
 
 
 class Part(NamedTuple):
@@ -27,17 +29,18 @@ class Part(NamedTuple):
 
     works: list[Work]
     systems: list[str]
+    seconds: float
 
 
 def parts(cases: Sequence[str] | None, systems: Sequence[str]) -> list[Part]:
     """With no cases named: all of them, each with those of the systems that take part in it; otherwise the named ones with all systems."""
     works = [Work.named(name) for name in dict.fromkeys(cases or CASES)]
-    return [Part(group, list(systems) if cases else _taking_part(group, systems)) for group in groups(works).values()]
+    return [_part(group, systems, full=bool(cases)) for group in groups(works).values()]
 
 
-def _taking_part(group: Sequence[Work], systems: Sequence[str]) -> list[str]:
+def _part(group: list[Work], systems: Sequence[str], full: bool) -> Part:
     names = {work.name for work in group}
-    if names & set(FULL):
-        return list(systems)
+    if full or names & set(FULL):
+        return Part(group, list(systems), SECONDS)
     wanted = {*SOME, *(name for case in names for name in MORE.get(case, ()))}
-    return [name for name in systems if name in wanted]
+    return Part(group, [name for name in systems if name in wanted], FEWER_SECONDS)

@@ -9,14 +9,17 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
+INSTALLED = Path(".tools/peers")
+"""Where `make bench-peers` puts what the system's packages do not have."""
 PATIENCE = 60.0
 """Seconds within which a server starts, and ends."""
 
 
 def program(name: str) -> str | None:
-    """Where a program is; Debian has servers where the paths of ordinary users do not lead."""
-    return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+    """Where a program is. What was fetched goes before what the system has, and Debian has servers where ordinary users do not look."""
+    return shutil.which(name, path=f"{INSTALLED.absolute()}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
 def output_of(name: str, *arguments: str) -> str:

@@ -18,13 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from sluiceway import __version__
 from sluiceway.bench.compare.systems.sluiceway import PARTITIONS, lean
 from sluiceway.bench.compare.work import Done, Served, Work, repeat, run
+from sluiceway.bench.hard import payload_of, rows_of
 from sluiceway.bench.servers import SLUICEWAY, server
-from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import DONE, Lease, Produce, QueueSpec, Selection, Settle
 from sluiceway.node.service import Service
 
@@ -70,8 +68,7 @@ async def _in_process(folder: Path, work: Work, seconds: float) -> Done:
     await service.start()
     try:
         await service.create_queue(QueueSpec("bench", PARTITIONS))
-        batch = batch_from_rows([{"payload": b"x" * work.payload}] * work.batch)
-        return await repeat([Here(service, batch, work) for _ in range(work.clients)], work, seconds)
+        return await repeat([Here(service, work) for _ in range(work.clients)], work, seconds)
     finally:
         await service.stop()
 
@@ -79,9 +76,9 @@ async def _in_process(folder: Path, work: Work, seconds: float) -> Done:
 class Here:
     """One task of the instance's own process."""
 
-    def __init__(self, service: Service, batch: pa.RecordBatch, work: Work) -> None:
+    def __init__(self, service: Service, work: Work) -> None:
         self._service, self._payload = service, work.payload
-        self._produce = Produce(batch, LONG)
+        self._produce = Produce(rows_of(work.batch, work.payload), LONG)
         self._lease = Lease("bench", work.batch, 5_000)
 
     async def produce(self) -> None:
@@ -90,8 +87,7 @@ class Here:
     async def lease(self) -> tuple[int, Any]:
         leased = await self._service.lease("bench", self._lease)
         count = sum(lease.items for lease in leased.leases)
-        payloads = [column for batch in leased.batches for column in [batch.column("payload")]]
-        if sum(int(offsets[-1]) - int(offsets[0]) for offsets in map(_ends, payloads)) != count * self._payload:
+        if sum(map(payload_of, leased.batches)) != count * self._payload:
             raise RuntimeError(f"{count} items leased, and others answered")
         return count, (count, leased.leases)
 
@@ -103,11 +99,6 @@ class Here:
         settled = await self._service.settle("bench", Settle(selections, LONG))
         if settled.completed != count:
             raise RuntimeError(f"{settled.completed} items completed of {count}")
-
-
-def _ends(column: pa.BinaryArray) -> memoryview:
-    """Where each payload of the column begins; at the end, where the last one ends."""
-    return memoryview(column.buffers()[1]).cast("i")[column.offset : column.offset + len(column) + 1]
 
 
 async def _on_disk(folder: Path, work: Work, seconds: float) -> Done:

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +21,7 @@ from typing import Any
 import pika
 from pika.adapters.asyncio_connection import AsyncioConnection
 
+from sluiceway.bench.compare.processes import free_port, listening, program, stopped_at_the_end
 from sluiceway.bench.compare.work import Done, Served, Work, repeat, run
 
 GUARANTEES = {
@@ -35,36 +33,34 @@ PREFETCH = 65_535
 """The most that AMQP can say."""
 QUIET = 0.05
 """Seconds without a message after which a consumer takes what it has: the rest has been pushed to others."""
-PATIENCE = 60.0
-"""Seconds within which the broker starts, and ends."""
 
 
 def found() -> str | None:
-    if _program() is None or shutil.which("epmd") is None:
+    if _server() is None or program("epmd") is None:
         return "no rabbitmq-server is installed (on Debian: apt-get install rabbitmq-server)"
     return None
 
 
 def version() -> str:
     """By the folder of the program: to ask it takes seconds."""
-    program = _program()
-    return f"RabbitMQ {program.parent.parent.name.rpartition('-')[2]}" if program else "RabbitMQ"
+    server = _server()
+    return f"RabbitMQ {server.parent.parent.name.rpartition('-')[2]}" if server else "RabbitMQ"
 
 
-def _program() -> Path | None:
+def _server() -> Path | None:
     """The broker's own script: the one on PATH may be Debian's, which changes the user, and with it who may see the data's folder."""
     packaged = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
-    on_path = shutil.which("rabbitmq-server")
+    on_path = program("rabbitmq-server")
     return packaged[-1] if packaged else Path(on_path).resolve() if on_path else None
 
 
 @contextmanager
 def serve(name: str, folder: Path) -> Iterator[Served]:
     """With a port mapper of its own, as Erlang would start one that stays, on all addresses."""
-    program, epmd = _program(), shutil.which("epmd")
-    assert program is not None
+    server, epmd = _server(), program("epmd")
+    assert server is not None
     assert epmd is not None
-    port, distribution, mapper = (_free_port() for _ in range(3))
+    port, distribution, mapper = (free_port() for _ in range(3))
     files = {"rabbitmq.conf": f"listeners.tcp.1 = 127.0.0.1:{port}\n", "plugins": "[].\n", "env.conf": ""}
     for file, text in files.items():
         (folder / file).write_text(text)
@@ -88,31 +84,11 @@ def serve(name: str, folder: Path) -> Iterator[Served]:
         given: dict[str, Any] = {"env": env, "cwd": folder, "stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         names = subprocess.Popen([epmd, "-port", str(mapper), "-address", "127.0.0.1"], **given)
         # The script has the broker as its child, and ends it when it is ended.
-        broker = subprocess.Popen([str(program)], **given)
-    try:
-        _wait_until_open(port, broker, folder / "output")
+        broker = subprocess.Popen([str(server)], **given)
+    with stopped_at_the_end(names), stopped_at_the_end(broker):
+        # It is the last thing that the broker begins with.
+        listening(port, broker)
         yield Served(f"127.0.0.1:{port}", [broker.pid])
-    finally:
-        for process in (broker, names):
-            process.terminate()
-            process.wait(PATIENCE)
-
-
-def _wait_until_open(port: int, broker: subprocess.Popen[bytes], output: Path) -> None:
-    """Listening is the last thing that the broker begins with."""
-    deadline = time.monotonic() + PATIENCE
-    while broker.poll() is None and time.monotonic() < deadline:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.05)
-    raise RuntimeError(f"RabbitMQ did not start:\n{output.read_text(errors='replace')[-2_000:]}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def drive(name: str, address: str, work: Work, seconds: float) -> Done:
@@ -125,7 +101,7 @@ async def _drive(address: str, work: Work, seconds: float) -> Done:
         await client.open(address)
     await clients[0].renew_queue()
     for client in clients:
-        await client.begin(consuming=work.kind != "produce")
+        await client.begin()
     try:
         return await repeat(clients, work, seconds)
     finally:
@@ -165,11 +141,10 @@ class _Client:
         arguments = {"x-queue-type": "quorum"}
         await self._answer(lambda done: self._channel.queue_declare(QUEUE, durable=True, arguments=arguments, callback=done))
 
-    async def begin(self, consuming: bool) -> None:
+    async def begin(self) -> None:
         await self._answer(lambda done: self._channel.confirm_delivery(self._on_confirm, callback=done))
-        if consuming:
-            await self._answer(lambda done: self._channel.basic_qos(prefetch_count=min(self._batch, PREFETCH), callback=done))
-            await self._answer(lambda done: self._channel.basic_consume(QUEUE, self._on_message, callback=done))
+        await self._answer(lambda done: self._channel.basic_qos(prefetch_count=min(self._batch, PREFETCH), callback=done))
+        await self._answer(lambda done: self._channel.basic_consume(QUEUE, self._on_message, callback=done))
 
     async def close(self) -> None:
         self._connection.close()

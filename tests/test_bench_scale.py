@@ -1,0 +1,186 @@
+"""The benchmarks of what is hard and of what grows, in small: that they measure what they say, and that their arithmetic is right."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.bench import backlog, growth, growth_plots, hard, model
+from sluiceway.bench.compare import systems
+from sluiceway.bench.compare.work import Work
+from sluiceway.bench.load import Connection
+from sluiceway.bench.servers import SLUICEWAY, server
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import QueueSpec
+from sluiceway.node.service import Service
+from sluiceway.ports.partition_store import Changes, Fence, PartitionRef
+
+
+def run_case(name: str, items: int, folder: Path) -> list[hard.Document]:
+    return asyncio.run(hard._run(name, items, folder))
+
+
+@pytest.mark.parametrize("name", hard.CASES)
+def test_a_hard_case_does_all_that_it_says(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hard, "SOON", 100)
+    monkeypatch.setattr(hard, "BULK", 500)
+    phases = run_case(name, 2_000, tmp_path)
+    # Each phase has checked that it was done to as many items as it names.
+    assert phases
+    for phase in phases:
+        assert phase["why"]
+        assert isinstance(phase["written_per_item"], float)
+        assert phase["items_per_s"]
+
+
+def test_a_hard_case_that_takes_too_long_is_ended_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(hard.CASES, "ones", hard.CASES["ones"]._replace(bound=-59.9e6 / 1_000))
+    output = tmp_path / "hard.json"
+    assert hard.main(["ones", "--items", "1000", "--output", str(output)]) == 1
+    assert json.loads(output.read_text())["cases"] == {}
+    assert "ones took longer than 0 s" in capsys.readouterr().err
+
+
+def test_items_produced_one_by_one_are_stored_as_one_produce_of_them_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the case `singly` stands on: it produces most of its items 64 a call."""
+    blobs: list[int] = []
+    apply = SqlitePartitionStore.apply
+
+    async def counted(store: SqlitePartitionStore, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        blobs.extend(changes.blobs)
+        return await apply(store, ref, changes, fence)
+
+    monkeypatch.setattr(SqlitePartitionStore, "apply", counted)
+
+    async def produced(folder: Path, rows: int, callers: int) -> int:
+        service = Service(folder)
+        await service.start()
+        await service.create_queue(QueueSpec("q", hard.PARTITIONS))
+        blobs.clear()
+        assert await hard.Bench(service).produce(4 * hard.SINGLES, rows, callers) == 4 * hard.SINGLES
+        await service.stop()
+        return len(blobs)
+
+    together = asyncio.run(produced(tmp_path / "together", hard.SINGLES // hard.PARTITIONS, hard.PARTITIONS))
+    singly = asyncio.run(produced(tmp_path / "singly", 1, hard.SINGLES))
+    assert together == 16
+    # A lane that is done before the others begins its next turn with what waits then.
+    assert together <= singly <= 4 * together
+
+
+@pytest.mark.parametrize("name", ["in-process", "disk", "in-memory"])
+def test_a_floor_does_the_work(name: str, tmp_path: Path) -> None:
+    floors = systems.module(name)
+    assert floors.found() is None
+    assert name in floors.GUARANTEES
+    with floors.serve(name, tmp_path) as served:
+        assert len(served.pids) == (name == "in-memory")
+        # The in-process floor is in this process, whose loop and files it must give back.
+        done = floors.drive(name, served.address, Work.named("arrow-100x100-c8"), 0.2)
+        assert done.items >= 100
+        assert done.items % 100 == 0
+        if name != "in-memory":
+            single = floors.drive(name, served.address, Work.named("single-latency-c1"), 0.2)
+            assert single.latencies is not None
+            assert single.items == len(single.latencies["lease"]) > 0
+
+
+def test_growth_measures_a_real_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "SETTLE", 0)
+    rows = growth.waiters(tmp_path, (1, 20), growth.Effort(rounds=10, rest=0.1))
+    assert [row["size"] for row in rows] == [1, 20]
+    assert all(row["memory_mb"] > 10 and row["produce_beside_ms"] > 0 for row in rows)
+    figures = growth.aims({"waiters": rows})
+    # What was not measured in full size has no aim, so it cannot meet one.
+    assert figures
+    assert all(figure.aim is None for figure in figures)
+
+
+def test_a_line_stays_as_long_while_it_is_leased_from(tmp_path: Path) -> None:
+    async def measured(url: str) -> tuple[int, list[backlog.Cycle]]:
+        await backlog.fill(url, 2_000)
+        (cycles,) = await backlog.cycles([url], 5)
+        connection = Connection(url)
+        await connection.open()
+        stats = json.loads(await connection.post("/v1/queue.stats", b'{"queue_name": "q"}'))
+        await connection.close()
+        return stats["logical_queues"][0]["partitions"][0]["ready"], cycles
+
+    with server(SLUICEWAY, tmp_path) as running:
+        ready, cycles = asyncio.run(measured(running.url))
+    assert ready == 2_000
+    assert len(cycles) == 5
+    assert all(min(cycle) > 0 for cycle in cycles)
+
+
+def test_growth_has_aims_in_full_size() -> None:
+    row = {"size": 10_000_000.0, "against_short": 1.3, "restart_s": 1.0, "memory_mb": 150.0}
+    idle = {"size": 9_999.0, "idle_cpu_percent": 1.0, "memory_per_waiter_kb": 13.0, "produce_against_alone": 1.0}
+    figures = growth.aims({"backlog": [row | {"size": 1_000.0}, row], "waiters": [idle]})
+    assert {figure.aim: figure.missed for figure in figures if figure.aim is not None} == {1.2: True, 2.0: False}
+
+
+def test_a_plot_has_the_shape_that_is_expected(tmp_path: Path) -> None:
+    assert growth_plots.expected("flat", [1, 10, 100], [2.0, 2.5, 9.0]) == [2.0, 2.0, 2.0]
+    assert growth_plots.expected("linear", [0, 10, 100], [1.0, 5.0, 11.0]) == [1.0, 2.0, 11.0]
+    rows = [{"size": size, **{panel.column: size for panel in growth_plots.PARTS["waiters"].panels}} for size in (1.0, 10.0, 100.0)]
+    growth_plots.draw({"waiters": rows, "workers": rows}, tmp_path)
+    assert [file.name for file in tmp_path.iterdir()] == ["growth-waiters.svg"]
+    assert "<svg" in (tmp_path / "growth-waiters.svg").read_text()[:1_000]
+
+
+ROUND = model.Store("round", 0.001, 0.0001, 0.0002, 0.0001, 0.000001, 0.0003, 0.000002, 0.00005, 0.0001, serial=True, asks_at_hints=True)
+"""Constants that are easy to calculate with."""
+
+
+def test_the_model_counts_what_a_cluster_asks_of_its_meta_store() -> None:
+    at = model.cost(ROUND, model.Setting(10, beat=0.5))
+    # Ten members beat twice a second, each of them looks at each beat, and both watchers of each ask twice.
+    assert (at.commits, at.looks) == (20, 200)
+    assert at.asks == 10 * (3 + 2 * 20 * 2)
+    assert at.commit_line == pytest.approx(0.02)
+    assert at.meta_cores == pytest.approx(20 * 0.0001 + 200 * (0.0001 + 10 * 0.000001) + 830 * 0.00005)
+    assert at.look_share == pytest.approx((20 * 0.0002 + 200 * (0.0003 + 10 * 0.000002) + 830 * 0.0001) / 10)
+    # Each asks nine others once a second, and nine ask it. A third of the calls is on leased items; one in ten meets the owner by chance.
+    assert at.polls == 18
+    assert at.forwarded == pytest.approx(10 * 1_000 / 3 * 0.9)
+    assert at.breaks == ""
+
+
+def test_the_model_says_where_it_breaks() -> None:
+    most = model.most(ROUND, model.Setting(10))
+    assert model.cost(ROUND, model.Setting(most)).breaks == ""
+    assert model.cost(ROUND, model.Setting(most + 1)).breaks != ""
+    assert model.cost(ROUND, model.Setting(1_000)).breaks.startswith("200 members are the limit; commits wait for one another")
+    # Looks grow with the square of the members, so twice the beat is less than twice the members; with hints that say what has
+    # changed and a look a beat, what is left is the line of commits.
+    longer = model.most(ROUND, model.Setting(10, beat=1.0))
+    assert most < longer < 2 * most
+    told = model.Setting(10, looks_each_beat=False, delta=True, told_what=True)
+    assert longer < model.most(ROUND, told) <= 0.5 / ROUND.commit
+
+
+def test_the_model_shows_a_table_of_the_kept_constants(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    constants = tmp_path / "model.json"
+    with pytest.raises(SystemExit):
+        model.main(["--constants", str(constants)])
+    assert "measure a meta store first" in capsys.readouterr().err
+    assert model.main(["--constants", str(model.RESULTS)]) == 0
+    shown = capsys.readouterr().out
+    assert "**PostgreSQL**" in shown
+    assert "**etcd**" in shown
+    assert shown.count("| 1,000 |") == 2 * len(model.VARIANTS)
+
+
+def test_the_page_has_the_table_of_the_kept_constants(tmp_path: Path) -> None:
+    page = Path("docs/scale-out.md")
+    copy = tmp_path / "page.md"
+    copy.write_text(page.read_text().replace("| as it is | 10 |", "| something else |"))
+    assert model.main(["--constants", str(model.RESULTS), "--page", str(copy)]) == 0
+    assert copy.read_text() == page.read_text()

@@ -1,0 +1,130 @@
+"""Items by their values are the same items as those in columns, wherever they come by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from core_model import START
+from sluiceway.core.partition import Partition
+from sluiceway.kernel.clock import format_time
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_TEXT_BYTES
+from sluiceway.model.changes import RecordKind
+from sluiceway.model.few import MOST, Few, ServedFew, in_columns, join, serve
+from sluiceway.model.items import decode_blob, digest, fit, narrow, stored_schema
+from sluiceway.model.leased import Slice, served
+from sluiceway.model.peers import Ask
+from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, ProduceKey
+from sluiceway.wire import answers, peer
+from sluiceway.wire.json_items import Item, batch_of, decode_produce, few_of
+
+RECORD = QueueRecord("q", "k7f3q2ma", START, START, 60_000, 0, None, "", (PartitionRecord(0),))
+SOME = [
+    [Item(payload=b"a")],
+    [Item(utf8="ä" * 9), Item(payload=b"")],
+    [Item(payload=b"1", kind="k"), Item(payload=b"2"), Item(payload=b"3", reference="ü", encoding="e")],
+    [Item(payload=b"h", headers={"x": "y", "ß": ""}), Item(payload=b"none"), Item(payload=b"empty", headers={})],
+]
+
+
+def few(items: Sequence[Item]) -> Few:
+    found = few_of(items)
+    assert found is not None
+    return found
+
+
+def columns(items: Sequence[Item]) -> pa.RecordBatch:
+    return narrow(batch_of(items))[0]
+
+
+@pytest.mark.parametrize("items", SOME)
+def test_both_forms_say_the_same(items: list[Item]) -> None:
+    assert few(items).batch().equals(columns(items))
+    assert few(items).columns == narrow(batch_of(items))[1]
+    assert digest(few(items).batch()) == digest(batch_of(items))
+
+
+def test_joined_they_are_what_they_are_one_after_the_other() -> None:
+    together = join([few(items) for items in SOME])
+    assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b1111)) for items in SOME]))
+    assert (together.num_rows, together.nbytes) == (9, sum(few(items).nbytes for items in SOME))
+
+
+@pytest.mark.parametrize("others", [SOME[3], []])
+def test_a_partition_stores_the_same_bytes_of_either(others: list[Item]) -> None:
+    """Also where requests of both forms share a blob."""
+    stored = []
+    for form in (few, columns):
+        partition = Partition()
+        for items in SOME:
+            partition.produce(form(items), START)
+        if others:
+            partition.produce(columns(others), START)
+        partition.produce(form(SOME[0]), START, ProduceKey("key"))
+        taken = partition.take_changes()
+        assert taken is not None
+        (number,) = taken[0].blobs
+        stored.append((decode_blob(taken[0].blobs[number], 0b1111), taken[0].header, taken[0].puts[RecordKind.EXTENT, "0"]))
+        assert isinstance(taken[1][number], Few) is (form is few and not others)
+        # The key remembers what the rows say: in the other form it is the same call.
+        other = few if form is columns else columns
+        assert partition.produce(other(SOME[0]), START, ProduceKey("key")).repeated
+        with pytest.raises(SluicewayError, match="key"):
+            partition.produce(other(SOME[1]), START, ProduceKey("key"))
+    assert stored[0][0].equals(stored[1][0])
+    assert stored[0][1:] == stored[1][1:]
+
+
+def test_it_is_served_the_same() -> None:
+    blob = join([few(items) for items in SOME])
+    for rows in ([0], [2, 3, 8], [1, 2], list(range(9))):
+        piece = Slice(40, np.array(rows), np.array(rows) + 70, 2, START)
+        either = serve(1, 3, piece, blob)
+        assert isinstance(either, ServedFew)
+        whole = served(1, 3, piece, blob.batch())
+        assert in_columns(either).equals(whole.select(in_columns(either).schema.names))
+        assert whole.drop_columns(in_columns(either).schema.names).num_columns == sum(
+            whole.column(name).null_count == len(rows) for name in whole.schema.names
+        )
+        infos = [LeaseInfo(1, 3, len(rows), START + 9)]
+        plain, told = (answers.leased(RECORD, Leased(infos, [each]), arrow=False) for each in (either, whole))
+        assert plain == told
+        assert answers.peeked(RECORD, [in_columns(either)], arrow=False) == answers.peeked(RECORD, [whole], arrow=False)
+        assert pa.ipc.open_stream(pa.py_buffer(answers.leased(RECORD, Leased(infos, [either]), arrow=True))).read_all().num_rows == len(
+            rows
+        )
+
+
+def test_another_instance_is_sent_columns() -> None:
+    asked = Ask("k7f3q2ma", Produce(few(SOME[2]), 5_000))
+    assert peer.decode_request(peer.encode_request(asked)).request.batch.equals(columns(SOME[2]))  # type: ignore[union-attr]
+    piece = Slice(0, np.arange(3), np.arange(3), 1, START)
+    answer = Leased([LeaseInfo(0, 1, 3, 9)], [ServedFew(0, 1, piece, few(SOME[2]))])
+    lease = Ask("k7f3q2ma", Lease("c", 3))
+    (came,) = peer.decode_answer(lease, peer.encode_answer(lease, answer)).batches
+    assert came.equals(served(0, 1, piece, columns(SOME[2])))
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"utf8": "x", "enqueue_at": format_time(START + 1_000)},
+        {"utf8": "x", "kind": "k" * (MAX_TEXT_BYTES // 4 + 1)},
+        {"utf8": "x", "headers": {"h": "v" * (MAX_HEADER_BYTES // 4)}},
+    ],
+)
+def test_what_only_columns_can_tell_goes_by_columns(item: dict[str, object]) -> None:
+    call = decode_produce(msgspec.json.encode({"queue_name": "q", "items": [item]}))
+    assert not isinstance(call.request(RECORD, START).batch, Few)
+
+
+def test_many_items_go_by_columns() -> None:
+    for count, is_few in ((MOST, True), (MOST + 1, False)):
+        call = decode_produce(msgspec.json.encode({"queue_name": "q", "items": [{"utf8": "x"}] * count}))
+        assert isinstance(call.request(RECORD, START).batch, Few) is is_few
