@@ -71,6 +71,7 @@ def test_a_ratio_is_of_one_round() -> None:
     # The machine was ten times as fast in the second round: the medians alone would say 1.
     slices = {"sluiceway": [one(200), one(2_000), one(300)], "nats": [one(100), one(1_000), one(100)], "disk": []}
     assert ratios_of(slices) == {"nats": 2}
+    assert ratios_of(slices, "nats") == {"sluiceway": 0.5}
 
 
 def test_of_latency_the_cycles_p99_is_compared() -> None:
@@ -137,6 +138,27 @@ def test_a_peer(name: str, tmp_path: Path) -> None:
     assert module.GUARANTEES[name]
 
 
+def test_the_page_says_what_was_missed_and_where_others_are_ahead() -> None:
+    ratios = {
+        "arrow-1000x100-c8": {"redis-everysec": 1.5, "nats": 5.5, "in-process": 0.4},
+        "single-cycle-c64": {"redis-always": 0.5},
+        "single-latency-c1": {"redis-always": 5.5, "postgres": 0.5},
+    }
+    when = {case: {"at": "2026-01-31T08:00:00Z", "rounds": 3, "seconds": 2.0, "load": 0.1} for case in ratios}
+    on_postgres = {"arrow-1000x100-c8": {"postgres": 3.5}}
+    document = {"machine": "x", "cases": {}, "ratios": ratios, "ratios_on_postgres": on_postgres, "measured": when, "systems": {}}
+    lines = page.tables(document).splitlines()
+    assert "| arrow-1000x100-c8 | ours against redis-everysec | ≥ 2 × | 1.5 ×, **missed** |" in lines
+    assert "| arrow-1000x100-c8 | ours against nats | ≥ 5 × | 5.5 × |" in lines
+    assert "| single-cycle-c64 | ours against redis-always | ≥ 0.4 × | 0.5 × |" in lines
+    assert "| arrow-1000x100-c8 | our PostgreSQL store against postgres | ≥ 3 × | 3.5 × |" in lines
+    assert "| single-latency-c1 | p99 of ours against redis-always | ≤ 5 × | 5.5 ×, **missed** |" in lines
+    assert [line for line in lines if line.startswith("* ")] == [
+        "* single-cycle-c64: redis-always (0.5 ×)",
+        "* single-latency-c1, p99 of a cycle: redis-always (5.5 ×)",
+    ]
+
+
 def test_the_command_keeps_the_cases_that_it_does_not_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "figures.json"
     before = {"at": "2026-01-31T08:00:00Z", "rounds": 3, "seconds": 2.0, "load": 0.1}
@@ -158,4 +180,5 @@ def test_the_command_keeps_the_cases_that_it_does_not_measure(tmp_path: Path, ca
     assert "### arrow-10x100-c1" in written
     assert "p99.9" in written
     assert systems.module("sluiceway").GUARANTEES["sluiceway"] in written
+    assert "| single-latency-c1 | p99 of ours against redis-always | ≤ 5 × | not measured |" in written
     assert {plot.name for plot in page.plots(both, tmp_path)} == {"bench-latency.svg"}

@@ -33,11 +33,10 @@ def peers(*names: str) -> pytest.MarkDecorator:
 
 
 def check_cycles(server: tuple[str, Served]) -> None:
+    name, served = server
     for work in (WORK, SINGLE):
-        done = harness.slice_of(*server, work, 0.3)
+        done = systems.module(name).drive(name, served.address, work, 0.2)
         assert done.items >= work.batch
-        assert done.server > 0
-        assert done.client > 0
 
 
 @peers("sluiceway-postgres")
@@ -47,7 +46,7 @@ def test_ours_on_postgres(server: tuple[str, Served]) -> None:
 
 
 @pytest.mark.slow
-@peers("rabbitmq-quorum", "kafka-share", "kafka-share-sync")
+@peers("rabbitmq-quorum", "rabbitmq-quorum-raw", "kafka-share", "kafka-share-sync")
 def test_a_slow_starter_does_whole_cycles(server: tuple[str, Served]) -> None:
     check_cycles(server)
 

@@ -15,7 +15,7 @@ from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.few import MOST, Few, ServedFew, in_columns, join, serve
+from sluiceway.model.few import MOST, MOST_BYTES, Few, ServedFew, in_columns, join, serve
 from sluiceway.model.items import decode_blob, digest, fit, narrow, stored_schema
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.peers import Ask
@@ -116,6 +116,7 @@ def test_another_instance_is_sent_columns() -> None:
     [
         {"utf8": "x", "enqueue_at": format_time(START + 1_000)},
         {"utf8": "x", "kind": "k" * (MAX_TEXT_BYTES // 4 + 1)},
+        {"utf8": "x" * MOST_BYTES},
         {"utf8": "x", "headers": {"h": "v" * (MAX_HEADER_BYTES // 4)}},
     ],
 )

@@ -342,7 +342,7 @@ async def test_one_store_serves_several_event_loops(tmp_path: Path) -> None:
 def proved(pace: Pace, quick: int) -> bool:
     """Whether the pace is proved after so many more quick commits."""
     for _ in range(quick):
-        pace.note(Pace.QUICK)
+        pace.note(Pace.QUICK, on_loop=False)
     return pace.is_quick
 
 
@@ -350,9 +350,34 @@ def test_quick_commits_are_proved_by_a_long_run_and_a_slow_one_asks_for_a_longer
     pace = Pace()
     assert not proved(pace, Pace.PROOF - 1)
     assert proved(pace, 1)
-    pace.note(Pace.QUICK * 1.01)
+    pace.note(Pace.QUICK * 1.01, on_loop=True)
     assert not proved(pace, 10 * Pace.PROOF - 1)
     assert proved(pace, 1)
+
+
+def test_of_many_quick_commits_on_the_loop_two_may_be_slow_and_none_very_slow() -> None:
+    for slow, stays in ([1.01] * 2, True), ([1.01] * 3, False), ([2.9], True), ([3.1], False):
+        pace = Pace()
+        assert proved(pace, 3 * Pace.PROOF)
+        for each in slow:
+            pace.note(Pace.QUICK * each, on_loop=True)
+        assert pace.is_quick is stays, slow
+        assert proved(pace, 10 * Pace.PROOF)
+
+
+def test_a_slow_commit_in_a_thread_sets_the_proof_back_a_little() -> None:
+    """It may have waited for the interpreter: under load that is common, and a proof that began anew each time would never be there."""
+    pace = Pace()
+    assert not proved(pace, Pace.PROOF - 1)
+    pace.note(Pace.QUICK * 9, on_loop=False)
+    assert not proved(pace, Pace.SET_BACK)
+    assert proved(pace, 1)
+    uneven = Pace()
+    for _ in range(10 * Pace.PROOF):
+        uneven.note(Pace.QUICK * 9, on_loop=False)
+        assert not proved(uneven, Pace.SET_BACK - 1)
+    assert not proved(uneven, 10 * Pace.PROOF - Pace.SET_BACK), "as after a slow one on the loop"
+    assert proved(uneven, 1)
 
 
 @driven

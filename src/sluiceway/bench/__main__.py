@@ -10,6 +10,7 @@ import importlib
 import json
 import os
 import platform
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -68,6 +69,7 @@ def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: i
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}, Python {platform.python_version()}",
         "cases": {},
         "ratios": {},
+        "ratios_on_postgres": {},
         "measured": {},
         "systems": {},
     }
@@ -81,6 +83,7 @@ def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: i
             for work, slices in harness.measure(part.works, taking_part, rounds, length, progress).items():
                 document["cases"][work.name] = harness.case_of(slices)
                 document["ratios"][work.name] = harness.ratios_of(slices)
+                document["ratios_on_postgres"][work.name] = harness.ratios_of(slices, harness.ON_POSTGRES)
                 document["measured"][work.name] = {
                     "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
                     "rounds": rounds,
@@ -92,7 +95,7 @@ def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: i
 
 def _merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What was measured now, and the cases from before that were not."""
-    kept = {name: before.get(name, {}) | now[name] for name in ("cases", "ratios", "measured", "systems")}
+    kept = {name: before.get(name, {}) | now[name] for name in ("cases", "ratios", "ratios_on_postgres", "measured", "systems")}
     return now | kept
 
 
@@ -121,4 +124,6 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # Who is told to end still ends the servers.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(_run(sys.argv[1:]))

@@ -21,10 +21,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import uvloop
 
-from sluiceway.bench.figures import progress
+from sluiceway.bench.figures import progress, write_page
 from sluiceway.bench.servers import resident, written_bytes
+from sluiceway.model.few import MOST, Few, Rows, ServedFew
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import DONE, Extend, Lease, LeaseInfo, Offsets, Produce, QueueSpec, Selection, Settle
 from sluiceway.node.service import Service
@@ -43,6 +45,24 @@ SINGLES = 256
 """Callers that produce one item each at a time."""
 LONG = 3_600_000
 """Milliseconds that no lease and no call outlasts."""
+SOON = 2_000
+"""Milliseconds to a common deadline, beside some for each lease, which has to be told of it."""
+
+
+def rows_of(items: int, payload: int) -> Rows:
+    """So many items, in the form in which a call with so many has them."""
+    if items <= MOST:
+        return Few([b"p" * payload] * items, {}, items * payload)
+    return batch_from_rows([{"payload": b"p" * payload}] * items)
+
+
+def payload_of(leased: ServedFew | pa.RecordBatch) -> int:
+    """Bytes of all payloads in it."""
+    if isinstance(leased, ServedFew):
+        return sum(len(leased.blob.payloads[row]) for row in leased.piece.rows)
+    column = leased.column("payload")
+    ends = memoryview(column.buffers()[1]).cast("i")
+    return int(ends[column.offset + len(column)]) - int(ends[column.offset])
 
 
 class Bench:
@@ -52,12 +72,12 @@ class Bench:
         self.service = service
         self.phases: list[Document] = []
 
-    async def measured(self, phase: str, items: int, work: Awaitable[int], why: str) -> None:
-        """The work tells how many items it was done to. Raises RuntimeError if these are not all."""
+    async def measured(self, phase: str, items: int, work: Awaitable[int], why: str, wait: float = 0.0) -> None:
+        """The work tells how many items it was done to, and it waits so many seconds before. Raises RuntimeError if these are not all."""
         memory, written = resident(os.getpid()), written_bytes()
         began, used = time.perf_counter(), time.process_time()
         done = await work
-        seconds, used = time.perf_counter() - began, time.process_time() - used
+        seconds, used = max(1e-3, time.perf_counter() - began - wait), time.process_time() - used
         after = resident(os.getpid())
         if done != items:
             raise RuntimeError(f"{phase}: {done} items instead of {items}")
@@ -78,7 +98,7 @@ class Bench:
 
     async def produce(self, items: int, rows: int, callers: int) -> int:
         """So many items, `rows` a call."""
-        request = Produce(batch_from_rows([{"payload": b"p" * PAYLOAD}] * rows), LONG)
+        request = Produce(rows_of(rows, PAYLOAD), LONG)
 
         async def call(_: int) -> int:
             return (await self.service.produce("q", request)).items
@@ -86,18 +106,21 @@ class Bench:
         return await summed(call, range(items // rows), callers)
 
     async def lease(self, items: int, rows: int, *, payload: bool = False, then_complete: bool = False) -> int:
-        """All of the items, in leases of `rows` at most; what is still asked for when the last has been given out finds nothing."""
-        request, got = Lease("bench", rows, 0, LONG), 0
+        """All of the items, in leases of `rows` at most."""
+        request, got, wanted = Lease("bench", rows, LONG, LONG), 0, 0
 
         async def caller() -> None:
-            nonlocal got
-            while got < items:
+            nonlocal got, wanted
+            # Together they never ask for more than there is, so that nobody waits for what will not come.
+            while wanted < items:
+                wanted += rows
                 leased = await self.service.lease("q", request, payload=payload)
                 count = sum(lease.items for lease in leased.leases)
-                if payload and sum(batch.num_rows for batch in leased.batches) != count:
+                wanted -= rows - count
+                if payload and sum(map(payload_of, leased.batches)) != count * PAYLOAD:
                     raise RuntimeError(f"{count} items leased, and others answered")
                 got += count
-                if then_complete and leased.leases:
+                if then_complete:
                     await self.settle(by_lease([(lease.partition, lease.number) for lease in leased.leases]))
 
         await asyncio.gather(*(caller() for _ in range(CALLERS if rows == 1 else 8)))
@@ -134,18 +157,20 @@ class Bench:
         """All of these leases, which are all that there are, run out at one moment."""
         items = self.total("leased_now")
         ready = self.total("ready")
-        # So many can be told only in one call, which takes its time.
-        after = 2_000 + len(leases) // 50
-        began = time.perf_counter()
-        await self.service.extend("q", Extend(leases, LONG, after))
-        await asyncio.sleep(max(0.0, after / 1_000 - (time.perf_counter() - began) - 0.05))
+        deadline = time.perf_counter() + SOON / 1_000 + len(leases) / 25_000
+        for start in range(0, len(leases), BULK):
+            await self.service.extend("q", Extend(leases[start : start + BULK], LONG, round((deadline - time.perf_counter()) * 1_000)))
+        left = deadline - time.perf_counter()
+        if left < 0 or self.total("ready") > ready:
+            raise RuntimeError("the leases ran out before all of them had their deadline")
 
         async def until_ready() -> int:
+            await asyncio.sleep(left)
             while self.total("leased_now"):  # noqa: ASYNC110 - that the last turn has ended is no event of the service
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.002)
             return self.total("ready") - ready
 
-        await self.measured(f"{len(leases):,} leases run out together", items, until_ready(), why)
+        await self.measured(f"{len(leases):,} leases run out together", items, until_ready(), why, wait=left)
 
 
 async def summed(call: Callable[[T], Awaitable[int]], each: Iterable[T], callers: int) -> int:
@@ -317,13 +342,17 @@ def measure(name: str, items: int) -> list[Document]:
 
 
 def table(cases: dict[str, list[Document]]) -> str:
-    lines = [f"{'':70} {'items':>10} {'items/s':>10} {'CPU µs':>7} {'written B':>10} {'memory B':>9} {'MB':>11}"]
-    for name, phases in cases.items():
-        for each in phases:
-            figures = f"{each['items']:>10,} {each['items_per_s']:>10,} {each['cpu_us_per_item']:>7} {each['written_per_item']:>10}"
-            memory = f"{each['memory_per_item']:>9} {each['memory_before_mb']:>5}→{each['memory_after_mb']}"
-            lines += [f"{name + ': ' + str(each['phase']):70} {figures} {memory}", f"    {each['why']}"]
-    return "\n".join(lines)
+    """As Markdown: the figures, then what explains them."""
+    lines = ["| | items | items/s | processor, µs | written, B | memory, B | of the process, MB |", "| --- " * 7 + "|"]
+    phases = [(name, each) for name, phases in cases.items() for each in phases]
+    for number, (name, each) in enumerate(phases, 1):
+        cells = [
+            f"{number}. `{name}`: {each['phase']}",
+            *(f"{each[key]:,}" for key in ("items", "items_per_s", "cpu_us_per_item", "written_per_item", "memory_per_item")),
+            f"{each['memory_before_mb']} → {each['memory_after_mb']}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *(f"{number}. {each['why']}" for number, (_, each) in enumerate(phases, 1))])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -332,6 +361,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="which to measure; all of them, if none is named")
     parser.add_argument("--items", type=int, default=10_000_000, help="of the largest case; the others have a tenth or a hundredth of it")
     parser.add_argument("--output", type=Path, default=Path("bench/results/hard.json"))
+    parser.add_argument("--page", type=Path, help="put the table into this page, such as docs/performance.md")
     given = parser.parse_args(arguments)
     cases: dict[str, list[Document]] = {}
     failed = 0
@@ -347,6 +377,8 @@ def main(arguments: Sequence[str]) -> int:
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[1]:.1f}"
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.output.write_text(json.dumps({"machine": machine, "items": given.items, "cases": cases}, indent=2, ensure_ascii=False) + "\n")
+    if given.page:
+        write_page(given.page, "hard", f"{machine}.\n\n{table(cases)}")
     progress(f"written to {given.output}")
     return int(failed > 0)
 

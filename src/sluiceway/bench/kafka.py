@@ -18,7 +18,7 @@ from typing import Self
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark.session import find_java_home
 
-VERSION = "4.1.0"
+VERSION = "4.4.0"
 FETCH_TIMEOUT = 600.0
 """Seconds to fetch a program; it takes half a minute."""
 PATIENCE = 120.0

@@ -23,6 +23,7 @@ from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM, Actor
+from sluiceway.model.few import in_columns
 from sluiceway.model.health import Check
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.leased import POSITION
@@ -176,7 +177,7 @@ class RowService:
 
     async def produce(self, queue_name: str, request: Produce) -> Produced:
         partition = min(self._partitions, key=lambda each: each.ready)
-        payloads = request.batch.column("payload").to_pylist()
+        payloads = in_columns(request.batch).column("payload").to_pylist()
         partition.ready += len(payloads)
         first = await partition.do(partition.insert(payloads, system.now()))
         return Produced(partition.number, first, len(payloads), False)

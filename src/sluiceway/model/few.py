@@ -15,6 +15,8 @@ from sluiceway.model.leased import Slice, placed, served
 
 MOST = 16
 """Items of one request that are worth handling so."""
+MOST_BYTES = 64 << 10
+"""Bytes of one request that are worth it: whoever looks at items in columns sees where they lie, and has a copy of these."""
 _VALUE_BYTES = 64
 """What a value takes beside its bytes."""
 _BITS = {field.name: 1 << bit for bit, field in enumerate(OPTIONAL)}

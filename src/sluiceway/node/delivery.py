@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 MOST_KEPT = 256
 """Rows of a blob that are kept as they came. More of them are smaller in columns."""
+MOST_KEPT_BYTES = 256 << 10
+"""The same of their bytes: of what lies in columns, no answer that is looked for copies any."""
 
 
 class Seat(NamedTuple):
@@ -61,7 +63,7 @@ class Delivery:
             if not isinstance(rows, Few):
                 # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
                 rows = pa.ipc.read_record_batch(pa.py_buffer(data), rows.schema)
-            elif rows.num_rows > MOST_KEPT:
+            elif rows.num_rows > MOST_KEPT or rows.nbytes > MOST_KEPT_BYTES:
                 rows = decode_blob(data, rows.columns)
             self._cache.put((held, number), rows)
 

@@ -267,7 +267,7 @@ class Connection(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
-        elif self.pipeline or (self._is_answering() and self.cycle.response_started):
+        elif self.pipeline or (self._is_answering() and (self.cycle.response_started or not self.cycle.more_body)):
             # It would be read as the answer, or as a part of the answer, to an earlier request.
             self.transport.abort()
         else:

@@ -23,6 +23,7 @@ from sluiceway.kernel.limits import (
 )
 from sluiceway.kernel.names import check_text
 from sluiceway.model.few import MOST as MOST_FEW
+from sluiceway.model.few import MOST_BYTES as MOST_FEW_BYTES
 from sluiceway.model.few import Few
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
@@ -98,12 +99,12 @@ class ProduceCall(ProduceFields, kw_only=True):
 
 
 def few_of(items: Sequence[Item]) -> Few | None:
-    """The items by their values; None for what only `batch_of` has room for, or may be over a limit, which `check_batch` tells."""
+    """The items by their values; None for what `batch_of` is for: large items, due ones, and what may be over a limit."""
     payloads, others = [], {}
     nbytes = 0
     for at, item in enumerate(items):
         payload = _payload(item, at)
-        if item.enqueue_at is not None or len(payload) > MAX_PAYLOAD_BYTES:
+        if item.enqueue_at is not None:
             return None
         payloads.append(payload)
         nbytes += len(payload) + _OFFSET_BYTES
@@ -122,7 +123,7 @@ def few_of(items: Sequence[Item]) -> Few | None:
             return None
         nbytes += size
         others["headers"] = headers
-    return Few(payloads, others, nbytes)
+    return Few(payloads, others, nbytes) if nbytes <= MOST_FEW_BYTES else None
 
 
 def batch_of(items: Sequence[Item]) -> pa.RecordBatch:

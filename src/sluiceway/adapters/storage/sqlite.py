@@ -30,12 +30,14 @@ ON_LOOP_RECORDS = 300
 class Pace:
     """Whether commits have proved quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
 
-    A long run of quick ones is the proof; one slow one ends it, and asks for a run ten times as long.
+    A long run of quick ones is the proof. Slow ones on the loop end it, the sooner the slower they are, and ask for a run ten times as
+    long. One in a thread sets it back a little: a thread also waits for the interpreter, which says nothing of the disk.
     """
 
     QUICK = 0.003
     """Seconds. What a turn may hold up the loop."""
     PROOF = 500
+    SET_BACK = 10
 
     def __init__(self) -> None:
         self._run = 0
@@ -44,8 +46,16 @@ class Pace:
     def is_quick(self) -> bool:
         return self._run >= self.PROOF
 
-    def note(self, seconds: float) -> None:
-        self._run = min(self._run + 1, self.PROOF) if seconds <= self.QUICK else -9 * self.PROOF
+    def note(self, seconds: float, on_loop: bool) -> None:
+        """A commit took so long, there or in a thread."""
+        if seconds <= self.QUICK:
+            self._run = min(self._run + 1, 2 * self.PROOF)
+        elif not on_loop:
+            self._run = max(self._run - self.SET_BACK, -9 * self.PROOF)
+        else:
+            self._run -= int(self.PROOF * seconds / (3 * self.QUICK))
+            if not self.is_quick:
+                self._run = -9 * self.PROOF
 
 
 class _Strand:
@@ -143,12 +153,13 @@ class SqlitePartitionStore:
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         records = len(changes.puts) + len(changes.deletes)
         small = records <= ON_LOOP_RECORDS and sum(map(len, changes.blobs.values())) <= ON_LOOP_BYTES
+        loops = threading.get_ident()
 
         def job(strand: _Strand) -> Outcome:
             began = system.stopwatch()
             outcome = strand.apply(changes, fence)
             if small:
-                self._pace.note(system.stopwatch() - began)
+                self._pace.note(system.stopwatch() - began, on_loop=threading.get_ident() == loops)
             return outcome
 
         return await self._run(ref, job, on_loop=small and self._pace.is_quick)

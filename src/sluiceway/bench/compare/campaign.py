@@ -11,9 +11,14 @@ from sluiceway.bench.compare.work import Work
 SINGLES = ("single-produce-c64", "single-cycle-c64", "single-latency-c1")
 FULL = ("arrow-1000x100-c8", "json-1000x100-c8", "protobuf-1000x100-c8", *SINGLES)
 """The cases in which every system takes part."""
-SOME = ("sluiceway", "redis-everysec", "nats", "postgres")
-"""The systems that take part in all cases: the peers that come nearest, and the one that is nearest in what it guarantees."""
-MORE = {"arrow-10000x100-c8": ("in-process", "disk"), "arrow-1000x100-c1": ("sqlite-rows", "in-process")}
+SOME = ("sluiceway", "redis-everysec", "postgres")
+"""The systems that take part in all cases: the usual choice, and the one that is nearest in what it guarantees."""
+MORE = {
+    "arrow-1x100-c8": ("nats",),
+    "arrow-100x100-c8": ("nats",),
+    "arrow-10000x100-c8": ("nats", "in-process", "disk"),
+    "arrow-1000x100-c1": ("sqlite-rows", "in-process"),
+}
 CASES = (
     *FULL,
     *(f"arrow-{batch}x{payload}-c{clients}" for batch in (1, 100, 1_000, 10_000) for payload in (100, 1_000) for clients in (1, 8)),

@@ -23,10 +23,11 @@ from sluiceway.bench.compare.work import Form, Served, Work
 from sluiceway.bench.servers import family_cpu
 
 OURS = "sluiceway"
+ON_POSTGRES = "sluiceway-postgres"
 FORMS: dict[str, tuple[Form, ...]] = {
     OURS: ("arrow", "json", "protobuf"),
     "sluiceway-client": ("arrow", "json"),
-    "sluiceway-postgres": ("arrow", "json"),
+    ON_POSTGRES: ("arrow", "json"),
     "sqlite-rows": ("arrow",),
     "in-memory": ("arrow",),
     "in-process": ("arrow",),
@@ -178,14 +179,14 @@ def _figures(slices: list[Slice]) -> dict[str, Any]:
     return figures
 
 
-def ratios_of(slices: dict[str, list[Slice]]) -> dict[str, float]:
-    """Ours against each other system, the median over the rounds: of items a second; of a `latency` case of the cycle's p99, where less is
-    better."""
-    ours = slices.get(OURS, [])
+def ratios_of(slices: dict[str, list[Slice]], of: str = OURS) -> dict[str, float]:
+    """That system against each other one, the median over the rounds: of items a second; of a `latency` case of the cycle's p99, where
+    less is better."""
+    ours = slices.get(of, [])
     ratios = {}
     for name, theirs in slices.items():
         pairs = list(zip(ours, theirs, strict=False))
-        if name != OURS and pairs:
+        if name != of and pairs:
             ratios[name] = _short(statistics.median(_told(one) / _told(other) for one, other in pairs))
     return ratios
 

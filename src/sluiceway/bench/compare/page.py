@@ -24,6 +24,24 @@ BARS = {
     "bench-singles.svg": ("Single items, 64 connections: items/s", ("single-produce-c64", "single-cycle-c64")),
 }
 LATENCY = "single-latency-c1"
+AIMS = (
+    *(
+        ("arrow-1000x100-c8", *aim)
+        for aim in (("redis-everysec", 2), ("nats", 5), ("rabbitmq-quorum", 8), ("postgres", 5), ("kafka-share", 2))
+    ),
+    ("json-1000x100-c8", "redis-everysec", 1.2),
+    ("arrow-10000x100-c8", "in-process", 0.5),
+    *(
+        (f"single-{kind}-c64", *aim)
+        for kind, least in (("produce", 0.5), ("cycle", 0.4))
+        for aim in (("redis-always", least), ("postgres", 1), ("rabbitmq-quorum", 1))
+    ),
+)
+"""The least that ours is to be, as a multiple of a peer in a case."""
+POSTGRES_AIM = 3
+"""That of our PostgreSQL store against rows on the same server, in the first of these cases."""
+LATENCY_AIM = 5
+"""The most that the p99 of a cycle at low load is to be, as a multiple of that of `redis-always`."""
 SIZES = (1, 100, 1_000, 10_000)
 
 
@@ -51,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 def tables(document: dict[str, Any]) -> str:
     when = sorted(each["at"] for each in document["measured"].values())
     dates = " to ".join(dict.fromkeys((when[0][:10], when[-1][:10])))
-    parts = [f"Measured {dates} on {document['machine']}.", _systems(document["systems"])]
+    parts = [f"Measured {dates} on {document['machine']}.", _systems(document["systems"]), _aims(document), _lost(document)]
     for case, figures in document["cases"].items():
         measured = document["measured"][case]
         about = f"{measured['rounds']} rounds of {measured['seconds']:g} s, load {measured['load']}"
@@ -62,6 +80,36 @@ def tables(document: dict[str, Any]) -> str:
 def _systems(told: dict[str, dict[str, str]]) -> str:
     rows = [f"| {name} | {told[name]['version']} | {told[name]['guarantee']} |" for name in systems.MODULES if name in told]
     return "\n".join(["| system | version | what is certain once it has confirmed |", "| --- | --- | --- |", *rows])
+
+
+def _aims(document: dict[str, Any]) -> str:
+    case, ratios = AIMS[0][0], document["ratios"]
+    rows = [(case, f"ours against {peer}", f"≥ {least:g}", ratios.get(case, {}).get(peer), least, 1) for case, peer, least in AIMS]
+    on_postgres = document["ratios_on_postgres"].get(case, {}).get("postgres")
+    rows.append((case, "our PostgreSQL store against postgres", f"≥ {POSTGRES_AIM}", on_postgres, POSTGRES_AIM, 1))
+    delay = ratios.get(LATENCY, {}).get("redis-always")
+    rows.append((LATENCY, "p99 of ours against redis-always", f"≤ {LATENCY_AIM}", delay, LATENCY_AIM, -1))
+    lines = ["### Aims", "", "| case | | aim | measured |", "| --- | --- | --- | --- |"]
+    for case, what, aim, ratio, bound, sign in rows:
+        missed = ratio is not None and sign * ratio < sign * bound
+        told = "not measured" if ratio is None else f"{ratio:.3g} ×{', **missed**' if missed else ''}"
+        lines.append(f"| {case} | {what} | {aim} × | {told} |")
+    return "\n".join(lines)
+
+
+def _lost(document: dict[str, Any]) -> str:
+    """The peers that are ahead of ours somewhere. What is no peer is left out."""
+    peers = [name for name in systems.MODULES if name not in (*_OWN, "sqlite-rows", "in-process", "in-memory", "disk")]
+    lines = []
+    for case, ratios in document["ratios"].items():
+        behind = [
+            f"{name} ({ratios[name]:.3g} ×)"
+            for name in peers
+            if name in ratios and (ratios[name] > 1 if case == LATENCY else ratios[name] < 1)
+        ]
+        if behind:
+            lines.append(f"* {case}{', p99 of a cycle' if case == LATENCY else ''}: {', '.join(behind)}")
+    return "\n".join(["### Where we lose", "", *(lines or ["In no case that was measured."])])
 
 
 def _case(figures: dict[str, Any], ratios: dict[str, float]) -> str:

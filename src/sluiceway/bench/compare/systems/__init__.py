@@ -22,6 +22,7 @@ MODULES = {
     "nats": "nats",
     "nats-sync-always": "nats",
     "rabbitmq-quorum": "rabbitmq",
+    "rabbitmq-quorum-raw": "rabbitmq",
     "postgres": "postgres",
     "kafka-share": "kafka_share",
     "kafka-share-sync": "kafka_share",

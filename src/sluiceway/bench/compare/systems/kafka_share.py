@@ -23,16 +23,13 @@ from confluent_kafka import Producer, ShareConsumer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
 
 from sluiceway.bench.compare.work import Done, Served, Work, repeat, run
-from sluiceway.bench.kafka import SETTINGS, Broker, NotFoundError, fetch, java
+from sluiceway.bench.kafka import SETTINGS, VERSION, Broker, NotFoundError, fetch, java
 
 GUARANTEES = {
     "kafka-share": "A record is confirmed when the one broker has it in memory that outlives its process, not the machine; so are commits.",
     "kafka-share-sync": "A record is confirmed when the broker has synced it to the disk. Commits are not synced.",
 }
 
-VERSION = "4.4.0"
-"""The newest, as share groups are new; it is also the first that librdkafka's consumers of them were made for."""
-CACHE = Path(__file__).resolve().parents[5] / ".tools"
 FLAGS = ("-Xms1g", "-Xmx1g", "-XX:+UseG1GC")
 QUICK = {
     "num.network.threads": "3",
@@ -57,9 +54,10 @@ PATIENCE = 30.0
 
 
 def found() -> str | None:
+    """Fetches it if need be."""
     try:
         java()
-        fetch("org.apache.kafka", "kafka_2.13", VERSION, CACHE)
+        _program()
     except NotFoundError as error:
         return str(error)
     return None
@@ -69,10 +67,14 @@ def version() -> str:
     return f"Kafka {VERSION}"
 
 
+def _program() -> Path:
+    return fetch("org.apache.kafka", "kafka_2.13", VERSION, Path(".tools").absolute())
+
+
 @contextmanager
 def serve(name: str, folder: Path) -> Iterator[Served]:
     settings = {**SETTINGS, **QUICK, **({"log.flush.interval.messages": "1"} if name == "kafka-share-sync" else {})}
-    with Broker(fetch("org.apache.kafka", "kafka_2.13", VERSION, CACHE), settings, FLAGS) as broker:
+    with Broker(_program(), settings, FLAGS) as broker:
         yield Served(broker.bootstrap, [broker.pid])
 
 
@@ -150,7 +152,7 @@ class _Client:
 
     def __init__(self, address: str, topic: str, producer: _Producer, threads: ThreadPoolExecutor, work: Work) -> None:
         self._topic, self._producer, self._threads, self._batch = topic, producer, threads, work.batch
-        self._body = b"x" * work.payload
+        self._body, self._size = b"x" * work.payload, work.payload
         self._loop = asyncio.get_running_loop()
         self._consumer = ShareConsumer({"bootstrap.servers": address, "group.id": GROUP, "max.poll.records": work.batch})
 
@@ -179,14 +181,15 @@ class _Client:
         await self._loop.run_in_executor(self._threads, self._commit)
 
     def _lease(self) -> int:
-        count, size = 0, len(self._body)
+        count = 0
         while count < self._batch:
             if count:
                 self._commit()
             messages = self._consumer.poll(QUIET)
             if not len(messages):
                 break
-            if any(len(message.value() or b"") != size for message in messages):
+            # Of a message that is an error, the length is that of its text.
+            if sum(map(len, messages)) != len(messages) * self._size:
                 raise RuntimeError("a record is not of the size that was produced")
             count += len(messages)
         return count

@@ -131,7 +131,7 @@ def _postgres(folder: Path) -> Iterator[tuple[str, int]]:
     with (folder / "output").open("ab") as output:
         given = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "cwd": folder, **identity}
         given["env"] = {"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"}
-        flags = ["--username=bench", "--auth=scram-sha-256", f"--pwfile={password}", "--no-locale", "--encoding=UTF8"]
+        flags = ["--username=bench", "--auth=scram-sha-256", f"--pwfile={password}", "--no-locale", "--encoding=UTF8", "--no-sync"]
         if subprocess.Popen([programs / "initdb", "-D", data, *flags], **given).wait(PATIENCE):
             raise RuntimeError(f"initdb failed:\n{_tail(folder)}")
         process = subprocess.Popen([programs / "postgres", "-D", data, "-p", str(port), *options], **given)
