@@ -23,6 +23,7 @@ from sluiceway.bench.backlog import BATCH, cycles, fill
 from sluiceway.bench.compare.systems.sluiceway import lean
 from sluiceway.bench.compare.work import Work, run
 from sluiceway.bench.figures import Figure, progress, table, write_page
+from sluiceway.bench.growth_plots import PARTS as PLOTTED
 from sluiceway.bench.growth_plots import draw
 from sluiceway.bench.load import Connection
 from sluiceway.bench.servers import SLUICEWAY, Server, cpu_seconds, family_cpu, resident, server
@@ -302,8 +303,8 @@ def aims(parts: dict[str, list[Row]]) -> list[Figure]:
     return figures
 
 
-def page_of(parts: dict[str, list[Row]]) -> str:
-    """As Markdown: a table for each part."""
+def page_of(parts: dict[str, list[Row]], pictures: str = "") -> str:
+    """As Markdown: a table for each part, and its plot if these are in a folder."""
     blocks = []
     for name, rows in parts.items():
         columns = list(rows[0])
@@ -312,6 +313,8 @@ def page_of(parts: dict[str, list[Row]]) -> str:
             f"| {' | '.join(f'{row[column]:,.4g}' if row[column] < 1_000 else f'{row[column]:,.0f}' for column in columns)} |"
             for row in rows
         ]
+        if pictures and name in PLOTTED and len(rows) > 1:
+            lines += ["", f"![{name}: cost against size]({pictures}/growth-{name}.svg)"]
         blocks.append("\n".join(lines))
     return "\n\n".join(blocks)
 
@@ -345,7 +348,8 @@ def main(arguments: Sequence[str]) -> int:
     if given.plots:
         draw(before | parts, given.plots)
     if given.page:
-        write_page(given.page, "growth", f"{machine}, load {report['load']}.\n\n{page_of(before | parts)}")
+        pictures = os.path.relpath(given.plots, given.page.parent) if given.plots else ""
+        write_page(given.page, "growth", f"{machine}, load {report['load']}.\n\n{page_of(before | parts, pictures)}")
     missed = sum(figure.missed for figure in figures)
     progress(f"{missed} aims missed" if missed else "every aim met")
     return int(missed > 0)

@@ -221,7 +221,7 @@ async def ones(bench: Bench, items: int) -> None:
         "each completed by a call of its own, in random order",
         items,
         bench.complete(bench.given("leased"), by_number, 1, CALLERS),
-        "A whole lease is one record deleted. A blob goes with the last of its 10,000 rows, so the file shrinks late.",
+        "A whole lease is one record deleted. In random order nearly each is on another page of the file, and pages are what is written.",
     )
 
 
@@ -272,7 +272,7 @@ async def live(bench: Bench, items: int) -> None:
     )
     rest = [(partition, number + 1) for partition, number in chosen[2 * quarter :].tolist()]
     await bench.run_out(
-        rest, "A turn ends 1,000 leases at most: as many records deleted, and each item an extent of its own over the blob that it is in."
+        rest, "A turn ends 1,000 leases at most: as many records deleted, and the items go back as extents over the blobs that they are in."
     )
 
 
