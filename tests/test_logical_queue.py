@@ -18,17 +18,6 @@ HOME_OF_K = 0
 KEY = ProduceKey("key-0")
 
 
-def test_requests_that_are_answered_leave_nothing_behind() -> None:
-    """Their deadlines lie far ahead: a queue that answers many at once would remember all of them until then."""
-    rig = Rig(1)
-    patient = rig.ask(lease(timeout=60_000))
-    for _ in range(3_000):
-        assert rig.settled(rig.ask(settle({0: [0]}))).ignored
-    assert len(rig.queue._deadlines) <= 1_002
-    rig.wait(60_000)
-    assert rig.grants(patient) == []
-
-
 # ---- where a produce goes -------------------------------------------------------------------------------------
 
 

@@ -422,3 +422,14 @@ def test_after_a_restart_a_repeated_key_is_not_answered_with_half_of_its_leases(
     after.open(0)
     last = after.ask(request)
     assert after.grants(last) == rig.grants(first)
+
+
+def test_requests_that_are_answered_leave_nothing_behind() -> None:
+    """Their deadlines lie far ahead: a queue that answers many at once would remember all of them until then."""
+    rig = Rig(1)
+    patient = rig.ask(lease(timeout=60_000))
+    for _ in range(3_000):
+        assert rig.settled(rig.ask(settle({0: [0]}))).ignored
+    assert len(rig.queue._deadlines) <= 1_002
+    rig.wait(60_000)
+    assert rig.grants(patient) == []
