@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 
 import msgspec
@@ -54,6 +55,19 @@ def test_joined_they_are_what_they_are_one_after_the_other() -> None:
     together = join([few(items) for items in SOME])
     assert together.batch().equals(pa.concat_batches([fit(columns(items), stored_schema(0b1111)) for items in SOME]))
     assert (together.num_rows, together.nbytes) == (9, sum(few(items).nbytes for items in SOME))
+
+
+@pytest.mark.parametrize(("items", "pairs"), [(16, 1), (16, 40), (1, 2_000)])
+def test_what_headers_take_in_memory_is_counted(items: int, pairs: int) -> None:
+    """The cache of blobs has no other measure."""
+    each = {"bytes": "", "headers": {chr(0x4E00 + n): "" for n in range(pairs)}}
+    body = msgspec.json.encode({"queue_name": "q", "items": [each] * items})
+    tracemalloc.start()
+    rows = few(decode_produce(body).items)
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert rows.held_bytes > taken / 2
+    assert rows.nbytes > columns(decode_produce(body).items).nbytes * 0.7
 
 
 @pytest.mark.parametrize("others", [SOME[3], []])

@@ -20,6 +20,7 @@ from sluiceway.model.items import batch_from_rows, stored_schema
 from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, ProduceKey, Selection, Settle
 from sluiceway.node import looking
 from sluiceway.node.blobs import ENTRY_BYTES
+from sluiceway.node.delivery import Delivery
 from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import PartitionRef
@@ -386,3 +387,17 @@ async def test_fates(tmp_path: Path) -> None:
         assert total(service, "q") == 0
         (stats,) = service.stats("q").partitions
         assert (stats.produced, stats.leased, stats.retried, stats.dead) == (1, 2, 1, 1)
+
+
+@driven
+async def test_items_that_cannot_be_handed_out_at_once_do_not_end_the_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Delivery, grants: object) -> None:
+        raise RuntimeError
+
+    monkeypatch.setattr(Delivery, "at_once", broken)
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "a", "b")
+        first, second = await asyncio.gather(lease(service, "q", 1), lease(service, "q", 1))
+        assert sorted(payloads(first.batches) + payloads(second.batches)) == ["a", "b"]
+        assert (await produce(service, "q", "c")).items == 1

@@ -42,7 +42,10 @@ class Few:
     @property
     def held_bytes(self) -> int:
         """What they take in memory, roughly."""
-        return self.nbytes + _VALUE_BYTES * len(self.payloads) * (1 + len(self.others))
+        values = len(self.payloads) * (1 + len(self.others))
+        # A mapping takes room for each pair, and a name and a text of their own.
+        values += 3 * sum(1 + len(pairs) for pairs in self.others.get("headers", ()) if pairs is not None)
+        return self.nbytes + _VALUE_BYTES * values
 
     @property
     def columns(self) -> int:

@@ -456,7 +456,12 @@ class QueueDriver:
         if not grants or not waiter.payload:
             waiter.future.set_result(Leased([grant.info for grant in grants]))
             return
-        leased = self._delivery.at_once(grants)
+        try:
+            leased = self._delivery.at_once(grants)
+        except Exception:
+            # It must not end the turn, in which others are answered too. `deliver` says what it is, to this one alone.
+            log.exception("queue %s: leased items could not be handed out at once", self.record.queue_name)
+            leased = None
         if leased is not None:
             waiter.future.set_result(leased)
         else:

@@ -121,7 +121,7 @@ def few_of(items: Sequence[Item]) -> Few | None:
         size = sum((len(name) + len(value)) * _CHARACTER_BYTES for pairs in headers for name, value in (pairs or {}).items())
         if size > MAX_HEADER_BYTES:
             return None
-        nbytes += size
+        nbytes += size + 2 * _OFFSET_BYTES * sum(len(pairs or ()) for pairs in headers)
         others["headers"] = headers
     return Few(payloads, others, nbytes) if nbytes <= MOST_FEW_BYTES else None
 
