@@ -129,7 +129,7 @@ def test_a_peer_does_one_slice_for_all_forms_and_fails_in_all(tmp_path: Path) ->
 @pytest.mark.parametrize("name", ["redis-everysec", "redis-always-raw", "nats", "beanstalkd"])
 def test_a_peer(name: str, tmp_path: Path) -> None:
     if reason := systems.found(name):
-        pytest.skip(reason)
+        pytest.skip(f"{name.upper()} IS NOT TESTED: {reason}")
     module = systems.module(name)
     with module.serve(name, tmp_path) as served:
         done = module.drive(name, served.address, Work.named("arrow-10x100-c2"), SECONDS)

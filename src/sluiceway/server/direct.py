@@ -1,4 +1,4 @@
-"""The direct path: a call that came whole, in one piece of data, is answered without the messages of ASGI."""
+"""The direct path: a call that came whole is answered without the messages of ASGI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.server.http import Body, BodyMemory, DisconnectedError, Message, 
 if TYPE_CHECKING:
     from sluiceway.server.connections import Connection
 
-_TOGETHER: Final = 16 << 10
+_ONE_WRITE: Final = 16 << 10
 """Bytes of a body that are copied behind the head, rather than written after it: one call of the system instead of two."""
 
 
@@ -98,7 +98,7 @@ class Direct:
         if self.disconnected:
             return
         head, self._head = self._head, b""
-        if head and len(body) <= _TOGETHER:
+        if head and len(body) <= _ONE_WRITE:
             connection.transport.write(head + body)
         else:
             connection.transport.writelines((head, body))

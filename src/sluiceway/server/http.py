@@ -30,11 +30,6 @@ PROTOBUF: Final = protobuf.CONTENT_TYPE
 _TRACEPARENT = re.compile(rb"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:\-]{1,64}")
 _SHOWN: Final = 80
-_READ: Final = frozenset(
-    b"content-type content-length content-encoding accept authorization host traceparent x-request-id".split()
-    + b"x-sluiceway-redirect last-event-id".split()
-)
-"""The headers that mean something here."""
 
 
 class DisconnectedError(Exception):
@@ -120,8 +115,6 @@ class Request:
         self.wants_arrow = self.redirects = False
         self.body = b""
         for name, value in scope["headers"]:
-            if name not in _READ:
-                continue
             if name == b"content-type":
                 self._type = value.partition(b";")[0].strip().lower()
             elif name == b"content-length":
