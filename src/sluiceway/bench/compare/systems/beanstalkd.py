@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from sluiceway.bench.compare.pipeline import Pipeline
 from sluiceway.bench.compare.processes import free_port, listening, output_of, program, stopped_at_the_end
 from sluiceway.bench.compare.work import Done, Served, Work, repeat, run
 
@@ -58,33 +59,20 @@ async def _drive(port: int, work: Work, seconds: float) -> Done:
     return done
 
 
-class Beanstalk(asyncio.Protocol):
-    """Commands in pipelines: their answers come in their order."""
+class Beanstalk(Pipeline[bytes]):
+    """As much of the protocol as this work needs."""
 
     def __init__(self, work: Work) -> None:
+        super().__init__()
         self._work = work
         self._rest = b""
-        self._answers: list[bytes] = []
         self._size = 0
-        self._wanted = 0
-        self._done: asyncio.Future[list[bytes]] | None = None
         self._puts = (b"put 0 0 60 %d\r\n" % work.payload + b"x" * work.payload + b"\r\n") * work.batch
         self._reserves = b"reserve-with-timeout %d\r\n" % PATIENCE * work.batch
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's, but are none of them.
-        self._transport = cast(asyncio.Transport, transport)
-        self._loop = asyncio.get_running_loop()
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(error or ConnectionError("beanstalkd closed the connection"))
-
-    def data_received(self, data: bytes) -> None:
+    def read(self, data: bytes) -> list[bytes]:
         data, at = self._rest + data, 0
+        answers = []
         while (end := data.find(b"\r\n", at)) >= 0:
             line = data[at:end]
             after = end + 2
@@ -94,37 +82,30 @@ class Beanstalk(asyncio.Protocol):
                     break
                 self._size += size
                 after += size + 2
-            self._answers.append(line)
+            answers.append(line)
             at = after
         self._rest = data[at:]
-        if len(self._answers) == self._wanted and self._done is not None and not self._done.done():
-            self._done.set_result(self._answers)
-
-    def _call(self, commands: bytes, count: int) -> asyncio.Future[list[bytes]]:
-        self._answers, self._wanted = [], count
-        self._done = self._loop.create_future()
-        self._transport.write(commands)
-        return self._done
+        return answers
 
     async def use(self, tube: str) -> None:
         """A tube of its own for each slice: what a slice leaves behind is not in the way of the next."""
         name = tube.encode()
-        await self._call(b"use %s\r\nwatch %s\r\nignore default\r\n" % (name, name), 3)
+        await self.call(b"use %s\r\nwatch %s\r\nignore default\r\n" % (name, name), 3)
 
     async def produce(self) -> None:
-        for answer in await self._call(self._puts, self._work.batch):
+        for answer in await self.call(self._puts, self._work.batch):
             if not answer.startswith(b"INSERTED"):
                 raise RuntimeError(f"put: {answer!r}")
 
     async def lease(self) -> tuple[int, Any]:
         self._size = 0
-        answers = await self._call(self._reserves, self._work.batch)
+        answers = await self.call(self._reserves, self._work.batch)
         jobs = [answer.split(b" ", 2)[1] for answer in answers if answer.startswith(b"RESERVED")]
         if self._size != len(jobs) * self._work.payload:
             raise RuntimeError(f"{self._size} bytes of payload reserved in {len(jobs)} jobs")
         return len(jobs), jobs
 
     async def complete(self, leased: Any) -> None:
-        answers = await self._call(b"".join([b"delete %s\r\n" % job for job in leased]), len(leased))
+        answers = await self.call(b"".join([b"delete %s\r\n" % job for job in leased]), len(leased))
         if answers != [b"DELETED"] * len(leased):
             raise RuntimeError("not all deleted")

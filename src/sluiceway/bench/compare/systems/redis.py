@@ -12,8 +12,9 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from sluiceway.bench.compare.pipeline import Pipeline
 from sluiceway.bench.compare.processes import free_port, listening, output_of, program, stopped_at_the_end
 from sluiceway.bench.compare.work import Client, Done, Served, Work, repeat, run
 
@@ -111,56 +112,36 @@ class Python:
             raise RuntimeError("not all acknowledged and deleted")
 
 
-class Raw(asyncio.Protocol):
+class Raw(Pipeline[Any]):
     """RESP with as little as can be between it and the socket."""
 
     def __init__(self, work: Work) -> None:
         import hiredis
 
+        super().__init__()
         self._work = work
         self._pack = hiredis.pack_command
         self._reader = hiredis.Reader()
-        self._answers: list[Any] = []
-        self._wanted = 0
-        self._done: asyncio.Future[list[Any]] | None = None
         self._produce = self._pack((b"XADD", b"bench", b"*", b"p", b"x" * work.payload)) * work.batch
         self._lease = self._pack(
             # In this order is a command with options parsed.
             (b"XREADGROUP", b"GROUP", GROUP, b"%d" % id(self), b"COUNT", work.batch, b"BLOCK", PATIENCE, b"STREAMS", b"bench", b">")
         )
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's, but are none of them.
-        self._transport = cast(asyncio.Transport, transport)
-        self._loop = asyncio.get_running_loop()
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_exception(error or ConnectionError("Redis closed the connection"))
-
-    def data_received(self, data: bytes) -> None:
+    def read(self, data: bytes) -> list[Any]:
         self._reader.feed(data)
+        answers = []
         while (answer := self._reader.gets()) is not False:
-            self._answers.append(answer)
-        if len(self._answers) == self._wanted and self._done is not None:
-            self._done.set_result(self._answers)
-
-    def _call(self, command: bytes, answers: int = 1) -> asyncio.Future[list[Any]]:
-        self._answers, self._wanted = [], answers
-        self._done = self._loop.create_future()
-        self._transport.write(command)
-        return self._done
+            answers.append(answer)
+        return answers
 
     async def produce(self) -> None:
-        answers = await self._call(self._produce, self._work.batch)
+        answers = await self.call(self._produce, self._work.batch)
         if not isinstance(answers[-1], bytes):
             raise RuntimeError(f"XADD: {answers[-1]!r}")
 
     async def lease(self) -> tuple[int, Any]:
-        (answer,) = await self._call(self._lease)
+        (answer,) = await self.call(self._lease)
         if answer is None:
             return 0, []
         entries = answer[0][1]
@@ -169,7 +150,7 @@ class Raw(asyncio.Protocol):
 
     async def complete(self, leased: Any) -> None:
         command = self._pack((b"XACK", b"bench", GROUP, *leased)) + self._pack((b"XDEL", b"bench", *leased))
-        if await self._call(command, 2) != [len(leased)] * 2:
+        if await self.call(command, 2) != [len(leased)] * 2:
             raise RuntimeError("not all acknowledged and deleted")
 
 
