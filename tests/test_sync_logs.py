@@ -185,6 +185,35 @@ async def test_of_a_long_append_of_which_something_is_unknown_the_rest_is_not_sa
 
 
 @driven
+async def test_what_others_have_in_the_inbox_is_seen_also_by_who_came_to_look_for_its_own() -> None:
+    shared = MemoryMetaStore()
+    store = Watched(shared)
+    log, other = MetaSyncLog(store, "orders"), MetaSyncLog(shared, "orders")
+    inbox = "tasks/orders/log-inbox/"
+
+    async def come_first(what: str) -> None:
+        if what == "commit" and store.asked.count("commit") <= 2:
+            await other.append([b"first"])
+
+    async def take_along(what: str) -> None:
+        if what == "commit" and store.asked.count("commit") == 3:
+            # Its own is taken along, and then comes one of somebody who is not heard of again.
+            await other.append([b"by the way"])
+            await shared.commit(puts={f"{inbox}another/{1:016}/0000": b"theirs"})
+
+    store.before, store.after = come_first, take_along
+    await log.append([b"mine"])
+    assert store.asked.count("commit") == 3
+    for number in range(3):
+        await log.append([b"next %d" % number])
+    said = [record for _, record in await read_all(log)]
+    assert said == [b"first", b"first", b"mine", b"by the way", b"theirs", b"next 0", b"next 1", b"next 2"]
+    assert not (await shared.read(prefixes=[inbox])).entries
+    await log.close()
+    await other.close()
+
+
+@driven
 async def test_an_entry_that_somebody_has_removed_is_no_gap_that_nobody_sees() -> None:
     store = MemoryMetaStore()
     log = MetaSyncLog(store, "orders")

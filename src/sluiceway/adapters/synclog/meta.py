@@ -53,6 +53,13 @@ class _Letter(NamedTuple):
     record: bytes
 
 
+class _Inbox(NamedTuple):
+    """What was in it, in its order, at that stamp."""
+
+    stamp: Stamp
+    letters: Sequence[_Letter]
+
+
 class MetaSyncLog:
     """As durable as the store, and shared by as many processes. The store is not closed with the log. Use from one event loop.
 
@@ -80,8 +87,8 @@ class MetaSyncLog:
         self._poll_interval = poll_interval
         self._appending = asyncio.Lock()
         self._known: _Known | None = None
-        self._empty_since: Stamp | None = None
-        """When the inbox was empty, if that is known."""
+        self._mail: _Inbox | None = None
+        """The inbox as it was last, if that is known."""
         self._end = 0
         self._seen: Stamp = -1
         """That of the newest view."""
@@ -127,10 +134,9 @@ class MetaSyncLog:
 
     async def _append(self, records: Sequence[bytes]) -> None:
         for _ in range(TRIES):
-            inbox: list[_Letter] = []
-            if self._known is None or self._empty_since is None:
-                inbox = await self._look_into_inbox()
-            if await self._land(inbox, records):
+            if self._known is None or self._mail is None:
+                await self._look_into_inbox()
+            if await self._land(records):
                 return
         begun = system.steady()
         letters = await self._post(records)
@@ -141,9 +147,9 @@ class MetaSyncLog:
             await asyncio.sleep(system.chance() * pause / 1000)
             pause = min(2 * pause, LONGEST_PAUSE)
             inbox = await self._look_into_inbox()
-            letters &= {letter.key for letter in inbox}
+            letters &= {letter.key for letter in inbox.letters}
             if letters:
-                await self._land(inbox, ())
+                await self._land(())
 
     async def _post(self, records: Sequence[bytes]) -> set[str]:
         """Put them into the inbox: the keys."""
@@ -155,20 +161,20 @@ class MetaSyncLog:
             raise LogUnavailableError(str(error)) from error
         return set(letters)
 
-    async def _look_into_inbox(self) -> list[_Letter]:
-        """What is there, in its order, and the head as of the same moment."""
+    async def _look_into_inbox(self) -> _Inbox:
+        """What is there, and the head as of the same moment."""
         view, self._known = await self._look(prefix=self._inbox)
         found = [_Letter(entry.stamp, key, entry.value) for key, entry in view.prefix(self._inbox).items()]
-        self._empty_since = view.stamp
-        return sorted(found)
+        self._mail = _Inbox(view.stamp, sorted(found))
+        return self._mail
 
-    async def _land(self, inbox: Sequence[_Letter], records: Sequence[bytes]) -> bool:
+    async def _land(self, records: Sequence[bytes]) -> bool:
         """Commit what is in the inbox, as much as fits, and then the records, if they do: whether these are in the log."""
-        known, since = self._known, self._empty_since
-        self._empty_since = None
-        if known is None or since is None:
+        known, mail = self._known, self._mail
+        self._mail = None
+        if known is None or mail is None:
             return False
-        room, taken = self._room, 0
+        inbox, room, taken = mail.letters, self._room, 0
         # Two keys each, and the head's.
         while taken < len(inbox) and 2 * taken + 3 <= MAX_COMMIT_KEYS and self._cost + len(inbox[taken].record) <= room:
             room -= self._cost + len(inbox[taken].record)
@@ -180,11 +186,11 @@ class MetaSyncLog:
         puts = {self._key(number): record for number, record in enumerate(entries, known.head.end + 1)}
         head = _Head(known.head.first, known.head.end + len(entries))
         # Who only carries others' along takes nobody's turn; what came there since then comes with the next one.
-        unchanged = {self._inbox: since} if records else {}
+        unchanged = {self._inbox: mail.stamp} if records else {}
         stamp = await self._commit(known, head, puts, [letter.key for letter in inbox[:taken]], unchanged)
-        if unchanged and taken == len(inbox):
+        if unchanged and stamp is not None:
             # Nothing had come there until then, or the check had failed.
-            self._empty_since = stamp
+            self._mail = _Inbox(stamp, inbox[taken:])
         return stamp is not None and fits
 
     async def _commit(
