@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow as pa
 import pytest
 
 from fake_service import FakeService, serving
@@ -26,8 +27,18 @@ from test_connections import rest
 
 BODY = b'{"queue_name":"q","items":[{"utf8":"x"}]}'
 JSON = b"content-type: application/json\r\n"
+ARROW = b"content-type: application/vnd.apache.arrow.stream\r\n"
 MADE = Produced(0, 5, 1, False)
 GET = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
+def items() -> bytes:
+    """Two, as a stream."""
+    batch = pa.record_batch({"payload": pa.array([b"x", b"y"])})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
 
 
 class Ways:
@@ -130,6 +141,11 @@ def test_a_whole_call_is_direct_and_so_is_one_whose_body_follows(url: str, servi
         post(headers=b"content-type: text/plain\r\n"),
         post(headers=JSON + b"content-encoding: gzip\r\n"),
         post(b"\x00\xff", headers=b"content-type: application/protobuf\r\n"),
+        post(b"\x00\xff", headers=ARROW, call=b"queue.produce?queue_name=q&x=%20y"),
+        post(items(), headers=ARROW, call=b"queue.produce?queue_name=q"),
+        post(items(), headers=ARROW, call=b"queue.produce?queue_name=q&"),
+        post(items(), headers=ARROW, call=b"queue.produce?"),
+        post(call=b"queue.produce?queue_name=q"),
     ],
 )
 def test_both_ways_answer_alike(url: str, service: FakeService, ways: Ways, monkeypatch: pytest.MonkeyPatch, request_bytes: bytes) -> None:
@@ -172,7 +188,7 @@ CHUNKED = (
         CHUNKED,
         post().replace(b"HTTP/1.1", b"HTTP/1.0"),
         post(headers=JSON + b"connection: upgrade\r\nupgrade: h2c\r\n"),
-        post(call=b"queue.produce?x=1"),
+        post(call=b"queue.produce?x=1#y"),
         post(call=b"queue%2Eproduce"),
         post(BODY.replace(b"x", b"x" * 70_000)),
         post().replace(b"POST", b"PUT"),

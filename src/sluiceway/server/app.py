@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Protocol
+from typing import Any, Protocol
 
 from sluiceway.adapters.system import new_incarnation, stopwatch
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
@@ -151,20 +151,20 @@ class App:
             task.cancel()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._serve(scope, Request(scope, receive, self._bodies), _Sent(send, self))
+        await self._serve(scope, Request(scope, receive, self._bodies), _Sent(send, self), asyncio.current_task())
 
     async def answer(self, direct: Direct) -> None:
         """The same for a call that came whole."""
-        await self._serve(direct.scope, WholeRequest(direct, self._bodies), _Sent(direct.send, self, direct))
+        await self._serve(direct.scope, WholeRequest(direct, self._bodies), _Sent(direct.send, self, direct), direct.task)
 
-    async def _serve(self, scope: Scope, request: Request, sent: _Sent) -> None:
+    async def _serve(self, scope: Scope, request: Request, sent: _Sent, task: asyncio.Task[Any] | None) -> None:
+        """`task`: the one that this is in."""
         path: str = scope["path"]
         if not request.request_id:
             request.request_id = b"%b-%d" % (self._process, next(self._request_ids))
         if self._peers is not None:
             REQUEST_ID.set(request.request_id.decode())
         began = stopwatch()
-        task = asyncio.current_task()
         assert task is not None
         self._running.add(task)
         try:

@@ -77,6 +77,7 @@ class Connection(HttpToolsProtocol):
         """The body so far of a call that may come whole."""
         self._patience: asyncio.TimerHandle | None = None
         self._framed = self._keeps = False
+        self._path, self._query = "", b""
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since: float | None = None
 
@@ -149,7 +150,9 @@ class Connection(HttpToolsProtocol):
             raise _PipelineError
         self._in_head, self._in_body = False, True
         self._limit(None)
-        if self.url in self._calls and self._may_be_direct():
+        target, _, self._query = self.url.partition(b"?")
+        self._path = "" if b"#" in self._query else self._calls.get(target, "")
+        if self._path and self._may_be_direct():
             self._parts, self._keeps = [], self.parser.should_keep_alive()
         else:
             self._begin_asgi()
@@ -213,8 +216,8 @@ class Connection(HttpToolsProtocol):
         scope = {
             "type": "http",
             "method": "POST",
-            "path": self._calls[self.url],
-            "query_string": b"",
+            "path": self._path,
+            "query_string": self._query,
             "headers": self.headers,
             "server": self.server,
             "client": self.client,

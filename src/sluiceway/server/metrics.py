@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 import platform
 from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import urlsplit
 
 import msgspec
-from prometheus_client import CollectorRegistry, Counter, Histogram, ProcessCollector, generate_latest
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
@@ -24,6 +24,7 @@ from sluiceway.server.endpoints import Page, Reply
 from sluiceway.server.http import Request
 from sluiceway.server.metric_cluster import ClusterMetrics
 from sluiceway.server.metric_queues import COUNTERS, QueueLabels, Seen, seen
+from sluiceway.server.metric_requests import RequestCounts
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _FRESH: Final = 1.0
@@ -32,15 +33,7 @@ _SLICE: Final = 200
 """Partitions that are counted in one go: about a millisecond, in which the event loop serves nobody."""
 _LAG_INTERVAL: Final = 0.5
 """Seconds between two looks at the event loop's lag."""
-_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
-
-
-class _Series(NamedTuple):
-    requests: Counter
-    seconds: Histogram
-    received: Counter
-    sent: Counter
 
 
 class ScrapeTarget(msgspec.Struct, frozen=True):
@@ -60,32 +53,18 @@ class Metrics:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._requests = Counter(
-            "sluiceway_http_requests", "Requests answered; status 0: the client had gone.", ["endpoint", "status"], registry=None
-        )
-        self._seconds = Histogram(
-            "sluiceway_http_request_duration_seconds",
-            "From the headers of a request to the end of its answer. A lease may wait for items on purpose.",
-            ["endpoint"],
-            buckets=_SECONDS,
-            registry=None,
-        )
-        self._received = Counter("sluiceway_http_request_bytes", "Bytes of request bodies.", ["endpoint"], registry=None)
-        self._sent = Counter("sluiceway_http_response_bytes", "Bytes of answers, without their headers.", ["endpoint"], registry=None)
+        self._requests = RequestCounts()
         self._lag = Histogram(
             "sluiceway_event_loop_lag_seconds",
             "How late the event loop was, looked at twice a second.",
             buckets=_LAG_SECONDS,
             registry=None,
         )
-        self._series: dict[tuple[str, int], _Series] = {}
-        """Those of an endpoint and a status, since to find them takes longer than to count."""
         self._queues = _Queues()
         self._cluster = ClusterMetrics(service)
         self._labels = QueueLabels(now())
         self._registry = CollectorRegistry()
-        own: list[Collector] = [self._requests, self._seconds, self._received, self._sent, self._lag]
-        for collector in (_Quiet(own), self._queues, self._cluster, _Build(), ProcessCollector(registry=None)):
+        for collector in (self._requests, _Quiet(self._lag), self._queues, self._cluster, _Build(), ProcessCollector(registry=None)):
             self._registry.register(collector)
         self._scraping = asyncio.Lock()
         self._text = b""
@@ -102,22 +81,7 @@ class Metrics:
                 await self._watching
 
     def answered(self, request: Request, path: str, status: int, seconds: float, received: int, sent: int) -> None:
-        series = self._series.get((path, status)) or self._find(path, status)
-        series.requests.inc()
-        series.seconds.observe(seconds)
-        series.received.inc(received)
-        series.sent.inc(sent)
-
-    def _find(self, path: str, status: int) -> _Series:
-        endpoint = path or "other"
-        found = _Series(
-            self._requests.labels(endpoint, str(status)),
-            self._seconds.labels(endpoint),
-            self._received.labels(endpoint),
-            self._sent.labels(endpoint),
-        )
-        self._series[path, status] = found
-        return found
+        self._requests.answered(path, status, seconds, received, sent)
 
     def pages(self) -> list[Page]:
         return [
@@ -179,16 +143,15 @@ def targets_of(cluster: ClusterInfo) -> list[ScrapeTarget]:
 
 
 class _Quiet(Collector):
-    """Leaves out when each series was begun: as many series again, which nobody reads."""
+    """Leaves out when a series was begun, which nobody reads."""
 
-    def __init__(self, own: Sequence[Collector]) -> None:
+    def __init__(self, own: Collector) -> None:
         self._own = own
 
     def collect(self) -> Iterator[Metric]:
-        for collector in self._own:
-            for metric in collector.collect():
-                metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
-                yield metric
+        for metric in self._own.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
 
 
 class _Build(Collector):

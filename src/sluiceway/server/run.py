@@ -202,7 +202,7 @@ def _open_more_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def _spare_the_collector() -> None:
+def spare_the_collector() -> None:
     """Nearly all garbage here is in no cycle, and goes at once. With Python's own thresholds a third of a small call's time went into
     looking for the rest, mostly through modules, which stay."""
     gc.collect()
@@ -225,7 +225,7 @@ async def run(
     try:
         assembly = Assembly(service, loaded, door)
         await assembly.start()
-        _spare_the_collector()
+        spare_the_collector()
         try:
             server = Server(
                 assembly.app,

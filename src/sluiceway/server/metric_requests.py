@@ -1,0 +1,65 @@
+"""The requests that were answered, counted for Prometheus."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+_SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+_BOUNDS: Final = (*map(str, map(float, _SECONDS)), "+Inf")
+
+
+class _Series:
+    """Those to one endpoint that had one status. Plain numbers: the counters of the library, with a lock each, take three times as long."""
+
+    __slots__ = ("buckets", "received", "seconds", "sent")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * len(_BOUNDS)
+        self.seconds = 0.0
+        self.received = self.sent = 0
+
+
+class RequestCounts(Collector):
+    """Told of requests on the event loop; read from any thread."""
+
+    def __init__(self) -> None:
+        self._series: dict[tuple[str, int], _Series] = {}
+
+    def answered(self, path: str, status: int, seconds: float, received: int, sent: int) -> None:
+        """`path` is an endpoint's, or empty for what is none; status 0: the client had gone."""
+        series = self._series.get((path, status))
+        if series is None:
+            series = self._series[path, status] = _Series()
+        series.buckets[bisect_left(_SECONDS, seconds)] += 1
+        series.seconds += seconds
+        series.received += received
+        series.sent += sent
+
+    def collect(self) -> Iterator[Metric]:
+        requests = CounterMetricFamily(
+            "sluiceway_http_requests", "Requests answered; status 0: the client had gone.", labels=["endpoint", "status"]
+        )
+        durations = HistogramMetricFamily(
+            "sluiceway_http_request_duration_seconds",
+            "From the headers of a request to the end of its answer. A lease may wait for items on purpose.",
+            labels=["endpoint"],
+        )
+        received = CounterMetricFamily("sluiceway_http_request_bytes", "Bytes of request bodies.", labels=["endpoint"])
+        sent = CounterMetricFamily("sluiceway_http_response_bytes", "Bytes of answers, without their headers.", labels=["endpoint"])
+        of_endpoint: dict[str, list[_Series]] = {}
+        for (path, status), series in list(self._series.items()):
+            of_endpoint.setdefault(path or "other", []).append(series)
+            requests.add_metric([path or "other", str(status)], sum(series.buckets))
+        for endpoint, all_of_it in of_endpoint.items():
+            buckets = accumulate(map(sum, zip(*(each.buckets for each in all_of_it), strict=True)))
+            durations.add_metric([endpoint], list(zip(_BOUNDS, buckets, strict=True)), sum(each.seconds for each in all_of_it))
+            received.add_metric([endpoint], sum(each.received for each in all_of_it))
+            sent.add_metric([endpoint], sum(each.sent for each in all_of_it))
+        yield from (requests, durations, received, sent)
