@@ -107,8 +107,10 @@ bench: setup $(BENCH_STAMP) ## Measure, side by side with the peers that are ins
 bench-peers: setup $(BENCH_STAMP) ## Install the peers of `make bench`, and try each on loopback
 	@$(BIN)/python -m sluiceway.bench peers $(ARGS)
 
-bench-scale: setup ## Long lines, mass expiry, idle partitions (ARGS='idle --json': some of it)
-	@$(BIN)/python -m sluiceway.bench scale $(ARGS)
+bench-scale: setup ## What size costs: long lines, single leases, mass expiry, many partitions, many that wait (about half an hour)
+	@$(BIN)/python -m sluiceway.bench hard
+	@$(BIN)/python -m sluiceway.bench growth
+	@$(BIN)/python -m sluiceway.bench hung
 
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
 	@PYTHONPATH=tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)

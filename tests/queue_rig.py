@@ -106,6 +106,7 @@ class Rig:
                 self.transfers.append(effect)
             else:
                 self.faults.append(effect)
+        assert not self.queue.board.overlooked()
 
     def wait(self, millis: Millis) -> None:
         """Let time pass, with a turn whenever the queue asks for one."""

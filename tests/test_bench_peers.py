@@ -39,6 +39,15 @@ def check_cycles(server: tuple[str, Served]) -> None:
         assert done.items >= work.batch
 
 
+@peers("sluiceway-workers-2")
+def test_ours_as_two_processes(server: tuple[str, Served]) -> None:
+    check_cycles(server)
+    (parent,) = server[1].pids
+    # The harness counts what both of them use: they are the parent's children.
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    assert len(children) == 2
+
+
 @peers("sluiceway-postgres")
 def test_ours_on_postgres(server: tuple[str, Served]) -> None:
     check_cycles(server)

@@ -8,16 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.bench import backlog, growth, growth_plots, hard, model
 from sluiceway.bench.compare import systems
 from sluiceway.bench.compare.work import Work
 from sluiceway.bench.load import Connection
 from sluiceway.bench.servers import SLUICEWAY, server
-from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import QueueSpec
-from sluiceway.node.service import Service
-from sluiceway.ports.partition_store import Changes, Fence, PartitionRef
 
 
 def run_case(name: str, items: int, folder: Path) -> list[hard.Document]:
@@ -48,33 +43,6 @@ def test_a_hard_case_that_takes_too_long_is_ended_and_told(
     assert "ones took longer than 0 s" in capsys.readouterr().err
 
 
-def test_items_produced_one_by_one_are_stored_as_one_produce_of_them_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the case `singly` stands on: it produces most of its items 64 a call."""
-    blobs: list[int] = []
-    apply = SqlitePartitionStore.apply
-
-    async def counted(store: SqlitePartitionStore, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
-        blobs.extend(changes.blobs)
-        return await apply(store, ref, changes, fence)
-
-    monkeypatch.setattr(SqlitePartitionStore, "apply", counted)
-
-    async def produced(folder: Path, rows: int, callers: int) -> int:
-        service = Service(folder)
-        await service.start()
-        await service.create_queue(QueueSpec("q", hard.PARTITIONS))
-        blobs.clear()
-        assert await hard.Bench(service).produce(4 * hard.SINGLES, rows, callers) == 4 * hard.SINGLES
-        await service.stop()
-        return len(blobs)
-
-    together = asyncio.run(produced(tmp_path / "together", hard.SINGLES // hard.PARTITIONS, hard.PARTITIONS))
-    singly = asyncio.run(produced(tmp_path / "singly", 1, hard.SINGLES))
-    assert together == 16
-    # A lane that is done before the others begins its next turn with what waits then.
-    assert together <= singly <= 4 * together
-
-
 @pytest.mark.parametrize("name", ["in-process", "disk", "in-memory"])
 def test_a_floor_does_the_work(name: str, tmp_path: Path) -> None:
     floors = systems.module(name)
@@ -96,12 +64,22 @@ def test_growth_measures_a_real_server(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(growth, "SETTLE", 0)
     rows = growth.waiters(tmp_path, (1, 20), growth.Effort(rounds=10, rest=0.1))
     assert [row["size"] for row in rows] == [1, 20]
-    assert all(row["memory_mb"] > 10 and row["produce_beside_ms"] > 0 for row in rows)
+    assert all(row["memory_mb"] > 10 and row["produce_cpu_ms"] > 0 for row in rows)
     assert growth.page_of({"waiters": rows}).count("\n| 20 |") == 1
     figures = growth.aims({"waiters": rows})
     # What was not measured in full size has no aim, so it cannot meet one.
     assert figures
     assert all(figure.aim is None for figure in figures)
+
+
+def test_growth_counts_what_partitions_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "SETTLE", 0)
+    monkeypatch.setattr(growth, "STARTS", 1)
+    (row,) = growth.partitions(tmp_path, (9,), growth.Effort(rounds=10, rest=0.1))
+    # Each partition is a database and its log.
+    assert row["open_files"] > 2 * 9
+    assert min(row["restart_s"], row["cycle_ms"]) > 0
+    assert growth.aims({"partitions": [row]})
 
 
 def test_a_line_stays_as_long_while_it_is_leased_from(tmp_path: Path) -> None:

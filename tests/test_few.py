@@ -16,14 +16,15 @@ from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.few import MOST, MOST_BYTES, Few, ServedFew, in_columns, join, serve
-from sluiceway.model.items import decode_blob, digest, fit, narrow, stored_schema
+from sluiceway.model.few import MOST, MOST_BYTES, Few, ServedFew, as_few, in_columns, join, serve
+from sluiceway.model.items import HEADERS, TIME, decode_blob, digest, fit, narrow, stored_schema
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.peers import Ask
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, ProduceKey
 from sluiceway.wire import answers, peer
-from sluiceway.wire.json_items import Item, batch_of, decode_produce, few_of
+from sluiceway.wire.arrow_codec import produce_request
+from sluiceway.wire.json_items import Item, ProduceFields, batch_of, decode_produce, few_of
 
 RECORD = QueueRecord("q", "k7f3q2ma", START, START, 60_000, 0, None, "", (PartitionRecord(0),))
 SOME = [
@@ -143,3 +144,30 @@ def test_many_items_go_by_columns() -> None:
     for count, is_few in ((MOST, True), (MOST + 1, False)):
         call = decode_produce(msgspec.json.encode({"queue_name": "q", "items": [{"utf8": "x"}] * count}))
         assert isinstance(call.request(RECORD, START).batch, Few) is is_few
+
+
+@pytest.mark.parametrize("items", SOME[:3])
+def test_few_rows_of_arrow_are_the_same_as_of_json(items: list[Item]) -> None:
+    rows = as_few(fit(batch_of(items), stored_schema(0b0111)))
+    assert rows is not None
+    assert (rows.payloads, rows.others) == (few(items).payloads, few(items).others)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pa.record_batch({"payload": pa.array([b"x"] * (MOST + 1))}),
+        pa.record_batch({"payload": pa.array([b"x" * MOST_BYTES])}),
+        pa.record_batch({"payload": pa.array([b"x"]), "enqueue_at": pa.array([START + 1_000], TIME)}),
+        pa.record_batch({"payload": pa.array([b"x"]), "headers": pa.array([[("a", "1"), ("a", "2")]], HEADERS)}),
+    ],
+)
+def test_of_arrow_too_what_only_columns_can_tell_stays_in_columns(rows: pa.RecordBatch) -> None:
+    def request(batch: pa.RecordBatch) -> Few | pa.RecordBatch:
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema) as stream:
+            stream.write_batch(batch)
+        return produce_request(ProduceFields(queue_name="q"), sink.getvalue().to_pybytes(), RECORD, START).batch
+
+    assert not isinstance(request(rows), Few)
+    assert isinstance(request(pa.record_batch({"payload": pa.array([b"x"] * MOST)})), Few)

@@ -55,8 +55,7 @@ def test_leased_and_scheduled_items_break_a_tie() -> None:
 
 def test_requests_that_wait_in_a_lane_count() -> None:
     rig = Rig(2)
-    tickets = [rig.submit(produce(count)) for count in (3, 2, 2)]
-    rig.turn()
+    tickets = [rig.ask(produce(count)) for count in (3, 2, 2)]
     rig.end_all()
     assert [rig.produced(ticket).partition for ticket in tickets] == [0, 1, 1]
 

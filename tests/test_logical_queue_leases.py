@@ -50,12 +50,24 @@ def test_leases_rotate_over_the_partitions() -> None:
     assert seen == [0, 2, 1, 0, 2, 0]
 
 
-def test_several_waiters_are_spread_over_the_partitions() -> None:
-    rig = filled(10, 10)
-    tickets = [rig.submit(lease(4)) for _ in range(4)]
+def shared(rig: Rig, *wants: int) -> list[list[tuple[int, int]]]:
+    """What waiters of one turn get, each (partition, items)."""
+    tickets = [rig.submit(lease(count)) for count in wants]
     rig.turn()
     rig.end_all()
-    assert [[(info.partition, info.items) for info in rig.grants(ticket)] for ticket in tickets] == [[(0, 4)], [(1, 4)]] * 2
+    return [[(info.partition, info.items) for info in rig.grants(ticket)] for ticket in tickets]
+
+
+def test_waiters_share_a_partition_as_far_as_it_has_enough_for_them() -> None:
+    rig = filled(10, 9, 20)
+    assert shared(rig, 4, 4, 4) == [[(2, 4)], [(2, 4)], [(2, 4)]], "the fullest, as none was served before"
+    assert shared(rig, 4, 4, 4) == [[(0, 4)], [(0, 4)], [(1, 4)]], "the next in turn"
+    assert rig.commit_count == 6, "one for each turn and partition that it came from"
+
+
+def test_where_there_is_not_enough_waiters_are_spread_over_the_partitions_evenly() -> None:
+    assert shared(filled(6, 6), 4, 4, 4, 4) == [[(0, 3)], [(1, 3)], [(0, 3)], [(1, 3)]]
+    assert shared(filled(1, 1, 2), 9, 9, 9, 9, 9) == [[(2, 1)], [(0, 1)], [(1, 1)], [(2, 1)], []]
 
 
 @pytest.mark.parametrize(("most", "expected"), [(1, [(0, 3)]), (2, [(0, 3), (1, 3)]), (3, [(0, 3), (1, 3), (2, 1)])])
@@ -67,11 +79,7 @@ def test_a_lease_comes_from_as_many_partitions_as_it_may(most: int, expected: li
 
 
 def test_a_waiter_whose_partition_has_none_left_looks_at_the_others() -> None:
-    rig = filled(1, 5)
-    tickets = [rig.submit(lease(1)) for _ in range(4)]
-    rig.turn()
-    rig.end_all()
-    assert sorted(rig.grants(ticket)[0].partition for ticket in tickets) == [0, 1, 1, 1]
+    assert shared(filled(1, 9), 3, 7, 1, 1) == [[(1, 3)], [(0, 1)], [(1, 1)], [(1, 1)]]
 
 
 def test_an_item_produced_while_a_consumer_waits_is_leased_in_the_same_commit() -> None:

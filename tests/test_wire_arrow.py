@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PAYLOAD_BYTES, MAX_SCHEDULE, MAX_TEXT_BYTES
+from sluiceway.model.few import in_columns
 from sluiceway.model.items import HEADERS, TIME
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
@@ -43,7 +44,7 @@ def batch(**columns: pa.Array) -> pa.RecordBatch:
 
 
 def produced(body: bytes) -> pa.RecordBatch:
-    return produce_request(ProduceFields(queue_name="q"), body, RECORD, NOW).batch
+    return in_columns(produce_request(ProduceFields(queue_name="q"), body, RECORD, NOW).batch)
 
 
 def payload(*values: bytes | str | None, kind: pa.DataType | None = None) -> pa.Array:

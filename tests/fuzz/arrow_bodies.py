@@ -13,8 +13,9 @@ import pyarrow as pa
 
 from sluiceway.core.forming import Forming, due_times
 from sluiceway.core.records import Blob
+from sluiceway.model.few import Few, Rows, in_columns, serve
 from sluiceway.model.items import HEADERS, TIME, batch_from_rows, decode_blob, digest
-from sluiceway.model.leased import Slice, served
+from sluiceway.model.leased import Slice
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Leased, LeaseInfo
 from sluiceway.wire import answers
@@ -98,23 +99,29 @@ def _settle(body: bytes) -> None:
 
 
 def _produce(body: bytes, chosen: int) -> None:
-    """All that becomes of items: they are digested, stored beside others, read back, and served in both forms."""
-    batch = produce_request(ProduceFields(queue_name="q"), body, RECORD, NOW).batch
+    """All that becomes of items: they are digested, stored beside others, read back, and served in both forms, as they came too."""
+    came: Rows = produce_request(ProduceFields(queue_name="q"), body, RECORD, NOW).batch
+    batch = in_columns(came)
     digest(batch)
     due_times(batch, NOW)
     forming = Forming(Blob(0, 0, 0, NOW, 0))
     forming.add(batch_from_rows([{"payload": b"before"}]))
-    first = forming.add(batch)
+    first = forming.add(came)
     _, data = forming.seal()
     blob = decode_blob(data, forming.blob.columns)
     blob.validate(full=True)
     end = first + batch.num_rows
     some = np.unique(np.array([first, end - 1, first + chosen % batch.num_rows], np.int64))
     for rows in (np.arange(first, end), some):
-        piece = Slice(0, rows, rows, 1, NOW)
-        leased = Leased([LeaseInfo(0, 1, len(rows), NOW)], [served(0, 1, piece, blob)])
-        answers.leased(RECORD, leased, arrow=True)
-        answers.leased(RECORD, leased, arrow=False)
+        _serve(Slice(0, rows, rows, 1, NOW), blob)
+        if isinstance(came, Few):
+            _serve(Slice(0, rows - first, rows, 1, NOW), came)
+
+
+def _serve(piece: Slice, blob: Rows) -> None:
+    leased = Leased([LeaseInfo(0, 1, len(piece.rows), NOW)], [serve(0, 1, piece, blob)])
+    answers.leased(RECORD, leased, arrow=True)
+    answers.leased(RECORD, leased, arrow=False)
 
 
 def damaged(chance: Random, bodies: Sequence[bytes]) -> bytes:

@@ -25,7 +25,7 @@ LATEST = Path("bench/results/latest.json")
 PARTS = {
     "peers": "compare.peers",
     "page": "compare.page",
-    **{name: name for name in ("scale", "spark", "hard", "growth", "model")},
+    **{name: name for name in ("spark", "hard", "growth", "hung", "model")},
 }
 """The parts that are run by their names, and the module of each."""
 

@@ -1,77 +1,19 @@
-"""A long line in one partition: what it costs to start with it, to hold it, and to lease from it."""
+"""A long line in one partition: how it is made, and leased from."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import statistics
 import time
-from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from sluiceway.bench.figures import Figure, progress
+from sluiceway.bench.figures import progress
 from sluiceway.bench.load import ARROW, Connection, arrow_body
-from sluiceway.bench.servers import SLUICEWAY, resident, server
 
 BATCH = 1_000
 PAYLOAD = 100
-SHORT = 10_000
-"""Waiting items of the line with which the long one is compared."""
-STARTS = 5
-LEASES = 300
 WARM_UP = 20
-
-
-def measure(folder: Path, items: int) -> list[Figure]:
-    """`items` waiting items of PAYLOAD bytes, produced over HTTP in batches of BATCH, each of them a blob of its own."""
-    long, short, empty = folder / "long", folder / "short", folder / "empty"
-    about = f"{items:,} waiting items of {PAYLOAD} B in one partition"
-    progress(about)
-    with server(SLUICEWAY, empty):
-        pass
-    with server(SLUICEWAY, short) as small:
-        asyncio.run(fill(small.url, SHORT))
-    with server(SLUICEWAY, long) as filled:
-        began = time.perf_counter()
-        asyncio.run(fill(filled.url, items))
-        rate = items / (time.perf_counter() - began)
-        after_filling = resident(filled.pid)
-    starts, memory = _starts(long, empty)
-    figures = [
-        Figure(about, "start-up with it", statistics.median(starts[long]), "s", 2.0),
-        Figure(about, "start-up of an empty server", statistics.median(starts[empty]), "s"),
-        Figure(about, "memory of the idle server, after its start", memory[long] / 1e6, "MB", 300),
-        Figure(about, "memory of the idle server that has taken them in", after_filling / 1e6, "MB", 300),
-        Figure(about, "memory of an empty server", memory[empty] / 1e6, "MB"),
-        Figure(about, "produced, one client", rate, "/s"),
-        Figure(about, "on disk", sum(file.stat().st_size for file in long.rglob("*")) / 1e6, "MB"),
-    ]
-    for payload in (True, False):
-        progress(f"leasing {'with' if payload else 'without'} payloads")
-        with server(SLUICEWAY, long) as one, server(SLUICEWAY, short) as other:
-            times = asyncio.run(cycles([one.url, other.url], LEASES, payload))
-        medians = [statistics.median(cycle.lease for cycle in each) for each in times]
-        words = f"lease of {BATCH:,}" + ("" if payload else " without payloads")
-        figures += [
-            Figure(about, f"{words}, against the same at {SHORT:,} waiting", medians[0] / medians[1], "×", 1.5),
-            Figure(about, f"{words}, median", medians[0] * 1e3, "ms"),
-            Figure(about, f"{words}, median at {SHORT:,} waiting", medians[1] * 1e3, "ms"),
-        ]
-    return figures
-
-
-def _starts(long: Path, empty: Path) -> tuple[dict[Path, list[float]], dict[Path, int]]:
-    """Seconds of each start, and the most memory after one. The two alternate, so that the machine's moods meet both."""
-    seconds: dict[Path, list[float]] = {long: [], empty: []}
-    memory = {long: 0, empty: 0}
-    for _ in range(STARTS):
-        for data, each in seconds.items():
-            with server(SLUICEWAY, data) as started:
-                each.append(started.start)
-                memory[data] = max(memory[data], resident(started.pid))
-    return seconds, memory
 
 
 async def fill(url: str, items: int) -> None:
@@ -94,20 +36,20 @@ class Cycle(NamedTuple):
     complete: float
 
 
-async def cycles(urls: list[str], rounds: int, payload: bool = True) -> list[list[Cycle]]:
+async def cycles(urls: list[str], rounds: int) -> list[list[Cycle]]:
     """Those at each server, in turn, after some that warm up. What was leased is produced again, so that the lines stay as long."""
     connections = [Connection(url) for url in urls]
     for connection in connections:
         await connection.open()
     body = arrow_body(BATCH, PAYLOAD)
-    lease = json.dumps({"queue_name": "q", "client_id": "bench", "batch_size": BATCH, "payload": payload}).encode()
+    lease = json.dumps({"queue_name": "q", "client_id": "bench", "batch_size": BATCH}).encode()
     done: list[list[Cycle]] = [[] for _ in urls]
     for number in range(rounds + WARM_UP):
         for connection, each in zip(connections, done, strict=True):
             began = time.perf_counter()
-            answer = await connection.post("/v1/queue.lease", lease, accept=ARROW if payload else "application/json")
+            answer = await connection.post("/v1/queue.lease", lease, accept=ARROW)
             leased = time.perf_counter()
-            complete = _complete(answer, payload)
+            complete = _complete(answer)
             completes = time.perf_counter()
             await connection.post("/v1/queue.complete", complete)
             completed = time.perf_counter()
@@ -119,9 +61,9 @@ async def cycles(urls: list[str], rounds: int, payload: bool = True) -> list[lis
     return done
 
 
-def _complete(answer: bytes, payload: bool) -> bytes:
+def _complete(answer: bytes) -> bytes:
     """The request that completes what was leased."""
-    about = json.loads(pa.ipc.open_stream(answer).schema.metadata[b"sluiceway"] if payload else answer)
+    about = json.loads(pa.ipc.open_stream(answer).schema.metadata[b"sluiceway"])
     if sum(lease["count"] for lease in about["leases"]) != BATCH:
         raise RuntimeError(f"not {BATCH} items in {about['leases']}")
     return json.dumps({"queue_name": "q", "lease_ids": [lease["lease_id"] for lease in about["leases"]]}).encode()

@@ -33,11 +33,12 @@ def table(figures: Iterable[Figure]) -> str:
             about = figure.about
             lines.append(about)
         aim = "" if figure.aim is None else f"   (aim: {figure.aim:g}{', MISSED' if figure.missed else ''})"
-        lines.append(f"  {figure.name:62} {_text(figure.value):>10} {figure.unit:6}{aim}".rstrip())
+        lines.append(f"  {figure.name:62} {shown(figure.value):>10} {figure.unit:6}{aim}".rstrip())
     return "\n".join(lines)
 
 
-def _text(value: float) -> str:
+def shown(value: float) -> str:
+    """With three digits that count, and all of them before the point."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 

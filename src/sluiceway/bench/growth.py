@@ -26,7 +26,8 @@ from sluiceway.bench.figures import Figure, progress, table, write_page
 from sluiceway.bench.growth_plots import PARTS as PLOTTED
 from sluiceway.bench.growth_plots import draw
 from sluiceway.bench.load import Connection
-from sluiceway.bench.servers import SLUICEWAY, Server, cpu_seconds, family_cpu, resident, server
+from sluiceway.bench.servers import SLUICEWAY, Server, cpu_seconds, family_cpu, handles, resident, server
+from sluiceway.bench.servers import workers as by_workers
 
 Row = dict[str, float]
 
@@ -85,6 +86,7 @@ def partitions(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
         servers = [stack.enter_context(server(SLUICEWAY, data)) for data in folders]
         idle = _at_rest(servers, effort.rest)
         memory = [resident(each.pid) for each in servers]
+        files = [handles(each.pid) for each in servers]
         progress("partitions: cycles in turns")
         costs = run(_costs(servers, effort.rounds))
     for number, size in enumerate(sizes):
@@ -94,6 +96,7 @@ def partitions(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
                 "size": size,
                 "restart_s": starts[number],
                 "memory_mb": memory[number] / 1e6,
+                "open_files": files[number],
                 "idle_cpu_percent": idle[number] * 100,
                 "cycle_ms": seconds * 1e3,
                 "cycle_cpu_ms": cpu * 1e3,
@@ -116,13 +119,14 @@ async def _waiters(running: Server, sizes: Sequence[int], effort: Effort) -> lis
     await control.open()
     for name in ("polled", "other"):
         await control.post("/v1/queues.create", json.dumps({"queue_name": name, "requested_partitions": 4}).encode())
-    await _produce(control, effort.rounds)
-    bare, alone = resident(running.pid), await _produce(control, effort.rounds)
+    await _produce(control, running.pid, effort.rounds)
+    alone = await _produce(control, running.pid, effort.rounds)
     rows: list[Row] = []
     waiting: list[Connection] = []
     answers: list[asyncio.Future[bytes]] = []
     for size in sizes:
         progress(f"waiters: {size:,}")
+        before, there = resident(running.pid), len(waiting)
         while len(waiting) < size:
             one = Connection(running.url)
             await one.open()
@@ -137,14 +141,14 @@ async def _waiters(running: Server, sizes: Sequence[int], effort: Effort) -> lis
         await asyncio.sleep(effort.rest)
         share = (cpu_seconds(running.pid) - used) / (time.perf_counter() - began)
         memory = resident(running.pid)
-        beside = await _produce(control, effort.rounds)
+        beside = await _produce(control, running.pid, effort.rounds)
         rows.append(
             {
                 "size": size,
                 "idle_cpu_percent": share * 100,
                 "memory_mb": memory / 1e6,
-                "memory_per_waiter_kb": max(0, memory - bare) / size / 1e3,
-                "produce_beside_ms": beside * 1e3,
+                "memory_per_waiter_kb": max(0, memory - before) / max(1, size - there) / 1e3,
+                "produce_cpu_ms": beside * 1e3,
                 "produce_against_alone": beside / alone,
             }
         )
@@ -160,11 +164,7 @@ def workers(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
     """So many processes on one data directory, and a client on the same machine that takes its part of the cores."""
     folder.mkdir()
     with ExitStack() as stack:
-        servers = []
-        for size in sizes:
-            config = folder / f"{size}.toml"
-            config.write_text(f"[server]\nworkers = {size}\n")
-            servers.append(stack.enter_context(server(SLUICEWAY, folder / f"{size}", "--config", str(config))))
+        servers = [stack.enter_context(server(SLUICEWAY, folder / f"{size}", *by_workers(size, folder))) for size in sizes]
         rows: list[Row] = [{"size": size} for size in sizes]
         for case in CASES:
             progress(f"workers: {case}")
@@ -252,14 +252,13 @@ async def _waiting(connection: Connection) -> int:
     return int(answer["logical_queues"][0]["lease_waiting"])
 
 
-async def _produce(connection: Connection, calls: int) -> float:
-    """Seconds of one call to the other queue, median."""
-    body, times = json.dumps({"queue_name": "other", "items": [{"utf8": "x"}]}).encode(), []
-    for _ in range(calls):
-        began = time.perf_counter()
+async def _produce(connection: Connection, pid: int, calls: int) -> float:
+    """Seconds of the server's processor that one call to the other queue takes."""
+    body, used = json.dumps({"queue_name": "other", "items": [{"utf8": "x"}]}).encode(), cpu_seconds(pid)
+    # The system counts in hundredths of a second.
+    for _ in range(10 * calls):
         await connection.post("/v1/queue.produce", body)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times)
+    return (cpu_seconds(pid) - used) / (10 * calls)
 
 
 def aims(parts: dict[str, list[Row]]) -> list[Figure]:
@@ -294,7 +293,7 @@ def aims(parts: dict[str, list[Row]]) -> list[Figure]:
         figures += [
             Figure("waiters", f"processor while {last['size']:,.0f} wait, of one core", last["idle_cpu_percent"], "%", full),
             Figure("waiters", "memory, each", last["memory_per_waiter_kb"], "KB"),
-            Figure("waiters", "a produce to another queue, against without them", last["produce_against_alone"], "x"),
+            Figure("waiters", "a produce to another queue, processor, against without them", last["produce_against_alone"], "x"),
         ]
     if rows := parts.get("workers"):
         figures += [

@@ -45,7 +45,7 @@ PARTS = {
         "consumers that wait",
         (
             Panel("idle_cpu_percent", "idle, % of a core", "flat"),
-            Panel("produce_beside_ms", "a produce to another queue, ms", "flat"),
+            Panel("produce_cpu_ms", "a produce to another queue, ms of processor", "flat"),
             Panel("memory_mb", "memory, MB", "linear"),
         ),
     ),

@@ -18,21 +18,24 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import uvloop
 
-from sluiceway.bench.figures import progress, write_page
-from sluiceway.bench.servers import resident, written_bytes
+from sluiceway.bench.figures import progress, shown, write_page
+from sluiceway.bench.servers import forget_peak, peak, resident, written_bytes
 from sluiceway.model.few import MOST, Few, Rows, ServedFew
 from sluiceway.model.items import batch_from_rows
-from sluiceway.model.requests import DONE, Extend, Lease, LeaseInfo, Offsets, Produce, QueueSpec, Selection, Settle
+from sluiceway.model.requests import DONE, Extend, Lease, Offsets, Produce, QueueSpec, Selection, Settle
 from sluiceway.node.service import Service
+from sluiceway.server.run import spare_the_collector
 
 T = TypeVar("T")
-Document = dict[str, object]
+Document = dict[str, Any]
+Leases = list[tuple[int, int]]
+"""Partition and number of each."""
 
 PARTITIONS = 4
 PAYLOAD = 100
@@ -46,7 +49,12 @@ SINGLES = 256
 LONG = 3_600_000
 """Milliseconds that no lease and no call outlasts."""
 SOON = 2_000
-"""Milliseconds to a common deadline, beside some for each lease, which has to be told of it."""
+"""Milliseconds to a common deadline, beside what it takes to tell the leases of it."""
+
+
+def short(value: float) -> float:
+    """Four digits that count."""
+    return float(f"{value:.4g}")
 
 
 def rows_of(items: int, payload: int) -> Rows:
@@ -75,9 +83,11 @@ class Bench:
     async def measured(self, phase: str, items: int, work: Awaitable[int], why: str, wait: float = 0.0) -> None:
         """The work tells how many items it was done to, and it waits so many seconds before. Raises RuntimeError if these are not all."""
         memory, written = resident(os.getpid()), written_bytes()
-        began, used = time.perf_counter(), time.process_time()
+        forget_peak()
+        began, used, loop = time.perf_counter(), time.process_time(), time.thread_time()
         done = await work
         seconds, used = max(1e-3, time.perf_counter() - began - wait), time.process_time() - used
+        loop = time.thread_time() - loop
         after = resident(os.getpid())
         if done != items:
             raise RuntimeError(f"{phase}: {done} items instead of {items}")
@@ -87,11 +97,13 @@ class Bench:
                 "items": items,
                 "seconds": round(seconds, 2),
                 "items_per_s": round(items / seconds),
-                "cpu_us_per_item": round(used / items * 1e6, 2),
-                "written_per_item": round((written_bytes() - written) / items, 1),
-                "memory_per_item": round((after - memory) / items, 1),
+                "cpu_us_per_item": short(used / items * 1e6),
+                "loop_us_per_item": short(loop / items * 1e6),
+                "written_per_item": short((written_bytes() - written) / items),
+                "memory_per_item": short((after - memory) / items),
                 "memory_before_mb": round(memory / 1e6),
                 "memory_after_mb": round(after / 1e6),
+                "memory_peak_mb": round(peak(os.getpid()) / 1e6),
                 "why": why,
             }
         )
@@ -105,8 +117,8 @@ class Bench:
 
         return await summed(call, range(items // rows), callers)
 
-    async def lease(self, items: int, rows: int, *, payload: bool = False, then_complete: bool = False) -> int:
-        """All of the items, in leases of `rows` at most."""
+    async def lease(self, items: int, rows: int, *, payload: bool = False, then_complete: bool = False, into: Leases | None = None) -> int:
+        """All of the items, in leases of `rows` at most; which these are is added to `into`."""
         request, got, wanted = Lease("bench", rows, LONG, LONG), 0, 0
 
         async def caller() -> None:
@@ -122,6 +134,8 @@ class Bench:
                 got += count
                 if then_complete:
                     await self.settle(by_lease([(lease.partition, lease.number) for lease in leased.leases]))
+                if into is not None:
+                    into.extend((lease.partition, lease.number) for lease in leased.leases)
 
         await asyncio.gather(*(caller() for _ in range(CALLERS if rows == 1 else 8)))
         return got
@@ -153,24 +167,36 @@ class Bench:
         chosen: Offsets = np.random.default_rng(11).permutation(np.concatenate(each).astype(np.int64))
         return chosen
 
-    async def run_out(self, leases: Sequence[tuple[int, int]], why: str) -> None:
-        """All of these leases, which are all that there are, run out at one moment."""
+    async def run_out(self, leases: Leases, why: str) -> None:
+        """All of these leases, which are all that there are, run out at one moment. How long a turn holds up the others is told too."""
         items = self.total("leased_now")
         ready = self.total("ready")
-        deadline = time.perf_counter() + SOON / 1_000 + len(leases) / 25_000
+        began = time.perf_counter()
+        await self.service.extend("q", Extend(leases[:BULK], LONG, LONG))
+        # Twice as long as it takes to tell all of them.
+        chunks = -(-len(leases) // BULK)
+        deadline = time.perf_counter() + SOON / 1_000 + 2 * chunks * (time.perf_counter() - began)
         for start in range(0, len(leases), BULK):
             await self.service.extend("q", Extend(leases[start : start + BULK], LONG, round((deadline - time.perf_counter()) * 1_000)))
         left = deadline - time.perf_counter()
         if left < 0 or self.total("ready") > ready:
             raise RuntimeError("the leases ran out before all of them had their deadline")
 
+        held = 0.0
+
         async def until_ready() -> int:
+            nonlocal held
             await asyncio.sleep(left)
-            while self.total("leased_now"):  # noqa: ASYNC110 - that the last turn has ended is no event of the service
-                await asyncio.sleep(0.002)
+            last = time.perf_counter()
+            # That the last turn has ended is no event of the service.
+            while self.total("leased_now"):
+                await asyncio.sleep(0.001)
+                now = time.perf_counter()
+                held, last = max(held, now - last), now
             return self.total("ready") - ready
 
         await self.measured(f"{len(leases):,} leases run out together", items, until_ready(), why, wait=left)
+        self.phases[-1]["held_ms"] = round(held * 1e3, 1)
 
 
 async def summed(call: Callable[[T], Awaitable[int]], each: Iterable[T], callers: int) -> int:
@@ -215,36 +241,33 @@ async def ones(bench: Bench, items: int) -> None:
         "leased one at a time out of batches of 10,000, with payloads",
         items,
         bench.lease(items, 1, payload=True),
-        "A lease moves the head by one and writes one record; its blob is at hand, and is sliced. 64 callers share commits.",
+        "A lease moves the head by one and writes one record. A third of the time is to cut one row out of columns for the "
+        "answer (six columns of one row each), a fifth is the turn, and an eighth SQLite, whose commits 64 callers share.",
     )
     await bench.measured(
         "each completed by a call of its own, in random order",
         items,
         bench.complete(bench.given("leased"), by_number, 1, CALLERS),
-        "A whole lease is one record deleted. In random order nearly each is on another page of the file, and pages are what is written.",
+        "A whole lease is one record deleted, and nearly half of the time is SQLite's: in random order nearly each record is "
+        "on a page of its own, which is written to the log and again to the file. To close the lease is a sixth, and the way "
+        "of a call most of the rest.",
     )
 
 
 async def singly(bench: Bench, items: int) -> None:
-    first = max(SINGLES, items // 50 // SINGLES * SINGLES)
-    rest = (items - first) // CALLERS * CALLERS
     await bench.measured(
         f"produced one by one, by {SINGLES} callers",
-        first,
-        bench.produce(first, 1, SINGLES),
-        "What waits when a turn begins becomes one blob and one extent a partition: a commit, and its sync, is shared by some 64 items.",
-    )
-    await bench.measured(
-        f"the rest, {CALLERS} a call, which is stored as such a turn is",
-        rest,
-        bench.produce(rest, CALLERS, PARTITIONS),
-        "An extent and a blob stay in memory for each turn that produced, as long as its items are there: that is what the line costs.",
+        items,
+        bench.produce(items, 1, SINGLES),
+        "What waits when a turn begins becomes one blob and one extent a partition, so commits and their syncs are shared, "
+        "and SQLite has only a sixth of the time. A quarter is the way of a call into the instance and out, a third the turn.",
     )
     await bench.measured(
         "leased 10,000 at a time with payloads, and completed",
-        first + rest,
-        bench.lease(first + rest, BULK, payload=True, then_complete=True),
-        "A lease names some 156 extents and reads as many blobs from the file; completing it deletes one record and those blobs.",
+        items,
+        bench.lease(items, BULK, payload=True, then_complete=True),
+        "A lease names some 200 extents and reads as many blobs; completing it deletes one record and those blobs. Half of "
+        "the time is SQLite's, a third the turn's, most of it to look up the extents' rows.",
     )
 
 
@@ -254,7 +277,9 @@ async def live(bench: Bench, items: int) -> None:
         "leased one at a time, all of them live at once",
         items,
         bench.lease(items, 1),
-        "Each live lease is an object with a deadline and a record of its own: this is the memory that a lease costs, whatever its size.",
+        "Each live lease is an object with a deadline and a record of its own: this is the memory that a lease costs, "
+        "whatever its size. A third of the time is the turn, most of it to deal items to leases, and a sixth SQLite; the rest"
+        " is what each call costs.",
     )
     chosen = bench.given("leased")
     quarter = items // 4
@@ -262,17 +287,20 @@ async def live(bench: Bench, items: int) -> None:
         "a quarter completed in random order, 1,000 item ids a call",
         quarter,
         bench.complete(chosen[:quarter], by_offset, CALL),
-        "Each id is looked up among the live leases and ends one: a record deleted for each item, a commit for each partition and turn.",
+        "Each id is looked up among the live leases (a quarter of the time) and ends one (another quarter, half of it to note"
+        " among those that have ended); a record is deleted for each, a quarter as well.",
     )
     await bench.measured(
         "a quarter completed in random order, 1,000 lease ids a call",
         quarter,
         bench.complete(chosen[quarter : 2 * quarter], by_number, CALL),
-        "The same without the look-up of offsets.",
+        "The same without the look-up of offsets: to end leases and to delete their records is 45 % each.",
     )
     rest = [(partition, number + 1) for partition, number in chosen[2 * quarter :].tolist()]
     await bench.run_out(
-        rest, "A turn ends 1,000 leases at most: as many records deleted, and the items go back as extents over the blobs that they are in."
+        rest,
+        "A turn ends 1,000 leases at most. To end them and put their items back, as extents over the blobs that they are in, "
+        "is two fifths of the time; to encode why each ended a fifth; to delete its record and write that it ended a third.",
     )
 
 
@@ -283,20 +311,21 @@ async def shuffled(bench: Bench, items: int) -> None:
         f"completed in random order, 1,000 ids a call, out of {items // CALL:,} leases of 1,000",
         items,
         bench.complete(bench.given("leased"), by_offset, CALL),
-        "A call touches nearly every lease, so each turn writes a bitmap for nearly every one of them: this order is the worst there is.",
+        "A call touches nearly every lease, so this order is the worst there is. Two thirds of the time is to find some four "
+        "ids in each lease, an eighth to write a bitmap for each of them.",
     )
 
 
 async def expiry(bench: Bench, items: int) -> None:
     await bench.produce(items, min(BULK, items), 1)
-    await bench.lease(items, BULK)
-    leases: list[LeaseInfo] = []
-    for partition in bench.service.stats("q").partitions:
-        leases += [LeaseInfo(partition.partition, number + 1, 0, 0) for number in range(partition.leases)]
-    await bench.run_out(
-        [(lease.partition, lease.number) for lease in leases],
-        "A lease's ranges go back as extents over the same blobs: what is written counts by leases, and no payload is.",
-    )
+    for rows in (BULK, CALL, CALL // 10):
+        leases: Leases = []
+        await bench.lease(items, rows, into=leases)
+        await bench.run_out(
+            leases,
+            "A lease's ranges go back as extents over the same blobs: time and bytes count by leases (as they do above), and no "
+            "payload is written.",
+        )
 
 
 class Case(NamedTuple):
@@ -309,7 +338,7 @@ class Case(NamedTuple):
 
 CASES = {
     "ones": Case(ones, 100, 1_000),
-    "singly": Case(singly, 1, 30),
+    "singly": Case(singly, 1, 100),
     "live": Case(live, 10, 300),
     "shuffled": Case(shuffled, 10, 120),
     "expiry": Case(expiry, 10, 30),
@@ -341,18 +370,37 @@ def measure(name: str, items: int) -> list[Document]:
     return phases
 
 
+COLUMNS = {
+    "items": "items",
+    "items/s": "items_per_s",
+    "processor, µs": "cpu_us_per_item",
+    "… of the loop": "loop_us_per_item",
+    "written, B": "written_per_item",
+    "memory, B": "memory_per_item",
+}
+"""What is shown of a phase, by its head: as it is, and then for each item."""
+
+
+def _cells(phase: Document) -> list[str]:
+    held = phase.get("held_ms")
+    return [
+        *(shown(phase[key]) for key in COLUMNS.values()),
+        f"{phase['memory_before_mb']:,} → {phase['memory_after_mb']:,}",
+        f"{phase['memory_peak_mb']:,}",
+        "" if held is None else f"{held:,}",
+    ]
+
+
 def table(cases: dict[str, list[Document]]) -> str:
     """As Markdown: the figures, then what explains them."""
-    lines = ["| | items | items/s | processor, µs | written, B | memory, B | of the process, MB |", "| --- " * 7 + "|"]
+    heads = ["", *COLUMNS, "memory of the process, MB", "at most", "loop held, ms"]
     phases = [(name, each) for name, phases in cases.items() for each in phases]
-    for number, (name, each) in enumerate(phases, 1):
-        cells = [
-            f"{number}. `{name}`: {each['phase']}",
-            *(f"{each[key]:,}" for key in ("items", "items_per_s", "cpu_us_per_item", "written_per_item", "memory_per_item")),
-            f"{each['memory_before_mb']} → {each['memory_after_mb']}",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"{number}. {each['why']}" for number, (_, each) in enumerate(phases, 1))])
+    rows = [[f"{number}. `{name}`: {each['phase']}", *_cells(each)] for number, (name, each) in enumerate(phases, 1)]
+    lines = [f"| {' | '.join(cells)} |" for cells in [heads, ["---"] * len(heads), *rows]]
+    whys: dict[str, int] = {}
+    for number, (_, each) in enumerate(phases, 1):
+        whys.setdefault(each["why"], number)
+    return "\n".join([*lines, "", *(f"* {number}: {why}" for why, number in whys.items())])
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -384,4 +432,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    # As a server does.
+    spare_the_collector()
     print(json.dumps(uvloop.run(_run(sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])))))

@@ -1,16 +1,18 @@
-"""One partition of four that does not answer any more: what is left of the others' throughput."""
+"""`python -m sluiceway.bench hung`: one partition of four that does not answer any more: what is left of the others' throughput."""
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
 
-from sluiceway.bench.figures import Figure, progress
+from sluiceway.bench.figures import Figure, progress, table
 from sluiceway.model.backends import BackendSettings
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
@@ -56,6 +58,15 @@ class Hanging:
 
     async def close(self) -> None:
         await self._store.close()
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 1 if an aim was missed."""
+    argparse.ArgumentParser(prog="python -m sluiceway.bench hung", description=__doc__).parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="sluiceway-hung-") as folder:
+        figures = measure(Path(folder))
+    print(table(figures))
+    return int(any(figure.missed for figure in figures))
 
 
 def measure(folder: Path) -> list[Figure]:

@@ -38,13 +38,26 @@ def server(module: str, data: Path, *arguments: str) -> Iterator[Server]:
         process.wait(60)
 
 
+def workers(number: int, folder: Path) -> tuple[str, ...]:
+    """The arguments with which SLUICEWAY serves by so many processes; it writes their configuration into the folder."""
+    config = folder / f"workers-{number}.toml"
+    config.write_text(f"[server]\nworkers = {number}\n")
+    return ("--config", str(config))
+
+
 def resident(pid: int) -> int:
     """Bytes of memory that the process has at this moment."""
     return _status(pid, "VmRSS") * 1_024
 
 
-def threads(pid: int) -> int:
-    return _status(pid, "Threads")
+def peak(pid: int) -> int:
+    """The most bytes of memory that the process had at any moment since it began, or since `forget_peak`."""
+    return _status(pid, "VmHWM") * 1_024
+
+
+def forget_peak() -> None:
+    """From now on this process's `peak` is counted anew."""
+    Path("/proc/self/clear_refs").write_text("5")
 
 
 def _status(pid: int, name: str) -> int:

@@ -34,7 +34,7 @@ def demo(input_: str | None, kill: str | None, data: Path | None) -> int:
 @click.option("--output", "file", type=click.Path(dir_okay=False, path_type=Path), help="Also write the figures there, as JSON.")
 @printing
 def bench(output: Output, rounds: int, seconds: float, file: Path | None) -> int:
-    """Measure produce, lease and complete over HTTP on this machine, side by side with a row-per-item store.
+    """Measure produce, lease and complete over HTTP on this machine, side by side with the same without HTTP, and with the disk's own rate.
 
     It starts servers of its own, in a temporary folder.
     """
@@ -43,7 +43,7 @@ def bench(output: Output, rounds: int, seconds: float, file: Path | None) -> int
 
     with tempfile.TemporaryDirectory(prefix="sluiceway-bench-") as folder:
         figures = file or Path(folder) / "figures.json"
-        what = ["--cases", "arrow-1000x100-c1", "arrow-1000x100-c8", "--systems", "sluiceway", "sqlite-rows"]
+        what = ["--cases", "arrow-1000x100-c1", "arrow-1000x100-c8", "--systems", "sluiceway", "in-process", "disk"]
         size = ["--rounds", str(rounds), "--seconds", str(seconds)]
         command = [sys.executable, "-m", "sluiceway.bench", *what, *size, "--output", str(figures)]
         # What it tells meanwhile is for people.

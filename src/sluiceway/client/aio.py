@@ -18,10 +18,11 @@ from sluiceway.client import admin_calls, answers, consuming, item_calls, produc
 from sluiceway.client.aio_consumer import AsyncConsumer
 from sluiceway.client.aio_producer import AsyncProducer
 from sluiceway.client.aio_rebalances import AsyncRebalances
+from sluiceway.client.connections import AsyncConnections
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_async
-from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
+from sluiceway.client.http import DEFAULT_URL, Endpoint, generated_key, new_key, read_answer, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
 from sluiceway.client.queue_calls import Settings, Verb
@@ -57,7 +58,7 @@ class AsyncClient(AsyncRebalances):
         self._retry_for = seconds(retry_for, "retry_for")
         self._generate_keys = generate_keys
         self.client_id = client_id or new_key()
-        self._transport = transport or httpx.AsyncHTTPTransport(verify=self._endpoint.verify(ca_file), limits=LIMITS)
+        self._transport = transport or AsyncConnections(self._endpoint.verify(ca_file))
 
     async def close(self) -> None:
         """Close the connections. A call that is still running then fails."""

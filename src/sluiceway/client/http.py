@@ -26,9 +26,6 @@ CONNECT_TIMEOUT = 5.0
 SLACK = 5.0
 """Seconds beyond `request_timeout` in which the server's own answer to a time-out can still arrive: it knows the outcome, we do not."""
 
-LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=30.0)
-"""No cap, as a waiting lease holds one. Idle ones are closed before the server does it: a call into a closing one ends unknown."""
-
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
 
 

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 import httpx
 
 from sluiceway.client import admin_calls, answers, consuming, item_calls, producing, queue_calls
+from sluiceway.client.connections import Connections
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_blocking
-from sluiceway.client.http import DEFAULT_URL, LIMITS, Endpoint, generated_key, new_key, read_answer, seconds
+from sluiceway.client.http import DEFAULT_URL, Endpoint, generated_key, new_key, read_answer, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
 from sluiceway.client.queue_calls import Settings, Verb
@@ -78,7 +79,7 @@ class Client(Rebalances):
         self._retry_for = seconds(retry_for, "retry_for")
         self._generate_keys = generate_keys
         self.client_id = client_id or new_key()
-        self._transport = transport or httpx.HTTPTransport(verify=self._endpoint.verify(ca_file), limits=LIMITS)
+        self._transport = transport or Connections(self._endpoint.verify(ca_file))
 
     def close(self) -> None:
         """Close the connections. A call in another thread that is still running then fails."""
@@ -136,7 +137,7 @@ class Client(Rebalances):
 
     def _twin(self) -> AsyncClient:
         """A client of the same server for an event loop."""
-        if not isinstance(self._transport, httpx.HTTPTransport | httpx.AsyncBaseTransport):
+        if not isinstance(self._transport, Connections | httpx.HTTPTransport | httpx.AsyncBaseTransport):
             raise invalid("transport", "a consumer needs one that is also an httpx.AsyncBaseTransport, or none; or use AsyncClient")
         from sluiceway.client.aio import AsyncClient
 

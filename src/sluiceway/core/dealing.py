@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator
 
+from sluiceway.core.board import Board
 from sluiceway.core.distribution import deal
 from sluiceway.core.lane import Lane, LaneState
 from sluiceway.core.tickets import Grant, Result, Ticket
@@ -25,10 +26,14 @@ class Dealing:
     """The leases of a logical queue: `waiters` are those that have been given nothing yet."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
-        self.lanes = {number: Lane(number, incarnation) for number in partitions}
+        self.board = Board(Lane(number, incarnation) for number in partitions)
+        self.lanes = self.board.lanes
         self.lease_timeout = lease_timeout
         self.paused: frozenset[Verb] = frozenset()
         self.waiters: dict[int, Ticket] = {}
+        # Of the leases that have no answer yet, those with a key, and those whose time is up: nobody need look for them among all who wait.
+        self._keyed_leases: dict[int, Ticket] = {}
+        self._late_leases: dict[int, Ticket] = {}
         # Numbers, not tickets: one that is answered must not be kept, with its payload, until its deadline.
         self._deadlines: list[tuple[Millis, int]] = []
         self._choices = 0
@@ -43,10 +48,10 @@ class Dealing:
 
         What a lane holds is noted while all of it is durable. Busy lanes are never so at one moment, so each is noted at its own.
         """
-        keyed = [ticket for ticket in self.waiters.values() if ticket.keyed]
+        keyed = [ticket for ticket in self._keyed_leases.values() if ticket.number in self.waiters]
         if not keyed:
             return
-        hides = self._hides_leases(self.lanes.values())
+        hides = self._hides_leases(self.board.closed())
         held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
         for ticket in [ticket for ticket in keyed if ticket.key_name in held]:
             if hides and self._hides_leases(self._lanes_for(ticket)):
@@ -82,18 +87,15 @@ class Dealing:
 
     # ---- dealing ----------------------------------------------------------------------------------------------
 
-    def _deal(self, sources: list[Lane], now: Millis) -> None:
+    def _deal(self, now: Millis) -> None:
         """Serve waiters from lanes with ready items: the lane that has waited longest first, one lane a waiter where that will do."""
-        if not sources or not self.waiters or "lease" in self.paused:
+        if not self.waiters or "lease" in self.paused:
             return
-        sources.sort(key=lambda lane: (lane.last_leased, -lane.partition.ready_count))
-        waiters = self._servable(sources, now)
-        anywhere = [ticket for ticket in waiters if ticket.lease_from is None]
+        sources: list[Lane] = []
+        groups, anywhere = self._grouped(sources, now)
         first: dict[int, LeaseInfo] = {}
-        for index, lane in enumerate(sources):
-            group = anywhere[index :: len(sources)]
-            if len(anywhere) < len(waiters):
-                group = sorted(group + [ticket for ticket in waiters if ticket.lease_from == lane.number], key=lambda ticket: ticket.number)
+        for number, group in groups.items():
+            lane = self.lanes[number]
             shares = deal(lane.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
             for ticket, share in zip(group, shares, strict=True):
                 info = self._lease(lane, ticket, share, now)
@@ -101,26 +103,62 @@ class Dealing:
                     first[ticket.number] = info
         for ticket in anywhere:
             self._lease_more(sources, ticket, first.get(ticket.number), now)
+        for lane in (*sources, *(self.lanes[number] for number in groups)):
+            lane.touch()
 
-    def _servable(self, sources: Sequence[Lane], now: Millis) -> list[Ticket]:
+    def _grouped(self, sources: list[Lane], now: Millis) -> tuple[dict[int, list[Ticket]], list[Ticket]]:
+        """The waiters that come next, by the lane that serves them first, and those of them that any lane may serve. `sources` are then the
+        lanes that were looked at for these.
+
+        A lane has as many as it has enough for before the next one is looked at, so that they share its transaction.
+        """
+        groups: dict[int, list[Ticket]] = {}
+        anywhere: list[Ticket] = []
+        late: list[Ticket] = []
+        left, over = 0, 0
+        lane: Lane | None = None
+        for ticket in self._servable(late, now):
+            request = ticket.request
+            assert isinstance(request, Lease)
+            if request.partition is not None:
+                groups.setdefault(request.partition, []).append(ticket)
+                continue
+            if not over and request.batch_size > left:
+                lane = self.board.take_stocked()
+                if lane is not None:
+                    sources.append(lane)
+                    left = lane.servable
+                else:
+                    # There is not enough for all: they share what there is.
+                    over = sum(each.servable for each in sources) - len(anywhere)
+            if lane is None:
+                if over <= 0:
+                    break
+                over -= 1
+            chosen = sources[len(anywhere) % len(sources)] if lane is None else lane
+            groups.setdefault(chosen.number, []).append(ticket)
+            anywhere.append(ticket)
+            left -= min(left, request.batch_size)
+        for ticket in late:
+            self._reply(ticket, SluicewayError("stale_ids", "a lease that this client took later is completed already", "after_lease"))
+        return groups, anywhere
+
+    def _servable(self, late: list[Ticket], now: Millis) -> Iterator[Ticket]:
         """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up.
 
-        Those whose lease would come too late are told so.
+        Those whose lease would come too late are noted in `late`.
         """
-        chosen: list[Ticket] = []
-        late: list[Ticket] = []
-        ready = sum(lane.servable for lane in sources)
-        room = {lane.number: lane.servable for lane in sources}
+        room: dict[int, int] = {}
         keys: set[tuple[tuple[str, str], int | None]] = set()
-        hides = self._hides_leases(self.lanes.values())
-        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
+        hides, held = False, None
         for ticket in self.waiters.values():
-            if len(chosen) == ready:
-                break
             only = ticket.lease_from
-            if only is not None and not room.get(only):
+            if only is not None and not room.setdefault(only, self._servable_of(only)):
                 continue
             if ticket.key_name is not None:
+                if held is None:
+                    hides = self._hides_leases(self.board.closed())
+                    held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
                 hidden = hides and self._hides_leases(self._lanes_for(ticket))
                 if hidden or (ticket.key_name, only) in keys or (ticket.key_name in held and self._keyed(ticket, now)):
                     continue
@@ -130,10 +168,11 @@ class Dealing:
                     late.append(ticket)
                     continue
                 room[only] -= 1
-            chosen.append(ticket)
-        for ticket in late:
-            self._reply(ticket, SluicewayError("stale_ids", "a lease that this client took later is completed already", "after_lease"))
-        return chosen
+            yield ticket
+
+    def _servable_of(self, number: int) -> int:
+        lane = self.lanes.get(number)
+        return lane.servable if lane is not None and lane.state is LaneState.READY else 0
 
     def _is_late(self, ticket: Ticket) -> bool:
         """Whether a lease that its client took after the one that it names was completed."""
@@ -149,9 +188,15 @@ class Dealing:
         assert isinstance(request, Lease)
         had = set() if first is None else {first.partition}
         wanted = request.batch_size - (0 if first is None else first.items)
-        for lane in sources:
-            if wanted <= 0 or len(had) >= request.max_partitions:
-                return
+        at = 0
+        while wanted > 0 and len(had) < request.max_partitions:
+            if at == len(sources):
+                further = self.board.take_stocked()
+                if further is None:
+                    return
+                sources.append(further)
+            lane = sources[at]
+            at += 1
             info = None if lane.number in had else self._lease(lane, ticket, wanted, now)
             if info is not None:
                 wanted -= info.items
@@ -181,6 +226,7 @@ class Dealing:
     def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
         """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
         if now - ticket.deadline < LEASE_PATIENCE:
+            self._late_leases[ticket.number] = ticket
             heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number))
         elif ticket.awaiting and ticket.grants and not ticket.keyed:
             self._reply(ticket, ticket.result(now))
@@ -194,16 +240,18 @@ class Dealing:
 
         A lane that is committing may have items for them in a moment.
         """
-        lanes = self.lanes.values()
-        coming = {lane.number for lane in lanes if lane.state is LaneState.COMMITTING and lane.servable and not lane.degraded}
-        for ticket in list(self.waiters.values()):
+        if any(lane.state is LaneState.STOPPED for lane in self.board.closed()):
+            # Also before its time: whatever is in there, nothing of it will come.
+            for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from is not None]:
+                lane = self.lanes.get(ticket.lease_from)  # type: ignore[arg-type]
+                if lane is not None and lane.state is LaneState.STOPPED:
+                    self._reply(ticket, lane.unavailable())
+        late = [ticket for ticket in self._late_leases.values() if ticket.number in self.waiters]
+        if not late:
+            return
+        coming = {lane.number for lane in self.board.writing() if lane.servable and not lane.degraded}
+        for ticket in late:
             only = ticket.lease_from
-            if only is not None and only in self.lanes and self.lanes[only].state is LaneState.STOPPED:
-                # Also before its time: whatever is in there, nothing of it will come.
-                self._reply(ticket, self.lanes[only].unavailable())
-                continue
-            if ticket.deadline > now:
-                continue
             waits = (coming if only is None else only in coming) or (ticket.keyed and self._keyed(ticket, now))
             if not waits or now - ticket.deadline >= LEASE_PATIENCE or (ticket.keyed and self._hides_leases(self._lanes_for(ticket))):
                 self._end_wait(ticket, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sluiceway.core.distribution import Candidate, emptiest
+from sluiceway.core.distribution import emptiest
 from sluiceway.core.lane import Lane, LaneState
 from sluiceway.kernel.clock import Millis
 
@@ -33,13 +33,5 @@ def choose(lanes: Collection[Lane], now: Millis) -> Lane | None:
         if lane.degraded and lane.state is LaneState.READY and lane.probe_at <= now:
             return lane
     fit = {lane.number: lane for lane in working if not lane.degraded} or {lane.number: lane for lane in working}
-    candidates = [
-        Candidate(
-            lane.partition.ready_count + lane.accepted,
-            lane.partition.leased_count + lane.partition.scheduled_count,
-            lane.last_produced,
-            lane.number,
-        )
-        for lane in fit.values()
-    ]
+    candidates = [lane.candidate() for lane in fit.values()]
     return fit[emptiest(candidates)] if candidates else None

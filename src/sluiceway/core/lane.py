@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from sluiceway.core.distribution import Candidate
 from sluiceway.core.inspecting import why_left
 from sluiceway.core.looking import lives_of, open_slices, stats_of
 from sluiceway.core.partition import Partition
@@ -94,6 +95,12 @@ class Lane:
     """What the queue's record says that it may be asked for."""
     turned_away: list[Ticket] = field(default_factory=list)
     """Produces that the partition refused in the turn that is being put together: they look elsewhere, or wait."""
+    touched: set[int] = field(default_factory=set)
+    """The lanes of the logical queue in which something has changed."""
+
+    def touch(self) -> None:
+        """Something has changed here, or in the partition: whoever changes it says so."""
+        self.touched.add(self.number)
 
     @property
     def takes_work(self) -> bool:
@@ -118,12 +125,33 @@ class Lane:
         """Ready items that may be leased."""
         return self.partition.ready_count if self.allows.lease else 0
 
+    def candidate(self) -> Candidate:
+        """How it compares with others as one that takes a produce."""
+        partition = self.partition
+        claimed = partition.leased_count + partition.scheduled_count
+        return Candidate(partition.ready_count + self.accepted, claimed, self.last_produced, self.number)
+
+    def wakes_at(self) -> Millis | None:
+        """When a turn has something to do here, if nothing happens: a moment that is over where it has that now."""
+        if self.state is LaneState.FAILED:
+            return self.retry_at
+        if self.state is not LaneState.READY:
+            return None
+        partition = self.partition
+        if self.waiting or self.transferred or self.called_back or self.given_back or partition.is_changed:
+            return 0
+        timer = partition.next_timer()
+        if not partition.transfers or self.transferring in partition.transfers:
+            return timer
+        return self.transfer_at if timer is None else min(timer, self.transfer_at)
+
     def slowness(self, now: Millis) -> float:
         """Milliseconds that a commit takes: on average, or so far."""
         return max(self.commit_time, now - self.committing_since) if self.state is LaneState.COMMITTING else self.commit_time
 
     def sample(self, now: Millis) -> None:
         """A commit has ended, one way or the other."""
+        self.touch()
         took = min(LONGEST_SAMPLE, now - self.committing_since)
         self.commit_time += 0.3 * (took - self.commit_time)
 
@@ -156,6 +184,7 @@ class Lane:
         return self.recorded if self.takes_work else "unavailable"
 
     def put(self, ticket: Ticket, work: Work) -> None:
+        self.touch()
         self.waiting.append((ticket, work))
         ticket.awaiting += 1
         if isinstance(work, Produce):
@@ -163,6 +192,7 @@ class Lane:
 
     def take_back(self) -> list[tuple[Ticket, Work]]:
         """Give up all that waits and is not in flight."""
+        self.touch()
         given, self.waiting, self.accepted = self.waiting, [], 0
         for ticket, _ in given:
             ticket.awaiting -= 1
@@ -170,6 +200,7 @@ class Lane:
 
     def take_back_produces(self, *, keyed: bool = False) -> list[tuple[Ticket, Produce]]:
         """Give up the produces that wait and may go elsewhere; `keyed`: those with a key, too."""
+        self.touch()
         given = [(ticket, work) for ticket, work in self.waiting if isinstance(work, Produce) and (keyed or work.key is None)]
         self.waiting = [pair for pair in self.waiting if not isinstance(pair[1], Produce) or not (keyed or pair[1].key is None)]
         for ticket, work in given:
@@ -184,6 +215,7 @@ class Lane:
             self.transferring = None
         if self.state is not LaneState.READY or not transfers or self.transferring is not None or self.transfer_at > now:
             return None
+        self.touch()
         number, lease = next(iter(transfers.items()))
         self.transferring = number
         moves_to = lease.moves_to

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from sluiceway.core.dealing import Dealing
 from sluiceway.core.distribution import slot
-from sluiceway.core.health import PROBE_EVERY, choose, judge
+from sluiceway.core.health import DEGRADED, PROBE_EVERY, choose, judge
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.partition import Partition
 from sluiceway.core.parts import Work, parts_of
@@ -33,6 +33,9 @@ REOPEN_AFTER = (50, 1_000)
 TRANSFER_RETRY = 1_000
 """Milliseconds before a transfer that failed is tried again."""
 
+TOGETHER = 64 << 10
+"""Bytes of produces of one turn that go to one partition together and share its transaction. The next go where it is emptiest then."""
+
 
 class LogicalQueue(Dealing):
     """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, its partitions are all there are."""
@@ -44,6 +47,8 @@ class LogicalQueue(Dealing):
         self._states: dict[int, tuple[PartitionState, Allows]] = {}
         self._rules: Rules | None = None
         self._patience = 0.0
+        self._uneven = False
+        """Some lane is far slower than the others."""
         self.produces: dict[int, Ticket] = {}
         self._unanswered: dict[int, Ticket] = {}
         self._tickets = 0
@@ -68,6 +73,7 @@ class LogicalQueue(Dealing):
 
     def _instruct(self, lane: Lane) -> None:
         """Let the lane follow the settings."""
+        lane.touch()
         if self._rules is not None:
             lane.partition.follow(self._rules)
         # One that the queue has no more takes nothing, and gives nothing out.
@@ -97,6 +103,8 @@ class LogicalQueue(Dealing):
                 self._reply(ticket, not_here(request.partition))
             else:
                 self.waiters[ticket.number] = ticket
+                if request.lease_key is not None:
+                    self._keyed_leases[ticket.number] = ticket
         else:
             for number, work in parts_of(ticket, self.lanes, self.lease_timeout):
                 self._put_now(ticket, number, work)
@@ -129,6 +137,7 @@ class LogicalQueue(Dealing):
         lane = self.lanes[number]
         if opening != lane.opening:
             return
+        lane.touch()
         if isinstance(loaded, Exception):
             lane.problem = str(loaded)
             self._fail(lane, now, final)
@@ -161,6 +170,7 @@ class LogicalQueue(Dealing):
     def transferred(self, number: int, lease: int, done: bool, now: Millis, *, nowhere: bool = False) -> None:
         """The answer to `Transfer`; `nowhere`: its target is no more, so its items stay here."""
         lane = self.lanes[number]
+        lane.touch()
         if nowhere:
             lane.called_back.append(lease)
         elif done:
@@ -174,6 +184,7 @@ class LogicalQueue(Dealing):
         lane = self.lanes[number]
         if lane.takes_work:
             lane.given_back.append(lease)
+            lane.touch()
 
     def retry_now(self, numbers: Iterable[int], now: Millis, *, anew: bool = False) -> None:
         """Do not wait any longer with opening these partitions again; `anew`: neither those that serve, nor those that were stopped."""
@@ -182,6 +193,7 @@ class LogicalQueue(Dealing):
                 self._fail(lane, now, False)
             if lane.state is LaneState.FAILED:
                 lane.retry_at = now
+                lane.touch()
 
     def stop_lane(self, number: int, problem: str, now: Millis) -> None:
         """The partition's data is damaged: serve nothing from it until a person has looked."""
@@ -208,25 +220,26 @@ class LogicalQueue(Dealing):
         """Decide all that can be decided now. The driver carries out the effects, in order."""
         self._again_at = None
         self._time_out(now)
-        self._reopen(now)
+        self._reopen(self.board.begin_turn(now), now)
         self._find_keyed(now)
         self._spread(now)
         self._distribute(now)
-        idle = [lane for lane in self.lanes.values() if lane.state is LaneState.READY]
-        due = [lane for lane in idle if lane.is_due(now)]
+        idle = [lane for lane in self.board.visited() if lane.state is LaneState.READY]
+        due = {lane.number for lane in idle if lane.is_due(now)}
         timers = max(1, TIMER_BATCH // len(due)) if due else 0
         for lane in idle:
-            if lane in due or lane.waiting or lane.transferred or lane.called_back or lane.given_back:
+            if lane.number in due or lane.waiting or lane.transferred or lane.called_back or lane.given_back:
                 self._attempt(lambda lane, now: lane.work(now, timers), lane, now)
                 self._look_on(lane, now)
-        self._deal([lane for lane in idle if lane.state is LaneState.READY and lane.servable], now)
-        for lane in idle:
+        self._deal(now)
+        for lane in self.board.visited():
             if lane.state is LaneState.READY and (lane.answers or lane.partition.is_changed):
                 self._attempt(self._commit, lane, now)
             transfer = lane.start_transfer(now)
             if transfer is not None:
                 self._effects.append(transfer)
         self._answer_empty(now)
+        self.board.end_turn()
         effects, self._effects = self._effects, []
         return effects
 
@@ -244,17 +257,12 @@ class LogicalQueue(Dealing):
         times = [self._deadlines[0][0]] if self._deadlines else []
         if self._again_at is not None:
             times.append(self._again_at)
-        for lane in self.lanes.values():
-            if lane.state is LaneState.FAILED:
-                times.append(lane.retry_at)
-            elif lane.state is LaneState.READY:
-                timer = lane.partition.next_timer()
-                if timer is not None:
-                    times.append(timer)
-                if lane.partition.transfers and lane.transferring is None:
-                    times.append(lane.transfer_at)
-            elif lane.state is LaneState.COMMITTING and lane.accepted and not lane.degraded and self._patience:
-                times.append(int(lane.committing_since + self._patience) + 1)
+        if (at := self.board.wake_at()) is not None:
+            times.append(at)
+        if self._patience:
+            times += [
+                int(lane.committing_since + self._patience) + 1 for lane in self.board.writing() if lane.accepted and not lane.degraded
+            ]
         return min(times) if times else None
 
     def _time_out(self, now: Millis) -> None:
@@ -269,26 +277,45 @@ class LogicalQueue(Dealing):
             else:
                 self._reply(ticket, ticket.error or SluicewayError("unavailable", "no partition took the request within request_timeout"))
 
-    def _reopen(self, now: Millis) -> None:
-        for lane in self.lanes.values():
+    def _reopen(self, lanes: Iterable[Lane], now: Millis) -> None:
+        for lane in lanes:
             if lane.state is LaneState.FAILED and lane.retry_at <= now:
                 lane.state = LaneState.OPENING
                 lane.opening += 1
+                lane.touch()
                 self._effects.append(Open(lane.number, lane.opening))
+
+    def _judge(self, now: Millis) -> None:
+        """See which lanes are far slower than the others, if any may be."""
+        if self._uneven or self.board.may_be_slow(now):
+            self._patience = judge(self.lanes.values(), now)
+            self._uneven = any(lane.degraded for lane in self.lanes.values())
+        else:
+            self._patience = DEGRADED[0] if self.board.working > 1 else 0.0
 
     def _spread(self, now: Millis) -> None:
         """Take from lanes that hang what has not begun, and may go elsewhere."""
-        self._patience = judge(self.lanes.values(), now)
-        for lane in self.lanes.values():
+        self._judge(now)
+        for lane in self.lanes.values() if self._uneven else ():
             if lane.degraded and lane.state is LaneState.COMMITTING and lane.accepted:
                 self._give_up(lane.take_back_produces())
 
     def _distribute(self, now: Millis) -> None:
+        """Give each produce to the lane that must take it, or to the emptiest: with those that come with it, so far as they are small."""
+        shared: Lane | None = None
+        room = 0
         for ticket in list(self.produces.values()):
             request = ticket.request
             assert isinstance(request, Produce)
             number = self._number_for(request)
-            lane = choose(self.lanes.values(), now) if number is None else self.lanes.get(number)
+            if number is not None:
+                lane = self.lanes.get(number)
+            else:
+                room -= request.batch.nbytes
+                if shared is None or room < 0:
+                    shared = choose(self.lanes.values(), now) if self._uneven else self.board.emptiest()
+                    room = 0 if self._uneven else TOGETHER - request.batch.nbytes
+                lane = shared
             if lane is not None and lane.takes_produce(request):
                 del self.produces[ticket.number]
                 self._choices += 1
@@ -312,6 +339,7 @@ class LogicalQueue(Dealing):
 
     def _attempt(self, step: Callable[[Lane, Millis], None], lane: Lane, now: Millis) -> None:
         waiting = list(lane.waiting)
+        lane.touch()
         try:
             step(lane, now)
         except Exception as error:
@@ -339,6 +367,7 @@ class LogicalQueue(Dealing):
 
     def _land(self, lane: Lane, done: bool, now: Millis) -> None:
         """The lane's answers are true (or, if not `done`, surely never happened)."""
+        lane.touch()
         answers, lane.answers = lane.answers, []
         flew, lane.flight_txn = lane.flight_txn, 0
         for ticket, answer in answers:
@@ -370,6 +399,7 @@ class LogicalQueue(Dealing):
     def _fail(self, lane: Lane, now: Millis, final: bool) -> None:
         """The partition has to be opened anew. What waits and is not in flight looks elsewhere."""
         first, most = REOPEN_AFTER
+        lane.touch()
         lane.state = LaneState.STOPPED if final else LaneState.FAILED
         lane.retry_at = now + min(most, first << min(lane.failed_in_a_row, 10)) if lane.failed_in_a_row else now
         lane.failed_in_a_row += 1
@@ -397,6 +427,8 @@ class LogicalQueue(Dealing):
         self._unanswered.pop(ticket.number, None)
         self.produces.pop(ticket.number, None)
         self.waiters.pop(ticket.number, None)
+        self._keyed_leases.pop(ticket.number, None)
+        self._late_leases.pop(ticket.number, None)
 
     # ---- looking ----------------------------------------------------------------------------------------------
 

@@ -39,7 +39,8 @@ class Share(LogicalQueue):
     def gain(self, number: int) -> None:
         """Serve this partition, too: the next turn opens it."""
         assert number not in self.lanes, f"partition {number} is served already"
-        lane = self.lanes[number] = Lane(number, self._incarnation, opening=self._openings.get(number, 0))
+        lane = Lane(number, self._incarnation, opening=self._openings.get(number, 0))
+        self.board.add(lane)
         self._instruct(lane)
 
     def lose(self, number: int) -> bool:
@@ -48,6 +49,7 @@ class Share(LogicalQueue):
         if lane is None:
             return True
         lane.leaving = True
+        lane.touch()
         self._turn_away(lane)
         self._send_away(number)
         if lane.state is not LaneState.COMMITTING:
@@ -56,7 +58,7 @@ class Share(LogicalQueue):
 
     def drop(self, number: int) -> None:
         """Serve this partition no more. What became of a commit in flight will not be heard."""
-        lane = self.lanes.pop(number, None)
+        lane = self.board.remove(number)
         if lane is None:
             return
         self._tallies.end(lane)
@@ -90,7 +92,7 @@ class Share(LogicalQueue):
         """Whether a lease has been given something, or will be as soon as lanes here have committed: nobody else need be asked."""
         if ticket.number not in self.waiters:
             return True
-        writing = (lane for lane in self.lanes.values() if lane.state is LaneState.COMMITTING and not (lane.degraded or lane.leaving))
+        writing = (lane for lane in self.board.writing() if not (lane.degraded or lane.leaving))
         return sum(lane.servable for lane in writing) >= len(self.waiters)
 
     def _is_elsewhere(self, lane: Lane | None, request: Produce) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from sluiceway.model.items import HEADERS, OPTIONAL, PAYLOAD, stored_schema
+from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, stored_schema
 from sluiceway.model.leased import Slice, placed, served
 
 MOST = 16
@@ -54,6 +54,10 @@ class Few:
 
     def batch(self) -> pa.RecordBatch:
         """The same rows in columns, as a blob has them."""
+        return pa.RecordBatch.from_arrays(self.arrays(), schema=stored_schema(self.columns))
+
+    def arrays(self) -> list[pa.Array]:
+        """Those columns."""
         schema = stored_schema(self.columns)
         arrays = [pa.array(self.payloads, PAYLOAD.type)]
         for field in list(schema)[1:]:
@@ -61,10 +65,12 @@ class Few:
             if field.type == HEADERS:
                 values = [None if pairs is None else list(pairs.items()) for pairs in values]
             arrays.append(pa.array(values, field.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return arrays
 
     def take(self, rows: Sequence[int]) -> Few:
-        """Those rows."""
+        """Those rows, in their order."""
+        if len(rows) == len(self.payloads):
+            return self
         payloads = [self.payloads[row] for row in rows]
         others = {name: [values[row] for row in rows] for name, values in self.others.items()}
         kept = {name: values for name, values in others.items() if values.count(None) < len(values)}
@@ -91,7 +97,7 @@ class ServedFew:
 
     def batch(self) -> pa.RecordBatch:
         few = self.blob.take(self.piece.rows.tolist())
-        return placed(self.partition, self.lease, self.piece, few.batch())
+        return placed(self.partition, self.lease, self.piece, few.arrays(), stored_schema(few.columns))
 
 
 def join(pieces: Sequence[Few]) -> Few:
@@ -102,6 +108,19 @@ def join(pieces: Sequence[Few]) -> Few:
     names = {name for piece in pieces for name in piece.others}
     others = {name: [value for piece in pieces for value in piece.others.get(name) or [None] * piece.num_rows] for name in names}
     return Few(payloads, others, sum(piece.nbytes for piece in pieces))
+
+
+def as_few(batch: pa.RecordBatch) -> Few | None:
+    """The rows by their values; None for many, large or due ones, and where there are headers, whose names may repeat."""
+    names = batch.schema.names
+    if batch.num_rows > MOST or ENQUEUE_AT.name in names or "headers" in names:
+        return None
+    nbytes = batch.nbytes
+    if nbytes > MOST_BYTES:
+        return None
+    others = {name: batch.column(name).to_pylist() for name in names if name != PAYLOAD.name}
+    given = {name: values for name, values in others.items() if values.count(None) < len(values)}
+    return Few(batch.column(PAYLOAD.name).to_pylist(), given, nbytes)
 
 
 def in_columns(rows: Any) -> pa.RecordBatch:

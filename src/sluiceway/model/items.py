@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +38,7 @@ PRODUCED = ("kind", "encoding", "reference", "headers")
 """Optional columns that a producer may send (and `enqueue_at`, which is not stored but decides when)."""
 
 
+@lru_cache(64)
 def stored_schema(columns: int) -> pa.Schema:
     return pa.schema([PAYLOAD] + [field for bit, field in enumerate(OPTIONAL) if columns >> bit & 1])
 
@@ -182,6 +184,9 @@ def _check_lengths(column: pa.Array, name: str, limit: int) -> None:
     if len(column) == 0:
         return
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+    if int(ends[-1]) - int(ends[0]) <= limit:
+        # All together are no more than one may have, which is seen without a look at each.
+        return
     lengths = np.diff(ends)
     if column.null_count:
         # There may be bytes where there is no value.

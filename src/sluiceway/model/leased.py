@@ -6,9 +6,11 @@ Columns, in this order: `partition`, `lease`, `offset`, `origin_offset`, `attemp
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
@@ -23,6 +25,7 @@ POSITION = (
     pa.field("attempts", pa.int32(), nullable=False),
     pa.field("enqueued_at", TIME, nullable=False),
 )
+_PARTITION, _LEASE, _ATTEMPTS = (POSITION[at].type for at in (0, 1, 4))
 
 
 class Slice(NamedTuple):
@@ -50,25 +53,39 @@ def take_rows(batch: pa.RecordBatch, rows: Offsets) -> pa.RecordBatch:
 
 def served(partition: int, lease: int, piece: Slice, blob: pa.RecordBatch) -> pa.RecordBatch:
     """The answer's batch for one slice; `lease` is 0 for items that are only looked at."""
-    return placed(partition, lease, piece, take_rows(blob, piece.rows))
+    rows = take_rows(blob, piece.rows)
+    return placed(partition, lease, piece, rows.columns, rows.schema)
 
 
-def placed(partition: int, lease: int, piece: Slice, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """The same, of the slice's rows."""
+def placed(partition: int, lease: int, piece: Slice, columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """The same, of the slice's rows in columns of that schema."""
     count = len(piece.rows)
     arrays = [
-        pa.array(np.full(count, partition, np.int32)),
-        pa.array(np.full(count, lease, np.int64)),
+        _all(partition, _PARTITION, 4, count),
+        _all(lease, _LEASE, 8, count),
         pa.array(piece.offsets),
         pa.array(piece.rows + piece.blob),
-        pa.array(np.full(count, piece.attempts, np.int32)),
-        pa.array(np.full(count, piece.enqueued_at, np.int64)).view(TIME),
-        *rows.columns,
+        _all(piece.attempts, _ATTEMPTS, 4, count),
+        _all(piece.enqueued_at, TIME, 8, count),
+        *columns,
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([*POSITION, *rows.schema]))
+    return pa.RecordBatch.from_arrays(arrays, schema=_with_position(schema))
 
 
-def common_schema(batches: list[pa.RecordBatch]) -> pa.Schema:
+def _all(value: int, kind: pa.DataType, width: int, count: int) -> pa.Array:
+    """A column of that number alone, by way of its bytes: to look at each would cost more than all else where there are few."""
+    data = value.to_bytes(width, sys.byteorder, signed=True) * count
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)], 0)
+
+
+@lru_cache(64)
+def _with_position(stored: pa.Schema) -> pa.Schema:
+    return pa.schema([*POSITION, *stored])
+
+
+def common_schema(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
     """The narrowest schema that all the batches fit into."""
+    if len(batches) == 1:
+        return batches[0].schema
     names = {name for batch in batches for name in batch.schema.names}
     return pa.schema([*POSITION, PAYLOAD, *(field for field in OPTIONAL if field.name in names)])

@@ -39,6 +39,7 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
     more = position < snapshot.count
     name = request.snapshot or _keep(lane, snapshot, driver.snapshots)
     snapshot.until = min(system.now() + (SNAPSHOT_IDLE if more else SNAPSHOT_READ), snapshot.latest)
+    lane.touch()
     driver.look_again()
     blobs = await driver.blobs(lane.number, pieces)
     if any(piece.blob not in blobs for piece in pieces):
@@ -46,6 +47,7 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
     if not more and request.snapshot is None:
         # All of it is on one page, and nobody was told of the snapshot.
         snapshot.until = system.now()
+        lane.touch()
         driver.look_again()
     rows = []
     for piece, listed in zip(pieces, found, strict=False):

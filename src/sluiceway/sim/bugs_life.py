@@ -10,7 +10,6 @@ from sluiceway.core import logical_queue, looking
 from sluiceway.core.away import Away
 from sluiceway.core.closed import ClosedLeases
 from sluiceway.core.dealing import Dealing
-from sluiceway.core.health import judge
 from sluiceway.core.lane import Lane
 from sluiceway.core.line import Line
 from sluiceway.core.logical_queue import LogicalQueue
@@ -338,7 +337,7 @@ def leaves_produces_behind_a_hung_commit(original: Any) -> Any:
     """What has not begun waits for a partition that hangs, though others are quick."""
 
     def spread(self: Any, now: int) -> None:
-        self._patience = judge(self.lanes.values(), now)
+        self._judge(now)
 
     return spread
 

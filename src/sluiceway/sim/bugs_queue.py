@@ -7,7 +7,7 @@ from typing import Any
 
 from sluiceway.core import dealing, logical_queue
 from sluiceway.core.dealing import Dealing
-from sluiceway.core.lane import LaneState
+from sluiceway.core.lane import Lane, LaneState
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.tickets import Reply
 from sluiceway.kernel.errors import SluicewayError
@@ -206,14 +206,11 @@ def waits_for_stopped_partitions(original: Any) -> Any:
 def lets_a_lease_key_block_the_line(original: Any) -> Any:
     """A waiter that is held back by its lease key holds back everyone behind it."""
 
-    def servable(self: Any, sources: Any, now: int) -> Any:
-        chosen: list[Any] = []
-        may = original(self, sources, now)
-        for ticket in self.waiters.values():
-            if ticket not in may:
+    def servable(self: Any, *rest: Any) -> Any:
+        for waiter, ticket in zip(list(self.waiters.values()), original(self, *rest), strict=False):
+            if ticket is not waiter:
                 break
-            chosen.append(ticket)
-        return chosen
+            yield ticket
 
     return servable
 
@@ -262,12 +259,26 @@ def sleeps_through_a_reopening(original: Any) -> Any:
         failed = [lane for lane in self.lanes.values() if lane.state is LaneState.FAILED]
         for lane in failed:
             lane.state = LaneState.OPENING
+            lane.touch()
         at = original(self)
         for lane in failed:
             lane.state = LaneState.FAILED
+            lane.touch()
         return at
 
     return wake_at
+
+
+@bug(Lane, "put")
+def loses_sight_of_a_partition(original: Any) -> Any:
+    """What is put into a partition while a commit of it is in flight is not noted, and may wait there for ever."""
+
+    def put(self: Any, *rest: Any) -> None:
+        touched, self.touched = self.touched, set()
+        original(self, *rest)
+        self.touched = touched
+
+    return put
 
 
 @bug(LogicalQueue, "close")

@@ -175,6 +175,7 @@ class Owner:
         self.wake = self.world.now + max(0, min(times) - self.now()) if times else None
         self._check_overdue()
         for machine in self.machines:
+            check(not machine.board.overlooked(), "a partition has changed, and no turn will look at it")
             self._check_idle(machine)
             self._check_hung(machine)
         self._check_given_back()

@@ -13,6 +13,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_SCHEDULE
 from sluiceway.kernel.names import check_text
+from sluiceway.model.few import as_few
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, PRODUCED, TIME, fit
 from sluiceway.model.leased import common_schema
 from sluiceway.model.queue import QueueRecord
@@ -54,13 +55,16 @@ _SETTLE = {
 
 
 def produce_request(query: ProduceFields, body: bytes, record: QueueRecord, now: Millis) -> Produce:
-    """The rows of the stream as one produce. A single batch is used where it lies in the body."""
+    """The rows of the stream as one produce. A single batch is used where it lies in the body, unless its rows are few."""
     rows = read_stream(body, _PRODUCE, MAX_ITEMS_ARROW)
+    check_batch(rows, now)
+    return Produce(as_few(rows) or _in_order(rows), request_timeout(query.request_timeout), query.key(record))
+
+
+def _in_order(rows: pa.RecordBatch) -> pa.RecordBatch:
     names = set(rows.schema.names)
     fields = [PAYLOAD, *(field for field in (*OPTIONAL, ENQUEUE_AT) if field.name in names)]
-    batch = pa.RecordBatch.from_arrays([rows.column(field.name) for field in fields], schema=pa.schema(fields))
-    check_batch(batch, now)
-    return Produce(batch, request_timeout(query.request_timeout), query.key(record))
+    return pa.RecordBatch.from_arrays([rows.column(field.name) for field in fields], schema=pa.schema(fields))
 
 
 def settle_request(query: SettleQuery, body: bytes, record: QueueRecord) -> Settle:
@@ -207,7 +211,7 @@ def check_buffers(array: pa.Array, name: str) -> None:
 
 def encode_leased(batches: Sequence[pa.RecordBatch], about: dict[str, Any]) -> memoryview:
     """One IPC stream of the batches, with `about` as JSON under `sluiceway` in the schema's metadata. Payloads are copied once."""
-    schema = common_schema(list(batches)).with_metadata({METADATA_KEY: msgspec.json.encode(about)})
+    schema = common_schema(batches).with_metadata({METADATA_KEY: msgspec.json.encode(about)})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         for batch in batches:

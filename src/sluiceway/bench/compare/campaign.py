@@ -17,7 +17,7 @@ MORE = {
     "arrow-1x100-c8": ("nats",),
     "arrow-100x100-c8": ("nats",),
     "arrow-10000x100-c8": ("nats", "in-process", "disk"),
-    "arrow-1000x100-c1": ("sqlite-rows", "in-process"),
+    "arrow-1000x100-c1": ("in-process",),
 }
 CASES = (
     *FULL,

@@ -28,7 +28,7 @@ FORMS: dict[str, tuple[Form, ...]] = {
     OURS: ("arrow", "json", "protobuf"),
     "sluiceway-client": ("arrow", "json"),
     ON_POSTGRES: ("arrow", "json"),
-    "sqlite-rows": ("arrow",),
+    "sluiceway-workers-2": ("arrow",),
     "in-memory": ("arrow",),
     "in-process": ("arrow",),
 }

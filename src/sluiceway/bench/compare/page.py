@@ -15,7 +15,7 @@ BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 """Between these two lines the page is made from the figures; the rest is written by hand."""
 
 OURS, PEER = "#1f6f8b", "#b8b8b0"
-_OWN = ("sluiceway", "sluiceway-client", "sluiceway-postgres")
+_OWN = ("sluiceway", "sluiceway-client", "sluiceway-workers-2", "sluiceway-postgres")
 BARS = {
     "bench-batches.svg": (
         "Batches of 1,000 items of 100 B, 8 clients: items/s",
@@ -99,7 +99,7 @@ def _aims(document: dict[str, Any]) -> str:
 
 def _lost(document: dict[str, Any]) -> str:
     """The peers that are ahead of ours somewhere. What is no peer is left out."""
-    peers = [name for name in systems.MODULES if name not in (*_OWN, "sqlite-rows", "in-process", "in-memory", "disk")]
+    peers = [name for name in systems.MODULES if name not in (*_OWN, "in-process", "in-memory", "disk")]
     lines = []
     for case, ratios in document["ratios"].items():
         behind = [

@@ -13,8 +13,8 @@ from sluiceway.bench.compare.work import Done, Served, Work
 MODULES = {
     "sluiceway": "sluiceway",
     "sluiceway-client": "sluiceway",
+    "sluiceway-workers-2": "sluiceway",
     "sluiceway-postgres": "postgres",
-    "sqlite-rows": "rows",
     "redis-everysec": "redis",
     "redis-everysec-raw": "redis",
     "redis-always": "redis",

@@ -2,7 +2,8 @@
 
 `sluiceway` is driven by a hand-written HTTP client (`bench/load.py`) that makes its bodies once, and looks at what it leases no more than
 it must: how many items there are, of what size. As Arrow and JSON a whole lease is completed by its id, as protobuf (Querator's messages)
-each item by its own. `sluiceway-client` is driven by the Python client that users have.
+each item by its own. `sluiceway-client` is driven by the Python client that users have. `sluiceway-workers-2` is two processes that
+share the data directory and the port, as many as the cores of a peer that uses both; each connection stays with the one that took it.
 """
 
 from __future__ import annotations
@@ -21,13 +22,15 @@ import pyarrow as pa
 from sluiceway import __version__
 from sluiceway.bench.compare.work import Client, Done, Form, Served, Work, repeat, run
 from sluiceway.bench.load import ARROW, Connection, arrow_body, head, request
-from sluiceway.bench.servers import SLUICEWAY, server
+from sluiceway.bench.servers import SLUICEWAY, server, workers
 from sluiceway.client import AsyncClient
 from sluiceway.wire.protobuf import message_class
 
 PARTITIONS = 4
 _ON_DISK = "An item is confirmed when its transaction is synced to the disk (SQLite, synchronous=FULL); so are leases and completions."
-GUARANTEES = {"sluiceway": _ON_DISK, "sluiceway-client": _ON_DISK}
+WORKERS = {"sluiceway-workers-2": 2}
+"""The processes of a system that has more than one."""
+GUARANTEES = dict.fromkeys(("sluiceway", "sluiceway-client", *WORKERS), _ON_DISK)
 PATIENCE = "5s"
 """How long a lease waits for items: another client may have taken what this one produced."""
 PROTOBUF = "application/protobuf"
@@ -43,7 +46,8 @@ def version() -> str:
 
 @contextmanager
 def serve(name: str, folder: Path) -> Iterator[Served]:
-    with server(SLUICEWAY, folder) as started:
+    arguments = workers(WORKERS[name], folder) if name in WORKERS else ()
+    with server(SLUICEWAY, folder / "data", *arguments) as started:
         yield Served(started.url, [started.pid])
 
 

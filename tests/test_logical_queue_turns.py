@@ -1,0 +1,154 @@
+"""What shares a turn shares transactions, and a turn looks at those partitions only in which there is something to do."""
+
+from __future__ import annotations
+
+import pytest
+
+from queue_rig import START, Rig, lease, produce, settle
+from sluiceway.core import logical_queue
+from sluiceway.core.lane import Lane
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import Fate, Produce
+
+# ---- together -------------------------------------------------------------------------------------------------
+
+
+def test_small_produces_of_one_turn_share_a_transaction_and_the_next_ones_another() -> None:
+    rig = Rig(4)
+    for chosen in (0, 1, 2, 3, 0):
+        tickets = [rig.submit(produce(count)) for count in (3, 2, 2)]
+        rig.turn()
+        assert list(rig.commits) == [chosen]
+        rig.end_all()
+        assert {rig.produced(ticket).partition for ticket in tickets} == {chosen}
+
+
+def test_large_produces_of_one_turn_are_divided() -> None:
+    rig = Rig(3)
+    size = logical_queue.TOGETHER // 2 - 100
+    tickets = [rig.submit(Produce(batch_from_rows([{"payload": bytes(size)}]), 5_000)) for _ in range(5)]
+    rig.turn()
+    rig.end_all()
+    assert [rig.produced(ticket).partition for ticket in tickets] == [0, 0, 1, 1, 2]
+
+
+def test_what_is_leased_in_one_turn_is_completed_in_one_transaction() -> None:
+    rig = Rig(4)
+    producers = [rig.submit(produce()) for _ in range(16)]
+    rig.turn()
+    rig.end_all()
+    consumers = [rig.submit(lease()) for _ in producers]
+    rig.turn()
+    rig.end_all()
+    places = [
+        (partition, offset) for ticket in consumers for partition in [rig.grants(ticket)[0].partition] for offset in rig.offsets(ticket)
+    ]
+    assert len(set(places)) == 16
+    for partition, offset in places:
+        rig.submit(settle({partition: [offset]}))
+    rig.turn()
+    rig.end_all()
+    assert rig.commit_count == 3
+    assert all(rig.durable(number) == (0, 0, 0) for number in range(4))
+
+
+# ---- only those that have something to do ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The partitions whose timers somebody has looked at."""
+    numbers: list[int] = []
+    wakes_at = Lane.wakes_at
+
+    def noted(self: Lane) -> int | None:
+        numbers.append(self.number)
+        return wakes_at(self)
+
+    monkeypatch.setattr(Lane, "wakes_at", noted)
+    return numbers
+
+
+def cycle(rig: Rig) -> None:
+    """One item goes the whole way."""
+    produced = rig.ask(produce())
+    rig.end_all()
+    ticket = rig.ask(lease())
+    rig.end_all()
+    assert rig.grants(ticket)[0].partition == rig.produced(produced).partition
+    rig.ask(settle({rig.grants(ticket)[0].partition: rig.offsets(ticket)}))
+    rig.end_all()
+
+
+def test_a_cycle_looks_at_the_partition_that_it_is_in_alone(looked_at: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(200)
+    rig.wait(1)
+    monkeypatch.setattr(rig.queue.board, "overlooked", list)  # It looks at all of them, for the rig.
+    looked_at.clear()
+    for number in range(3):
+        cycle(rig)
+        assert set(looked_at) == {number}
+        assert len(looked_at) < 20
+        looked_at.clear()
+
+
+def test_timers_of_idle_partitions_run(looked_at: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(100)
+    rig.take(5, 2, lease_timeout=1_000)
+    rig.take(70, 3, lease_timeout=2_000)
+    monkeypatch.setattr(rig.queue.board, "overlooked", list)
+    looked_at.clear()
+    assert rig.queue.wake_at() == START + 1_000
+    rig.wait(1_000)
+    rig.end_all()
+    assert rig.durable(5) == (2, 0, 0)
+    assert set(looked_at) == {5}
+    assert rig.queue.wake_at() == START + 2_000
+    rig.wait(1_000)
+    rig.end_all()
+    assert rig.durable(70) == (3, 0, 0)
+    assert rig.queue.wake_at() is None
+
+
+def test_what_is_filed_follows_partitions_that_fail_come_and_go() -> None:
+    rig = Rig(3)
+    rig.fill(0, 3)
+    ticket = rig.ask(lease(3))
+    rig.end_all()
+    rig.ask(settle({0: [0]}, Fate("retry", retry_after=500)))
+    rig.end(0, Outcome.UNKNOWN)
+    assert not rig.queue.board.overlooked()
+    assert rig.opens
+    rig.open(0)
+    rig.end_all()
+    rig.queue.stop_lane(1, "damaged", rig.now)
+    rig.turn()
+    assert [lane.number for lane in rig.queue.board.closed()] == [1]
+    assert rig.queue.board.working == 2
+    rig.wait(70_000)
+    rig.end_all()
+    assert rig.grants(ticket)[0].items == 3
+    assert rig.durable(0)[0] == 3
+
+
+def test_a_partition_that_changes_without_a_word_is_noticed() -> None:
+    rig = Rig(2)
+    rig.queue.lanes[1].retry_at = 5
+    rig.queue.lanes[1].commit_time = 1_000
+    assert rig.queue.board.overlooked() == [1]
+
+
+def test_a_waiting_lease_with_a_key_or_over_its_time_is_found_among_many() -> None:
+    rig = Rig(2)
+    held = rig.take(0, 2, key="k", client="c")
+    many = [rig.submit(lease(1, 10_000)) for _ in range(50)]
+    keyed, late = rig.submit(lease(1, 5_000, key="k")), rig.submit(lease(1, 100))
+    rig.wait(100)
+    assert rig.grants(keyed) == [held]
+    assert rig.grants(late) == []
+    assert not rig.answers.keys() & set(many)
+    rig.queue.stop_lane(0, "damaged", rig.now)
+    rig.wait(10_000)
+    assert all(rig.grants(ticket) == [] for ticket in many)
+    assert logical_queue.LogicalQueue.wake_at(rig.queue) is None
