@@ -52,9 +52,7 @@ class Counting:
                 async with self._changed:
                     self._changed.notify_all()
                 if len(self._waiting) == self.together:
-                    for each in self._waiting:
-                        each.set()
-                    self._waiting.clear()
+                    await self.answer_all()
                 await mine.wait()
                 writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -74,6 +72,12 @@ class Counting:
     async def _wait(self, met: Any) -> None:
         async with self._changed:
             await self._changed.wait_for(met)
+
+    async def answer_all(self) -> None:
+        """Also where nobody waits for it any more, which is how the server learns of that."""
+        for each in self._waiting:
+            each.set()
+        self._waiting.clear()
 
     async def close_all(self) -> None:
         """The server ends its connections."""
@@ -200,7 +204,8 @@ def test_a_cancelled_call_leaves_no_connection(server: Counting) -> None:
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call
-            await asyncio.to_thread(server.wait_for_open, 0)
+            server.run(server.answer_all())
+            server.wait_for_open(0)
 
     server.together = 2
     asyncio.run(cancel())
@@ -214,7 +219,8 @@ def test_closing_ends_calls_that_are_running(server: Counting) -> None:
         await transport.aclose()
         with pytest.raises(httpx.RequestError):
             await call
-        await asyncio.to_thread(server.wait_for_open, 0)
+        server.run(server.answer_all())
+        server.wait_for_open(0)
 
     server.together = 2
     asyncio.run(close())

@@ -321,7 +321,8 @@ class QueueDriver:
         self._drop_lapsed()
         for effect in self._queue.turn(system.now()):
             self._carry_out(effect)
-        for number in self._removed - self._queue.lanes.keys():
+        # Otherwise the difference would look through all lanes.
+        for number in self._removed - self._queue.lanes.keys() if self._removed else ():
             self._forget(number)
         self._set_timer()
         for watcher in self.watchers:
