@@ -25,6 +25,7 @@ from sluiceway.bench.hard import payload_of, rows_of
 from sluiceway.bench.servers import SLUICEWAY, server
 from sluiceway.model.requests import DONE, Lease, Produce, QueueSpec, Selection, Settle
 from sluiceway.node.service import Service
+from sluiceway.server.run import spare_the_collector
 
 GUARANTEES = {
     "in-process": "As sluiceway: synced to the disk. There is no server.",
@@ -66,6 +67,8 @@ def drive(name: str, address: str, work: Work, seconds: float) -> Done:
 async def _in_process(folder: Path, work: Work, seconds: float) -> Done:
     service = Service(folder)
     await service.start()
+    # As the server does.
+    spare_the_collector()
     try:
         await service.create_queue(QueueSpec("bench", PARTITIONS))
         return await repeat([Here(service, work) for _ in range(work.clients)], work, seconds)
