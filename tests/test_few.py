@@ -16,7 +16,7 @@ from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.few import MOST, MOST_BYTES, Few, ServedFew, as_few, in_columns, join, serve
+from sluiceway.model.few import MOST, MOST_BYTES, Few, Served, as_few, in_columns, join
 from sluiceway.model.items import HEADERS, TIME, decode_blob, digest, fit, narrow, stored_schema
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.peers import Ask
@@ -100,8 +100,7 @@ def test_it_is_served_the_same() -> None:
     blob = join([few(items) for items in SOME])
     for rows in ([0], [2, 3, 8], [1, 2], list(range(9))):
         piece = Slice(40, np.array(rows), np.array(rows) + 70, 2, START)
-        either = serve(1, 3, piece, blob)
-        assert isinstance(either, ServedFew)
+        either = Served(1, 3, piece, blob)
         whole = served(1, 3, piece, blob.batch())
         assert in_columns(either).equals(whole.select(in_columns(either).schema.names))
         assert whole.drop_columns(in_columns(either).schema.names).num_columns == sum(
@@ -120,7 +119,7 @@ def test_another_instance_is_sent_columns() -> None:
     asked = Ask("k7f3q2ma", Produce(few(SOME[2]), 5_000))
     assert peer.decode_request(peer.encode_request(asked)).request.batch.equals(columns(SOME[2]))  # type: ignore[union-attr]
     piece = Slice(0, np.arange(3), np.arange(3), 1, START)
-    answer = Leased([LeaseInfo(0, 1, 3, 9)], [ServedFew(0, 1, piece, few(SOME[2]))])
+    answer = Leased([LeaseInfo(0, 1, 3, 9)], [Served(0, 1, piece, few(SOME[2]))])
     lease = Ask("k7f3q2ma", Lease("c", 3))
     (came,) = peer.decode_answer(lease, peer.encode_answer(lease, answer)).batches
     assert came.equals(served(0, 1, piece, columns(SOME[2])))

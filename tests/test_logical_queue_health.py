@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from queue_rig import Rig, lease, produce, settle
 from sluiceway.core.health import DEGRADED, PROBE_EVERY
+from sluiceway.core.lane import SOON
 from sluiceway.core.tickets import Ticket
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
@@ -161,10 +162,15 @@ def test_a_client_that_went_away_meanwhile_is_not_taken_elsewhere() -> None:
 
 def test_where_all_hang_produces_wait_and_the_queue_does_not_turn_without_end() -> None:
     rig = Rig(3)
-    tickets = [rig.ask(produce(timeout=20_000)) for _ in range(6)]
-    rig.wait(19_999)
+    tickets = []
+    for _ in range(3):
+        tickets.append(rig.ask(produce(timeout=20_000)))
+        rig.now += SOON + 1
+    tickets += [rig.ask(produce(timeout=20_000)) for _ in range(3)]
+    assert sorted(rig.commits) == [0, 1, 2]
+    rig.wait(19_999 - 3 * (SOON + 1))
     assert not rig.answers
-    rig.wait(1)
+    rig.wait(1 + 3 * (SOON + 1))
     assert [rig.code(ticket) for ticket in tickets] == ["outcome_unknown"] * 3 + ["unavailable"] * 3
 
 

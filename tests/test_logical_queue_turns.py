@@ -6,7 +6,7 @@ import pytest
 
 from queue_rig import START, Rig, lease, produce, settle
 from sluiceway.core import logical_queue
-from sluiceway.core.lane import Lane
+from sluiceway.core.lane import SOON, TOGETHER, Lane
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Produce
@@ -14,26 +14,75 @@ from sluiceway.model.requests import Fate, Produce
 # ---- together -------------------------------------------------------------------------------------------------
 
 
-def test_small_produces_of_one_turn_share_a_transaction_and_the_next_ones_another() -> None:
+def test_produces_of_one_turn_share_transactions_and_the_next_ones_others() -> None:
     rig = Rig(4)
-    for chosen in (0, 1, 2, 3, 0):
-        tickets = [rig.submit(produce(count)) for count in (3, 2, 2)]
+    for chosen in ([0, 1], [2, 3], [0, 1]):
+        tickets = [rig.submit(produce()) for _ in range(8)]
         rig.turn()
-        assert list(rig.commits) == [chosen]
+        assert list(rig.commits) == chosen, "half of them in each: one that hangs has not got them all"
         rig.end_all()
-        assert {rig.produced(ticket).partition for ticket in tickets} == {chosen}
+        assert [rig.produced(ticket).partition for ticket in tickets] == [chosen[0]] * 4 + [chosen[1]] * 4
+
+
+def test_idle_consumers_do_not_count_as_requests_under_way() -> None:
+    rig = Rig(4)
+    waiters = [rig.ask(lease(1, 60_000, client=f"c{n}", key="k")) for n in range(20)]
+    rig.queue.paused = frozenset(("lease",))
+    for _ in range(4):
+        rig.submit(produce())
+    rig.turn()
+    assert list(rig.commits) == [0, 1]
+    assert not rig.answers.keys() & set(waiters)
+
+
+def test_requests_that_wait_in_a_lane_count() -> None:
+    rig = Rig(2)
+    tickets = []
+    for count in (3, 2, 2):
+        tickets.append(rig.ask(produce(count)))
+        rig.now += SOON + 1
+    rig.end_all()
+    assert [rig.produced(ticket).partition for ticket in tickets] == [0, 1, 1]
 
 
 def test_large_produces_of_one_turn_are_divided() -> None:
     rig = Rig(3)
-    size = logical_queue.TOGETHER // 2 - 100
-    tickets = [rig.submit(Produce(batch_from_rows([{"payload": bytes(size)}]), 5_000)) for _ in range(5)]
+    size = TOGETHER // 2 - 100
+    tickets = [rig.submit(Produce(batch_from_rows([{"payload": bytes(size)}]), 5_000)) for _ in range(6)]
     rig.turn()
     rig.end_all()
-    assert [rig.produced(ticket).partition for ticket in tickets] == [0, 0, 1, 1, 2]
+    assert [rig.produced(ticket).partition for ticket in tickets] == [0, 0, 1, 1, 2, 2]
 
 
-def test_what_is_leased_in_one_turn_is_completed_in_one_transaction() -> None:
+def in_flight(rig: Rig, waited: int = 0) -> Rig:
+    """Four calls are being written, in two partitions, and a fifth comes so many milliseconds later."""
+    for _ in range(4):
+        rig.submit(produce())
+    rig.turn()
+    rig.now += waited
+    rig.ask(produce())
+    return rig
+
+
+def test_a_produce_waits_for_a_commit_that_is_under_way_to_share_the_next() -> None:
+    rig = in_flight(Rig(4))
+    assert list(rig.commits) == [0, 1]
+    rig.end_all()
+    assert [rig.durable(number)[0] for number in range(4)] == [2, 3, 0, 0]
+
+
+@pytest.mark.parametrize("why", ["it takes long", "it took long before", "the other has much less"])
+def test_a_produce_does_not_wait_for_a_commit(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(4)
+    if why == "the other has much less":
+        monkeypatch.setattr(logical_queue, "SLACK", 1)
+    if why == "it took long before":
+        rig.queue.lanes[1].commit_time = SOON + 1
+    in_flight(rig, SOON + 1 if why == "it takes long" else 0)
+    assert list(rig.commits) == [0, 1, 2]
+
+
+def test_what_is_leased_in_one_turn_is_completed_in_as_few_transactions() -> None:
     rig = Rig(4)
     producers = [rig.submit(produce()) for _ in range(16)]
     rig.turn()
@@ -49,7 +98,7 @@ def test_what_is_leased_in_one_turn_is_completed_in_one_transaction() -> None:
         rig.submit(settle({partition: [offset]}))
     rig.turn()
     rig.end_all()
-    assert rig.commit_count == 3
+    assert rig.commit_count == 6, "two for each step"
     assert all(rig.durable(number) == (0, 0, 0) for number in range(4))
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from sluiceway.core.forming import Forming, due_times
 from sluiceway.core.records import Blob
-from sluiceway.model.few import Few, Rows, in_columns, serve
+from sluiceway.model.few import Few, Rows, Served, in_columns
 from sluiceway.model.items import HEADERS, TIME, batch_from_rows, decode_blob, digest
 from sluiceway.model.leased import Slice
 from sluiceway.model.queue import PartitionRecord, QueueRecord
@@ -119,7 +119,7 @@ def _produce(body: bytes, chosen: int) -> None:
 
 
 def _serve(piece: Slice, blob: Rows) -> None:
-    leased = Leased([LeaseInfo(0, 1, len(piece.rows), NOW)], [serve(0, 1, piece, blob)])
+    leased = Leased([LeaseInfo(0, 1, len(piece.rows), NOW)], [Served(0, 1, piece, blob)])
     answers.leased(RECORD, leased, arrow=True)
     answers.leased(RECORD, leased, arrow=False)
 

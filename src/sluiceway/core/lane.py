@@ -19,7 +19,7 @@ from sluiceway.core.tickets import Answer, Grant, KeysTaken, Rebalancing, TakeOu
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_BYTES
+from sluiceway.kernel.limits import BLOB_BYTES, MAX_ITEMS_ARROW, MAX_LEASE_BYTES
 from sluiceway.model.inspection import Deleted
 from sluiceway.model.peers import GiveKeys, KeysGiven, Shut, Shutted, TakeKeys
 from sluiceway.model.queue import PartitionState
@@ -38,6 +38,12 @@ from sluiceway.model.requests import (
 
 LONGEST_SAMPLE = 2_000
 """Milliseconds. A commit that took longer counts as this in the average, so that a partition that hung for a minute recovers in seconds."""
+
+TOGETHER = BLOB_BYTES
+"""Bytes of produces that any partition may take, and that go to one together to share a transaction of it: they are one blob there."""
+
+SOON = 25
+"""Milliseconds. Where commits take longer, nobody waits for one to end to share the next, while another partition is idle."""
 
 
 def not_here(partition: int | None) -> SluicewayError:
@@ -87,7 +93,9 @@ class Lane:
     last_produced: int = 0
     last_leased: int = 0
     accepted: int = 0
-    """Items of produces that wait in the lane."""
+    """Items of produces that wait in the lane, and ..."""
+    accepted_bytes: int = 0
+    """... their bytes."""
     leaving: bool = False
     """It goes to another owner as soon as its commit has ended."""
     recorded: PartitionState = "available"
@@ -121,6 +129,17 @@ class Lane:
         return self.takes_work and self.allows.produce and not self.partition.header.shut
 
     @property
+    def has_or_will(self) -> int:
+        """Ready items, and those of produces that it has accepted and not committed yet."""
+        return self.partition.ready_count + self.accepted
+
+    def shares(self, nbytes: int, most: int, now: Millis) -> bool:
+        """Whether a produce of so many bytes would share a transaction that comes here anyway and soon, with less than `most` others."""
+        comes = bool(self.waiting) if self.state is LaneState.READY else self.slowness(now) <= SOON
+        fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= TOGETHER
+        return comes and fits and self.takes_items and not self.degraded
+
+    @property
     def servable(self) -> int:
         """Ready items that may be leased."""
         return self.partition.ready_count if self.allows.lease else 0
@@ -129,7 +148,7 @@ class Lane:
         """How it compares with others as one that takes a produce."""
         partition = self.partition
         claimed = partition.leased_count + partition.scheduled_count
-        return Candidate(partition.ready_count + self.accepted, claimed, self.last_produced, self.number)
+        return Candidate(self.has_or_will, claimed, self.last_produced, self.number)
 
     def wakes_at(self) -> Millis | None:
         """When a turn has something to do here, if nothing happens: a moment that is over where it has that now."""
@@ -189,11 +208,12 @@ class Lane:
         ticket.awaiting += 1
         if isinstance(work, Produce):
             self.accepted += work.batch.num_rows
+            self.accepted_bytes += work.batch.nbytes
 
     def take_back(self) -> list[tuple[Ticket, Work]]:
         """Give up all that waits and is not in flight."""
         self.touch()
-        given, self.waiting, self.accepted = self.waiting, [], 0
+        given, self.waiting, self.accepted, self.accepted_bytes = self.waiting, [], 0, 0
         for ticket, _ in given:
             ticket.awaiting -= 1
         return given
@@ -206,6 +226,7 @@ class Lane:
         for ticket, work in given:
             ticket.awaiting -= 1
             self.accepted -= work.batch.num_rows
+            self.accepted_bytes -= work.batch.nbytes
         return given
 
     def start_transfer(self, now: Millis) -> Transfer | None:
@@ -240,7 +261,7 @@ class Lane:
             if lease is not None:
                 partition.release(lease, now, Settled())
         self.transferred, self.called_back, self.given_back = [], [], []
-        waiting, self.waiting, self.accepted = self.waiting, [], 0
+        waiting, self.waiting, self.accepted, self.accepted_bytes = self.waiting, [], 0, 0
         for ticket, work in sorted(waiting, key=lambda pair: _rank(pair[1])):
             if ticket.done:
                 ticket.awaiting -= 1

@@ -33,8 +33,9 @@ REOPEN_AFTER = (50, 1_000)
 TRANSFER_RETRY = 1_000
 """Milliseconds before a transfer that failed is tried again."""
 
-TOGETHER = 64 << 10
-"""Bytes of produces of one turn that go to one partition together and share its transaction. The next go where it is emptiest then."""
+SLACK = 10_000
+"""Items that a partition may have more than the emptiest and still be given the next produce, to share a transaction: what consumers lease
+in a call or two. While nothing is being written there is no slack."""
 
 
 class LogicalQueue(Dealing):
@@ -49,6 +50,10 @@ class LogicalQueue(Dealing):
         self._patience = 0.0
         self._uneven = False
         """Some lane is far slower than the others."""
+        self._last = -1
+        """The lane that took the last produce that any may take, and ..."""
+        self._fewest: int | None = None
+        """... what the emptiest has or will have, as seen in this turn."""
         self.produces: dict[int, Ticket] = {}
         self._unanswered: dict[int, Ticket] = {}
         self._tickets = 0
@@ -301,21 +306,12 @@ class LogicalQueue(Dealing):
                 self._give_up(lane.take_back_produces())
 
     def _distribute(self, now: Millis) -> None:
-        """Give each produce to the lane that must take it, or to the emptiest: with those that come with it, so far as they are small."""
-        shared: Lane | None = None
-        room = 0
+        self._fewest = None
         for ticket in list(self.produces.values()):
             request = ticket.request
             assert isinstance(request, Produce)
             number = self._number_for(request)
-            if number is not None:
-                lane = self.lanes.get(number)
-            else:
-                room -= request.batch.nbytes
-                if shared is None or room < 0:
-                    shared = choose(self.lanes.values(), now) if self._uneven else self.board.emptiest()
-                    room = 0 if self._uneven else TOGETHER - request.batch.nbytes
-                lane = shared
+            lane = self._lane_for(request.batch.nbytes, now) if number is None else self.lanes.get(number)
             if lane is not None and lane.takes_produce(request):
                 del self.produces[ticket.number]
                 self._choices += 1
@@ -324,6 +320,25 @@ class LogicalQueue(Dealing):
                 lane.put(ticket, request)
             elif self._is_elsewhere(lane, request):
                 self._reply(ticket, not_here(number))
+
+    def _lane_for(self, nbytes: int, now: Millis) -> Lane | None:
+        """The lane for a produce that any may take: the one that took the last, to share a transaction that comes there, or the emptiest.
+
+        No transaction has more than half of the requests that are under way: it may hang.
+        """
+        last = self.lanes.get(self._last)
+        most = max(1, (len(self._unanswered) - len(self.waiters)) // 2)
+        if last is not None and not last.shares(nbytes, most, now):
+            last = None
+        if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:
+            lane = choose(self.lanes.values(), now) if self._uneven else self.board.emptiest()
+            if lane is None or lane.degraded:
+                return lane
+            self._fewest = lane.has_or_will
+            if last is None or last.has_or_will > self._fewest + SLACK:
+                last = lane
+                self._last = lane.number
+        return last
 
     def _number_for(self, request: Produce) -> int | None:
         """The partition that must take it; None: any may. MOVING is none that there is."""

@@ -59,6 +59,8 @@ def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Ite
 
 
 def _ignore(ticket: Ticket, foreign: Iterable[str]) -> None:
-    total = ticket.total
-    assert not isinstance(total, Cleared), "it names no ids"
-    total.ignored.extend((name, "unknown") for name in foreign)
+    names = list(foreign)
+    if names:
+        total = ticket.total
+        assert not isinstance(total, Cleared), "it names no ids"
+        total.ignored.extend((name, "unknown") for name in names)

@@ -139,10 +139,10 @@ class Ticket:
 
     def add(self, answer: Answer) -> None:
         """What a lane says has become true."""
-        if isinstance(answer, Settled | Extended | Cleared | Deleted):
-            self.total.add(answer)  # type: ignore[arg-type]  # A request has answers of one kind.
-        elif isinstance(answer, Grant):
+        if isinstance(answer, Grant):
             self.grants.append(answer)
+        elif isinstance(answer, (Settled, Extended, Cleared, Deleted)):  # A union would be made anew each time.
+            self.total.add(answer)  # type: ignore[arg-type]  # A request has answers of one kind.
         elif isinstance(answer, SluicewayError):
             self.error = answer
         else:
@@ -152,7 +152,7 @@ class Ticket:
         """What the lanes answered. A lease that ran out while another lane was awaited is no use to anybody, and is not told of."""
         if self.whole is not None:
             return self.whole
-        if isinstance(self.request, Settle | Extend | Clear | DeleteItems):
+        if type(self.request) in _TOTALS:
             return self.total
         return [grant for grant in self.grants if grant.info.lease_deadline > now]
 

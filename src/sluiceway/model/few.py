@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, stored_schema
-from sluiceway.model.leased import Slice, placed, served
+from sluiceway.model.leased import Slice, placed, served, take_rows
 
 MOST = 16
 """Items of one request that are worth handling so."""
@@ -80,12 +80,12 @@ class Few:
 Rows: TypeAlias = Few | pa.RecordBatch
 
 
-class ServedFew:
-    """`model.leased.served` of few rows, before it is put into columns."""
+class Served:
+    """The rows of one slice on their way to a consumer, put into the form in which they leave only when that is known."""
 
     __slots__ = ("blob", "lease", "partition", "piece")
 
-    def __init__(self, partition: int, lease: int, piece: Slice, blob: Few) -> None:
+    def __init__(self, partition: int, lease: int, piece: Slice, blob: Rows) -> None:
         self.partition = partition
         self.lease = lease
         self.piece = piece
@@ -93,11 +93,25 @@ class ServedFew:
 
     @property
     def nbytes(self) -> int:
-        return self.blob.nbytes * len(self.piece.rows) // self.blob.num_rows
+        """What the rows take in columns, about; of some that are scattered over their blob, at most."""
+        blob, rows = self.blob, self.piece.rows
+        if isinstance(blob, Few):
+            return blob.nbytes * len(rows) // blob.num_rows
+        first, last = int(rows[0]), int(rows[-1])
+        return int(blob.nbytes if last - first + 1 == blob.num_rows else blob.slice(first, last - first + 1).nbytes)
 
     def batch(self) -> pa.RecordBatch:
-        few = self.blob.take(self.piece.rows.tolist())
+        """In columns, as `model.leased.served` says."""
+        if not isinstance(self.blob, Few):
+            return served(self.partition, self.lease, self.piece, self.blob)
+        few = self.few()
         return placed(self.partition, self.lease, self.piece, few.arrays(), stored_schema(few.columns))
+
+    def few(self) -> Few:
+        """By their values, however many they are."""
+        if isinstance(self.blob, Few):
+            return self.blob.take(self.piece.rows.tolist())
+        return _by_value(take_rows(self.blob, self.piece.rows), 0)
 
 
 def join(pieces: Sequence[Few]) -> Few:
@@ -118,16 +132,20 @@ def as_few(batch: pa.RecordBatch) -> Few | None:
     nbytes = batch.nbytes
     if nbytes > MOST_BYTES:
         return None
-    others = {name: batch.column(name).to_pylist() for name in names if name != PAYLOAD.name}
-    given = {name: values for name, values in others.items() if values.count(None) < len(values)}
-    return Few(batch.column(PAYLOAD.name).to_pylist(), given, nbytes)
+    return _by_value(batch, nbytes)
+
+
+def _by_value(batch: pa.RecordBatch, nbytes: int) -> Few:
+    others: dict[str, list[Any]] = {}
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name == PAYLOAD.name:
+            payloads = column.to_pylist()
+        elif column.null_count < len(column):
+            values = column.to_pylist()
+            others[name] = [None if pairs is None else dict(pairs) for pairs in values] if column.type == HEADERS else values
+    return Few(payloads, others, nbytes)
 
 
 def in_columns(rows: Any) -> pa.RecordBatch:
     """Rows, or what is served of them, in columns."""
-    return rows.batch() if isinstance(rows, Few | ServedFew) else rows
-
-
-def serve(partition: int, lease: int, piece: Slice, blob: Rows) -> ServedFew | pa.RecordBatch:
-    """The rows of one slice on their way to a consumer, in the form that they are in."""
-    return ServedFew(partition, lease, piece, blob) if isinstance(blob, Few) else served(partition, lease, piece, blob)
+    return rows.batch() if isinstance(rows, Few | Served) else rows

@@ -12,7 +12,7 @@ import pyarrow as pa
 from sluiceway.core.assignment.group import Token
 from sluiceway.core.tickets import Commit, Grant
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.few import Few, Rows, ServedFew, in_columns, serve
+from sluiceway.model.few import Few, Rows, Served, in_columns
 from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice
 from sluiceway.model.requests import Leased, LeaseInfo
@@ -75,8 +75,11 @@ class Delivery:
 
     async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
         """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
+        return [each.batch() for each in await self._served(partition, lease, slices)]
+
+    async def _served(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[Served]:
         blobs = await self._blobs(partition, slices)
-        return [in_columns(serve(partition, lease, piece, blobs[piece.blob])) for piece in slices if piece.blob in blobs]
+        return [Served(partition, lease, piece, blobs[piece.blob]) for piece in slices if piece.blob in blobs]
 
     async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch]:
         """Those that the slices are of, by number, but for what is gone. Raises `unavailable`, `partition_damaged`."""
@@ -84,14 +87,14 @@ class Delivery:
 
     def at_once(self, grants: Sequence[Grant]) -> Leased | None:
         """The answer to a lease of which every row is in memory; None: `deliver` has to read."""
-        rows: list[ServedFew | pa.RecordBatch] = []
+        rows: list[Served] = []
         for info, slices in grants:
             held = self._seat(info.partition)[:2]
             for piece in slices:
                 blob = self._cache.get((held, piece.blob))
                 if blob is None:
                     return None
-                rows.append(serve(info.partition, info.number, piece, blob))
+                rows.append(Served(info.partition, info.number, piece, blob))
         return Leased([grant.info for grant in grants], rows)
 
     async def _blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, Rows]:
@@ -121,12 +124,12 @@ class Delivery:
         An error if none is left.
         """
         leases: list[LeaseInfo] = []
-        batches: list[pa.RecordBatch] = []
+        batches: list[Served] = []
         problem: SluicewayError | None = None
         for grant in grants:
             try:
                 # Also if the partition has gone by now: the lease is durable, and nobody else is told of it.
-                batches += await self.rows(grant.info.partition, grant.info.number, grant.slices)
+                batches += await self._served(grant.info.partition, grant.info.number, grant.slices)
                 leases.append(grant.info)
             except SluicewayError as error:
                 problem = error

@@ -12,7 +12,7 @@ from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis, format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
-from sluiceway.model.few import ServedFew, in_columns
+from sluiceway.model.few import Served, in_columns
 from sluiceway.model.items import OPTIONAL
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Rebalance
@@ -158,33 +158,35 @@ def _leases(record: QueueRecord, leases: Iterable[LeaseInfo]) -> list[HeldLease]
     ]
 
 
-def _items(record: QueueRecord, batches: Iterable[pa.RecordBatch | ServedFew], deadlines: dict[tuple[int, int], str]) -> list[ServedItem]:
+def _items(record: QueueRecord, batches: Iterable[pa.RecordBatch | Served], deadlines: dict[tuple[int, int], str]) -> list[ServedItem]:
     items: list[ServedItem] = []
     for batch in batches:
-        items.extend((_few if isinstance(batch, ServedFew) else _rows)(record.incarnation, batch, deadlines))
+        items.extend((_served if isinstance(batch, Served) else _rows)(record.incarnation, batch, deadlines))
     return items
 
 
-def _few(incarnation: str, served: ServedFew, deadlines: dict[tuple[int, int], str]) -> Iterable[ServedItem]:
-    partition, lease, piece, blob = served.partition, served.lease, served.piece, served.blob
+def _served(incarnation: str, served: Served, deadlines: dict[tuple[int, int], str]) -> Iterable[ServedItem]:
+    """What all rows of a slice have in common is made once."""
+    partition, lease, piece, few = served.partition, served.lease, served.piece, served.few()
     enqueued_at, lease_id = format_time(piece.enqueued_at), str(LeaseId(incarnation, partition, lease)) if lease else None
-    deadline = deadlines.get((partition, lease))
-    absent = [None] * blob.num_rows
-    kinds, encodings, references, headers, origins = (blob.others.get(field.name, absent) for field in OPTIONAL)
-    for row, offset in zip(piece.rows.tolist(), piece.offsets.tolist(), strict=True):
+    deadline, place = deadlines.get((partition, lease)), f"{incarnation}.{partition}"
+    absent = [None] * few.num_rows
+    others = (few.others.get(field.name, absent) for field in OPTIONAL)
+    rows = zip(piece.offsets.tolist(), (piece.rows + piece.blob).tolist(), few.payloads, *others, strict=True)
+    for offset, first, payload, kind, encoding, reference, headers, origin in rows:
         yield ServedItem(
-            f"{incarnation}.{partition}.{offset}",
-            origins[row] or f"{incarnation}.{partition}.{piece.blob + row}",
+            f"{place}.{offset}",
+            origin or f"{place}.{first}",
             partition,
             lease_id,
             deadline,
             piece.attempts,
             enqueued_at,
-            kinds[row],
-            encodings[row],
-            references[row],
-            headers[row],
-            blob.payloads[row],
+            kind,
+            encoding,
+            reference,
+            headers,
+            payload,
         )
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.model.consumers import Consumers
-from sluiceway.model.few import Few, ServedFew, in_columns
+from sluiceway.model.few import Few, Served, in_columns
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
 from sluiceway.model.leased import POSITION
@@ -215,7 +215,7 @@ def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bo
     def write(value: object) -> object:
         if isinstance(value, np.ndarray):
             return value.astype(_LITTLE, copy=False).tobytes()
-        if isinstance(value, pa.RecordBatch | Few | ServedFew):
+        if isinstance(value, pa.RecordBatch | Few | Served):
             batches.append(in_columns(value))
             return len(batches) - 1
         raise TypeError(f"{type(value).__name__} is not for a peer")
