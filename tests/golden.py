@@ -22,6 +22,7 @@ from sluiceway.adapters import system
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.postgres_schema import MIGRATIONS
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.model.few import in_columns
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Lease, Leased, Produce, ProduceKey, Selection, Settle
@@ -62,7 +63,7 @@ async def take(service: Service, count: int, until: int, key: str | None = None,
 
 async def settle_some(service: Service, leased: Leased, fates: dict[str, Fate], stage: bool = False) -> None:
     """State the fates of those payloads of a lease."""
-    (batch,) = leased.batches
+    (batch,) = map(in_columns, leased.batches)
     at = {payload: batch.column("offset")[row].as_py() for row, payload in enumerate(payloads([batch]))}
     selections = [Selection(fate, offsets=np.array([at[payload]], np.int64)) for payload, fate in fates.items()]
     settled = await service.settle("q", Settle({0: selections}, 10_000, stage))

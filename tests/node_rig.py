@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.model.backends import BackendSettings
+from sluiceway.model.few import in_columns
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Fate, Lease, Leased, Produce, Produced, ProduceKey, QueueSpec, Selection, Settle, Settled
@@ -144,14 +145,14 @@ async def lease(service: Service, queue: str, count: int = 100, timeout: int = 0
 async def settle(service: Service, queue: str, leased: Leased, fate: Fate = DONE) -> Settled:
     """The same fate for every item that was leased."""
     selections: dict[int, list[Selection]] = {}
-    for batch in leased.batches:
+    for batch in map(in_columns, leased.batches):
         partition = batch.column("partition")[0].as_py()
         selections.setdefault(partition, []).append(Selection(fate, offsets=batch.column("offset").to_numpy()))
     return await service.settle(queue, Settle(selections, 10_000))
 
 
 def payloads(batches: Sequence[pa.RecordBatch]) -> list[str]:
-    return [payload.decode() for batch in batches for payload in batch.column("payload").to_pylist()]
+    return [payload.decode() for batch in map(in_columns, batches) for payload in batch.column("payload").to_pylist()]
 
 
 def spec(name: str, partitions: int = 1, *, max_attempts: int = 0, dead_queue: str | None = None) -> QueueSpec:

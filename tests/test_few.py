@@ -107,12 +107,20 @@ def test_it_is_served_the_same() -> None:
             whole.column(name).null_count == len(rows) for name in whole.schema.names
         )
         infos = [LeaseInfo(1, 3, len(rows), START + 9)]
-        plain, told = (answers.leased(RECORD, Leased(infos, [each]), arrow=False) for each in (either, whole))
-        assert plain == told
+        forms = (either, Served(1, 3, piece, blob.batch()), whole)
+        told = [answers.leased(RECORD, Leased(infos, [each]), arrow=False) for each in forms]
+        assert told[0] == told[1] == told[2]
+        assert in_columns(forms[1]).equals(whole)
         assert answers.peeked(RECORD, [in_columns(either)], arrow=False) == answers.peeked(RECORD, [whole], arrow=False)
-        assert pa.ipc.open_stream(pa.py_buffer(answers.leased(RECORD, Leased(infos, [either]), arrow=True))).read_all().num_rows == len(
-            rows
-        )
+        streams = [pa.ipc.open_stream(pa.py_buffer(answers.leased(RECORD, Leased(infos, [each]), arrow=True))) for each in forms]
+        assert [stream.read_all().num_rows for stream in streams] == [len(rows)] * 3
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [2], [0, 2]])
+def test_what_is_served_says_how_much_memory_it_takes(rows: list[int]) -> None:
+    """At least what its payloads have, also of one large item among many small ones."""
+    blob = pa.RecordBatch.from_arrays([pa.array([b"", b"", b"x" * 1_000_000])], schema=stored_schema(0))
+    assert Served(0, 1, Slice(0, np.array(rows), np.array(rows), 1, START), blob).nbytes >= 1_000_000
 
 
 def test_another_instance_is_sent_columns() -> None:

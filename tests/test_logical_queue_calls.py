@@ -181,8 +181,10 @@ def test_a_lease_takes_no_more_partitions_than_it_needs() -> None:
 def test_logical_queues_side_by_side_each_serve_their_own_partitions() -> None:
     rigs = [Rig((0, 2)), Rig((1, 3))]
     for rig in rigs:
-        tickets = [rig.ask(produce(5)) for _ in range(4)]
-        rig.end_all()
+        tickets = []
+        for _ in range(4):
+            tickets.append(rig.ask(produce(5)))
+            rig.end_all()
         assert {rig.produced(ticket).partition for ticket in tickets} == rig.stores.keys()
     for rig in rigs:
         ticket = rig.ask(lease(50, most=4))

@@ -6,6 +6,7 @@ import pytest
 
 from queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
 from sluiceway.core.dealing import LEASE_PATIENCE
+from sluiceway.core.tickets import Ticket
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate
 
@@ -356,18 +357,23 @@ def test_a_key_takes_nothing_new_after_a_restart_until_every_partition_is_open()
     assert after.grants(again) == rig.grants(first)
 
 
+def keep_busy(rig: Rig) -> None:
+    """An item for each partition."""
+    for lane in rig.queue.lanes.values():
+        lane.put(Ticket(produce(), rig.now + 1_000), produce())
+
+
 def test_a_repeated_key_is_answered_though_its_partitions_are_never_idle_at_one_moment() -> None:
     rig = filled(2, 2)
     request = lease(4, 10_000, key="k", most=2)
     first = rig.ask(request)
     rig.end_all()
-    rig.ask(produce())
-    rig.ask(produce())
+    keep_busy(rig)
+    rig.turn()
     again = rig.ask(request)
     for number in (0, 1, 0, 1):
         # Each has its next commit before the other's is over.
-        rig.submit(produce())
-        rig.submit(produce())
+        keep_busy(rig)
         rig.end(number)
     assert {*rig.grants(again)} == {*rig.grants(first)}
 

@@ -30,6 +30,7 @@ from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.few import in_columns
 from sluiceway.model.meta import Entry, View
 from sluiceway.model.requests import DONE, PartitionStats, Selection, Settle
 from sluiceway.node.service import Service
@@ -151,7 +152,7 @@ async def _dead(service: Service) -> list[dict[str, Any]]:
     """What is in the dead queue, which is then empty."""
     leased = await take(service, 10, FAR, queue="dead")
     await service.settle("dead", Settle({0: [Selection(DONE, lease=each.number) for each in leased.leases]}, 10_000))
-    return [row for batch in leased.batches for row in batch.to_pylist()]
+    return [row for batch in map(in_columns, leased.batches) for row in batch.to_pylist()]
 
 
 async def _check_keys(service: Service) -> None:
@@ -166,7 +167,7 @@ async def _check_keys(service: Service) -> None:
 async def _check_leases(service: Service) -> None:
     again = await take(service, 2, FAR, "key-1")
     assert payloads(again.batches) == ["b1", "b3"]
-    assert [batch.column("attempts").to_pylist() for batch in again.batches] == [[2], [2]]
+    assert [batch.column("attempts").to_pylist() for batch in map(in_columns, again.batches)] == [[2], [2]]
     closed = await service.settle("q", Settle({0: [Selection(DONE, lease=again.leases[0].number)]}, 10_000))
     assert closed.completed == 2
     # Of the ten, three were completed.
@@ -183,7 +184,7 @@ async def _check_rest(service: Service) -> None:
     attempts = dict.fromkeys(("c19", "k0", "k1", "k2", "d0", "d1", "d2"), 1) | dict.fromkeys(("c11", "c12", "c15", "c16", "c17"), 2)
     served: dict[str, int] = {}
     while (leased := await take(service, 100, FAR + 2 * HOUR)).leases:
-        for batch in leased.batches:
+        for batch in map(in_columns, leased.batches):
             served |= dict(zip(payloads([batch]), batch.column("attempts").to_pylist(), strict=True))
         await service.settle("q", Settle({0: [Selection(DONE, lease=each.number) for each in leased.leases]}, 10_000))
     assert served == attempts

@@ -10,6 +10,7 @@ import pytest
 
 from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, service_on, serving, settle, spec, total
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.few import in_columns
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Peek
 from sluiceway.node import sending
@@ -65,7 +66,7 @@ async def test_a_crash_on_the_way_to_the_dead_queue_makes_neither_a_loss_nor_a_c
         got = await lease(service, "dead", most=3)
         assert sorted(payloads(got.batches)) == ["a", "b", "c"]
         assert total(service, "dead") == 3
-        headers = [dict(pairs) for batch in got.batches for pairs in batch.column("headers").to_pylist()]
+        headers = [dict(pairs) for batch in map(in_columns, got.batches) for pairs in batch.column("headers").to_pylist()]
         assert {(each["sluiceway-reason"], each["sluiceway-queue"], each["sluiceway-attempts"]) for each in headers} == {("bad", "q", "1")}
 
 
@@ -80,7 +81,7 @@ async def test_origins_survive_death(tmp_path: Path) -> None:
             assert leased.leases
             await settle(service, "q", leased, Fate("retry"))
         got = await lease(service, "dead", timeout=10_000)
-        origins = [origin for batch in got.batches for origin in batch.column("origin").to_pylist()]
+        origins = [origin for batch in map(in_columns, got.batches) for origin in batch.column("origin").to_pylist()]
         assert origins == [f"{record.incarnation}.0.{produced.first_offset + n}" for n in range(2)]
 
 

@@ -105,7 +105,7 @@ async def test_a_queue_of_the_same_name_is_another_queue(tmp_path: Path) -> None
         await produce(service, "q", "b")
         taken = await lease(service, "q")
         assert payloads(taken.batches) == ["b"]
-        name = f"{old.incarnation}.0.{held.batches[0].column('offset')[0]}"
+        name = f"{old.incarnation}.0.{in_columns(held.batches[0]).column('offset')[0]}"
         grouped = group_items([name], [DONE], new, lambda n: f"ids[{n}]")
         answer = await service.settle("q", Settle(grouped.selections, 1_000, foreign=grouped.foreign))
         assert (answer.completed, answer.ignored) == (0, [(name, "unknown")])
@@ -348,7 +348,7 @@ async def test_an_expired_lease_is_served_again(tmp_path: Path) -> None:
         first = await lease(service, "q", lease_timeout=50)
         second = await lease(service, "q", timeout=30_000)
         assert payloads(second.batches) == ["a"]
-        assert second.batches[0].column("attempts").to_pylist() == [2]
+        assert in_columns(second.batches[0]).column("attempts").to_pylist() == [2]
         late = await settle(service, "q", first)
         assert (late.completed, [reason for _, reason in late.ignored]) == (0, ["expired"])
         assert (await settle(service, "q", second)).completed == 1

@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import repeat
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from sluiceway.model.leased import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import DONE, RELEASE, Fate, Leased, LeaseInfo, Peek, Produce, ProduceKey, Selection
 from sluiceway.wire import answers, json_items, json_settling
+from sluiceway.wire.settling import group_items
 
 NOW = 1_700_000_000_000
 RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
@@ -278,6 +280,36 @@ def test_ids_are_grouped_by_partition_sorted_and_unique() -> None:
     assert (request.selections[2][0].fate, request.selections[2][0].lease) == (DONE, 4)
     assert request.foreign == ["other.0.1", "other.2.L4"], "which partitions there were is for the queue to say"
     assert not request.stage
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["k7f3q2ma.0.5", "k7f3q2ma.0.12", "k7f3q2ma.0.5"],
+        ["k7f3q2ma.0.5"],
+        ["k7f3q2ma.0.5", "k7f3q2ma.10.5"],
+        ["k7f3q2ma.0.5", "xk7f3q2ma.0.5"],
+        ["k7f3q2ma.0.5", "k7f3q2ma.0.5,k7f3q2ma.0.6"],
+        ["k7f3q2ma.0.5,k7f3q2ma.0.6", "k7f3q2ma.0.7"],
+        ["k7f3q2ma.0.5", "k7f3q2ma.0.1.2"],
+        ["k7f3q2ma.0.5", "k7f3q2ma.0."],
+        ["k7f3q2ma.0.5", ""],
+        ["5", "6"],
+        [".5", ".6"],
+        ["", ""],
+    ],
+)
+def test_ids_of_one_place_are_grouped_as_any_others(ids: list[str]) -> None:
+    def grouped(fates: Iterable[Fate]) -> object:
+        try:
+            found = group_items(ids, fates, RECORD, "ids[{}]".format)
+        except SluicewayError as error:
+            return error.code, error.field, error.detail
+        return {
+            number: [each.offsets.tolist() for each in chosen if each.offsets is not None] for number, chosen in found.selections.items()
+        }
+
+    assert grouped(repeat(DONE)) == grouped([DONE] * len(ids))
 
 
 def test_all_that_is_named_is_released_alike_and_only_from_its_owner() -> None:

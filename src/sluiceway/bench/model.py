@@ -312,7 +312,7 @@ def main(arguments: Sequence[str]) -> int:
         "--measure", metavar="URL", help="measure this meta store, in which nothing else may happen, and keep its constants"
     )
     parser.add_argument("--pid", type=int, help="of its server")
-    parser.add_argument("--rounds", type=int, default=1_000)
+    parser.add_argument("--rounds", type=int, default=3_000, help="calls of each of the parts, of which the least counts")
     parser.add_argument("--page", type=Path, help="put the table into this page, such as docs/scale-out.md")
     parser.add_argument("--constants", type=Path, default=RESULTS)
     given = parser.parse_args(arguments)

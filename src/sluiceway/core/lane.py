@@ -39,7 +39,7 @@ from sluiceway.model.requests import (
 LONGEST_SAMPLE = 2_000
 """Milliseconds. A commit that took longer counts as this in the average, so that a partition that hung for a minute recovers in seconds."""
 
-TOGETHER = BLOB_BYTES
+SHARED_BYTES = BLOB_BYTES
 """Bytes of produces that any partition may take, and that go to one together to share a transaction of it: they are one blob there."""
 
 SOON = 25
@@ -136,7 +136,7 @@ class Lane:
     def shares(self, nbytes: int, most: int, now: Millis) -> bool:
         """Whether a produce of so many bytes would share a transaction that comes here anyway and soon, with less than `most` others."""
         comes = bool(self.waiting) if self.state is LaneState.READY else self.slowness(now) <= SOON
-        fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= TOGETHER
+        fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= SHARED_BYTES
         return comes and fits and self.takes_items and not self.degraded
 
     @property

@@ -37,6 +37,11 @@ SLACK = 10_000
 """Items that a partition may have more than the emptiest and still be given the next produce, to share a transaction: what consumers lease
 in a call or two. While nothing is being written there is no slack."""
 
+TOGETHER = 4
+"""Requests that may share a transaction in any case. More may if they are a quarter of those under way, or leave `OTHERS` of these."""
+OTHERS = 32
+"""So many keep a server busy while the partition that has the rest hangs."""
+
 
 class LogicalQueue(Dealing):
     """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, its partitions are all there are."""
@@ -324,10 +329,11 @@ class LogicalQueue(Dealing):
     def _lane_for(self, nbytes: int, now: Millis) -> Lane | None:
         """The lane for a produce that any may take: the one that took the last, to share a transaction that comes there, or the emptiest.
 
-        No transaction has more than half of the requests that are under way: it may hang.
+        It may hang: hence no transaction gets most of what is under way.
         """
         last = self.lanes.get(self._last)
-        most = max(1, (len(self._unanswered) - len(self.waiters)) // 2)
+        requests = len(self._unanswered) - len(self.waiters)
+        most = max(TOGETHER, requests // 4, requests - OTHERS)
         if last is not None and not last.shares(nbytes, most, now):
             last = None
         if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:

@@ -105,7 +105,10 @@ class LeaseInfo(NamedTuple):
 
 @dataclass(slots=True)
 class Leased:
-    """Leases and, unless only the leases were asked for, their items: batches with the columns of `model.leased`, one or more a lease."""
+    """Leases and, unless only the leases were asked for, their items: batches with the columns of `model.leased`, one or more a lease.
+
+    A batch may be a `model.few.Served`.
+    """
 
     leases: Sequence[LeaseInfo]
     batches: Sequence[pa.RecordBatch] = ()

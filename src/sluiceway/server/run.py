@@ -24,7 +24,6 @@ import pyarrow as pa
 import uvicorn
 import uvloop
 
-from sluiceway.adapters.allocator import keep_memory
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.kernel.clock import Millis
@@ -227,7 +226,6 @@ async def run(
         assembly = Assembly(service, loaded, door)
         await assembly.start()
         spare_the_collector()
-        keep_memory()
         try:
             server = Server(
                 assembly.app,

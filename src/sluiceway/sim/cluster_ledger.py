@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
+from sluiceway.model.few import in_columns
 from sluiceway.model.requests import IgnoredReason, Lease, Leased, Produced, ProduceKey, Settled, Verdict
 from sluiceway.sim.asks import Asks
 from sluiceway.sim.checks import check
@@ -159,7 +160,7 @@ class QueueLedger:
                 missing &= self.heard
             check(not missing, f"a repeated lease key of {request.client_id} did not find {missing}")
         rows: dict[tuple[int, int], dict[int, str]] = {}
-        for batch in answer.batches:
+        for batch in map(in_columns, answer.batches):
             columns = [batch.column(name).to_pylist() for name in ("partition", "lease", "offset", "payload", "origin_offset")]
             origins = batch.column("origin").to_pylist() if "origin" in batch.schema.names else [None] * batch.num_rows
             for partition, lease, offset, payload, first, origin in zip(*columns, origins, strict=True):
