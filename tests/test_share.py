@@ -55,6 +55,7 @@ class World:
                 self.commits[effect.partition] = effect
             elif isinstance(effect, Open):
                 self.opens[effect.partition] = effect
+        assert not self.share.board.overlooked()
 
     def ask(self, request: Request) -> Ticket:
         ticket = Ticket(request, self.now + request.request_timeout)

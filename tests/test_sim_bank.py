@@ -10,16 +10,18 @@ from sluiceway.sim.bank import BANK, hunt
 from sluiceway.sim.planting import Bug, planted
 
 KNOWN = {
+    "calls_back_without_attempts": 15,
+    "waits_for_stopped_partitions": 10,
     "looks_away_from_closed_partitions": 117,
     "answers_a_lease_in_part": 16,
     "sleeps_through_a_reopening": 11,
     "remembers_one_key_of_a_group": 13,
     "takes_any_body_for_the_first": 19,
     "lets_an_old_owner_write": 32,
-    "ignores_the_back_off": 15,
-    "backs_off_by_one_attempt_more": 15,
+    "ignores_the_back_off": 22,
+    "backs_off_by_one_attempt_more": 22,
     "redrives_a_copy": 14,
-    "serves_while_paused": 13,
+    "serves_while_paused": 16,
     "never_tries_a_slow_partition_again": 12,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""

@@ -18,7 +18,7 @@ from aftermath import Aftermath, aftermath
 from ledger import name_of, payload_of
 from power import PowerDisk, powered
 
-from node_rig import PATIENCE, produce, rows, serving, settle, spec
+from node_rig import PATIENCE, payloads, produce, rows, serving, settle, spec
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.model.outcomes import Outcome
@@ -107,8 +107,7 @@ class Run:
         leased = await service.lease("q", Lease(client, chance.choice((3, 20)), max_partitions=chance.choice((1, 3))))
         if not leased.leases:
             return
-        payloads = [payload.decode() for batch in leased.batches for payload in batch.column("payload").to_pylist()]
-        names = [name_of(payload) or "torn" for payload in payloads]
+        names = [name_of(payload) or "torn" for payload in payloads(leased.batches)]
         verb, fate = chance.choice((("completed", DONE), ("completed", DONE), ("killed", Fate("dead")), ("retried", Fate("retry"))))
         self.diary.append(Entry(verb, names, False))
         settled = await settle(service, "q", leased, fate)
