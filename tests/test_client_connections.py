@@ -187,6 +187,16 @@ def test_those_that_nobody_needs_any_more_are_closed(server: Counting, face: Fac
     assert server.accepted == 5
 
 
+def test_those_to_a_server_that_nobody_calls_any_more_are_closed(server: Counting, face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    face.get(server, 5)
+    clock.now += connections.IDLE + 1
+    with counting() as other:
+        face.get(other)
+        server.wait_for_open(0)
+
+
 def test_a_connection_that_the_server_has_closed_is_not_used_again(face: Face) -> None:
     with counting() as server:
         face.get(server, 2)

@@ -49,10 +49,13 @@ class _Links(Generic[L]):
         with self._lock:
             if link not in self._all:
                 return [link]
-            idle = self._idle.setdefault(origin, deque())
-            idle.append((link, now))
-            while len(idle) > KEPT or idle[0][1] < now - IDLE:
-                old.append(idle.popleft()[0])
+            self._idle.setdefault(origin, deque()).append((link, now))
+            # Also those to servers that nobody calls any more: there are few servers.
+            for server, idle in list(self._idle.items()):
+                while idle and (len(idle) > KEPT or idle[0][1] < now - IDLE):
+                    old.append(idle.popleft()[0])
+                if not idle:
+                    del self._idle[server]
             self._all.difference_update(old)
         return old
 

@@ -149,7 +149,7 @@ class Board:
                 self._closed[number] = lane
             else:
                 self._closed.pop(number, None)
-            if lane is not None and lane.commit_time > DEGRADED[0]:
+            if lane is not None and _may_be_slow(lane):
                 self._slow.add(number)
             else:
                 self._slow.discard(number)
@@ -169,12 +169,16 @@ class Board:
                 if (lane := self.lanes.get(number)) is None
                 or (number in self._writing) != (lane.state is LaneState.COMMITTING)
                 or (number in self._closed) == lane.takes_work
-                or (number in self._slow) != (lane.commit_time > DEGRADED[0])
+                or (number in self._slow) != _may_be_slow(lane)
                 or self._wakes.ranks.get(number) != lane.wakes_at()
                 or self._takers.ranks.get(number) != _as_taker(lane)
                 or self._stocked.ranks.get(number) != _as_stocked(lane)
             }
         )
+
+
+def _may_be_slow(lane: Lane) -> bool:
+    return lane.takes_work and lane.commit_time > DEGRADED[0]
 
 
 def _as_taker(lane: Lane) -> Candidate | None:

@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator
 
 from sluiceway.core.board import Board
-from sluiceway.core.distribution import deal
+from sluiceway.core.distribution import deal, most_together
 from sluiceway.core.lane import Lane, LaneState
 from sluiceway.core.tickets import Grant, Result, Ticket
 from sluiceway.kernel.clock import Millis
@@ -110,8 +110,10 @@ class Dealing:
         """The waiters that come next, by the lane that serves them first, and those of them that any lane may serve. `sources` are then the
         lanes that were looked at for these.
 
-        A lane has as many as it has enough for before the next one is looked at, so that they share its transaction.
+        A lane has as many as it has enough for before the next one is looked at, so that they share its transaction; but not most of
+        them, as it may hang, and of one that is slow as few as can be.
         """
+        most, has = most_together(len(self.waiters)), 0
         groups: dict[int, list[Ticket]] = {}
         anywhere: list[Ticket] = []
         late: list[Ticket] = []
@@ -123,8 +125,9 @@ class Dealing:
             if request.partition is not None:
                 groups.setdefault(request.partition, []).append(ticket)
                 continue
-            if not over and request.batch_size > left:
-                lane = self.board.take_stocked()
+            full = has >= (1 if lane is not None and lane.degraded else most)
+            if not over and (full or request.batch_size > left):
+                lane, has = self.board.take_stocked(), 0
                 if lane is not None:
                     sources.append(lane)
                     left = lane.servable
@@ -138,6 +141,7 @@ class Dealing:
             chosen = sources[len(anywhere) % len(sources)] if lane is None else lane
             groups.setdefault(chosen.number, []).append(ticket)
             anywhere.append(ticket)
+            has += 1
             left -= min(left, request.batch_size)
         for ticket in late:
             self._reply(ticket, SluicewayError("stale_ids", "a lease that this client took later is completed already", "after_lease"))

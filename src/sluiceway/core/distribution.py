@@ -8,6 +8,10 @@ from typing import NamedTuple
 
 from sluiceway.model.requests import ProduceKey
 
+TOGETHER = 4
+OTHERS = 32
+"""Requests that keep a server busy."""
+
 
 class Candidate(NamedTuple):
     """A partition that could take a produce. Compared as a tuple: the least is chosen."""
@@ -18,6 +22,14 @@ class Candidate(NamedTuple):
     """Leased and scheduled items: break ties."""
     last_chosen: int
     partition: int
+
+
+def most_together(requests: int) -> int:
+    """How many requests may share a transaction, of so many that are under way: whoever is in one that hangs waits for it.
+
+    `TOGETHER` if that is not more than half; more only if they are a quarter, or leave `OTHERS`.
+    """
+    return max(min(TOGETHER, (requests + 1) // 2), requests // 4, requests - OTHERS)
 
 
 def emptiest(candidates: Sequence[Candidate]) -> int:

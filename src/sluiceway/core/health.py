@@ -18,6 +18,9 @@ PROBE_EVERY = 1_000
 def judge(lanes: Collection[Lane], now: Millis) -> float:
     """See which lanes are far slower than the others. Returns the milliseconds a commit may take; 0 where there is nothing to compare."""
     working = [lane for lane in lanes if lane.takes_work]
+    for lane in lanes:
+        # Nobody judges it until it works again, and then anew.
+        lane.degraded = lane.degraded and lane.state in (LaneState.READY, LaneState.COMMITTING)
     floor, times = DEGRADED
     slowness = [lane.slowness(now) for lane in working]
     patience = max(floor, times * sorted(slowness)[(len(slowness) - 1) // 2]) if len(working) > 1 else 0.0

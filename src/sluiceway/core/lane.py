@@ -39,6 +39,8 @@ from sluiceway.model.requests import (
 LONGEST_SAMPLE = 2_000
 """Milliseconds. A commit that took longer counts as this in the average, so that a partition that hung for a minute recovers in seconds."""
 
+SLOWER = 4
+"""Times the other's: nor there."""
 SHARED_BYTES = BLOB_BYTES
 """Bytes of produces that any partition may take, and that go to one together to share a transaction of it: they are one blob there."""
 
@@ -167,6 +169,10 @@ class Lane:
     def slowness(self, now: Millis) -> float:
         """Milliseconds that a commit takes: on average, or so far."""
         return max(self.commit_time, now - self.committing_since) if self.state is LaneState.COMMITTING else self.commit_time
+
+    def is_slower(self, other: Lane, now: Millis) -> bool:
+        """Whether a commit that is under way here takes so much longer than one there that it is not worth to wait for it."""
+        return self.state is LaneState.COMMITTING and self.slowness(now) > SLOWER * max(1, other.commit_time)
 
     def sample(self, now: Millis) -> None:
         """A commit has ended, one way or the other."""

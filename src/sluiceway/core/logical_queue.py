@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from sluiceway.core.dealing import Dealing
-from sluiceway.core.distribution import slot
+from sluiceway.core.distribution import most_together, slot
 from sluiceway.core.health import DEGRADED, PROBE_EVERY, choose, judge
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.partition import Partition
@@ -36,11 +36,6 @@ TRANSFER_RETRY = 1_000
 SLACK = 10_000
 """Items that a partition may have more than the emptiest and still be given the next produce, to share a transaction: what consumers lease
 in a call or two. While nothing is being written there is no slack."""
-
-TOGETHER = 4
-"""Requests that may share a transaction in any case. More may if they are a quarter of those under way, or leave `OTHERS` of these."""
-OTHERS = 32
-"""So many keep a server busy while the partition that has the rest hangs."""
 
 
 class LogicalQueue(Dealing):
@@ -329,11 +324,10 @@ class LogicalQueue(Dealing):
     def _lane_for(self, nbytes: int, now: Millis) -> Lane | None:
         """The lane for a produce that any may take: the one that took the last, to share a transaction that comes there, or the emptiest.
 
-        It may hang: hence no transaction gets most of what is under way.
+        It may hang: hence no transaction gets most of what is under way, unless its partition is emptier than the others by as much.
         """
         last = self.lanes.get(self._last)
-        requests = len(self._unanswered) - len(self.waiters)
-        most = max(TOGETHER, requests // 4, requests - OTHERS)
+        most = most_together(len(self._unanswered) - len(self.waiters))
         if last is not None and not last.shares(nbytes, most, now):
             last = None
         if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:
@@ -341,7 +335,7 @@ class LogicalQueue(Dealing):
             if lane is None or lane.degraded:
                 return lane
             self._fewest = lane.has_or_will
-            if last is None or last.has_or_will > self._fewest + SLACK:
+            if last is None or last.has_or_will > self._fewest + SLACK or last.is_slower(lane, now):
                 last = lane
                 self._last = lane.number
         return last

@@ -144,7 +144,7 @@ class Share(LogicalQueue):
         wanted = any(ticket.lease_from is None for ticket in self.waiters.values())
         ready = 0 if wanted or "lease" in self.paused else sum(lane.servable for lane in working)
         takes = [lane for lane in working if lane.takes_items and not lane.degraded] if "produce" not in self.paused else []
-        return Load(ready, min((lane.partition.ready_count + lane.accepted for lane in takes), default=None), self._busy)
+        return Load(ready, min((lane.has_or_will for lane in takes), default=None), self._busy)
 
     def tally(self) -> Tally:
         """What it has now, and what has happened in it since it began."""
