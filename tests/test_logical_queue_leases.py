@@ -60,10 +60,10 @@ def shared(rig: Rig, *wants: int) -> list[list[tuple[int, int]]]:
 
 
 def test_waiters_share_a_partition_as_far_as_it_has_enough_for_them() -> None:
-    rig = filled(10, 9, 20)
-    assert shared(rig, 4, 4, 4) == [[(2, 4)], [(2, 4)], [(2, 4)]], "the fullest, as none was served before"
-    assert shared(rig, 4, 4, 4) == [[(0, 4)], [(0, 4)], [(1, 4)]], "the next in turn"
-    assert rig.commit_count == 6, "one for each turn and partition that it came from"
+    rig = filled(10, 17, 40)
+    assert shared(rig, 4, 4, 4, 4, 4, 4, 4) == [[(2, 4)]] * 4 + [[(1, 4)]] * 3, "the fullest, as none was served before"
+    assert shared(rig, 4, 4, 4, 4, 4, 4, 4) == [[(0, 4)]] * 2 + [[(2, 4)]] * 4 + [[(1, 4)]], "the next in turn, until it has too little"
+    assert rig.commit_count == 3 + 2 + 3, "one for each turn and partition that it came from"
 
 
 def test_where_there_is_not_enough_waiters_are_spread_over_the_partitions_evenly() -> None:

@@ -56,7 +56,7 @@ def test_large_produces_of_one_turn_are_divided() -> None:
     assert [rig.produced(ticket).partition for ticket in tickets] == [0, 0, 1, 1, 2, 2]
 
 
-@pytest.mark.parametrize(("calls", "most"), [(4, 4), (8, 4), (16, 4), (24, 6), (40, 10), (44, 12), (64, 32), (200, 168)])
+@pytest.mark.parametrize(("calls", "most"), [(1, 1), (2, 1), (4, 2), (8, 4), (16, 4), (24, 6), (40, 10), (44, 12), (64, 32), (200, 168)])
 def test_a_partition_that_hangs_has_not_got_most_of_what_is_under_way(calls: int, most: int) -> None:
     rig = Rig(4)
     tickets = [rig.submit(produce()) for _ in range(calls)]
@@ -64,6 +64,32 @@ def test_a_partition_that_hangs_has_not_got_most_of_what_is_under_way(calls: int
     rig.end_all()
     counts = Counter(rig.produced(ticket).partition for ticket in tickets)
     assert max(counts.values()) == most
+
+
+@pytest.mark.parametrize(("consumers", "most"), [(1, 1), (2, 1), (4, 2), (8, 4), (16, 4), (64, 32)])
+def test_a_partition_that_hangs_has_not_got_most_of_the_consumers(consumers: int, most: int) -> None:
+    rig = Rig(4)
+    for _ in range(4):
+        rig.ask(produce(100))
+        rig.end_all()
+    tickets = [rig.submit(lease()) for _ in range(consumers)]
+    rig.turn()
+    rig.end_all()
+    counts = Counter(rig.grants(ticket)[0].partition for ticket in tickets)
+    assert max(counts.values()) == most
+
+
+def test_a_slow_partition_serves_one_consumer_of_a_turn() -> None:
+    rig = Rig(4)
+    for _ in range(4):
+        rig.ask(produce(100))
+        rig.end_all()
+    rig.queue.lanes[2].commit_time = 1_000
+    rig.queue.lanes[2].touch()
+    tickets = [rig.submit(lease()) for _ in range(12)]
+    rig.turn()
+    rig.end_all()
+    assert sorted(Counter(rig.grants(ticket)[0].partition for ticket in tickets).items())[2] == (2, 1)
 
 
 def in_flight(rig: Rig, waited: int = 0) -> Rig:
@@ -81,7 +107,7 @@ def test_a_produce_waits_for_a_commit_that_is_under_way_to_share_the_next() -> N
     rig = in_flight(Rig(4))
     assert list(rig.commits) == [0, 1]
     rig.end_all()
-    assert [rig.durable(number)[0] for number in range(4)] == [4, 2, 0, 0]
+    assert [rig.durable(number)[0] for number in range(4)] == [3, 3, 0, 0]
 
 
 def test_a_produce_does_not_wait_for_a_commit_that_takes_long() -> None:
@@ -90,6 +116,29 @@ def test_a_produce_does_not_wait_for_a_commit_that_takes_long() -> None:
     rig = Rig(4)
     rig.queue.lanes[1].commit_time = SOON + 1
     assert list(in_flight(rig).commits) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("takes", "commits"), [(2, [0]), (20, [0, 1])])
+def test_a_produce_does_not_wait_for_a_partition_that_is_much_slower(takes: int, commits: list[int]) -> None:
+    rig = Rig(2)
+    for number, each in ((0, takes), (1, 1)):
+        rig.queue.lanes[number].commit_time = each
+        rig.queue.lanes[number].touch()
+    rig.ask(produce())
+    rig.ask(produce())
+    assert list(rig.commits) == commits
+
+
+def test_a_slow_partition_that_was_stopped_is_not_slow_any_more() -> None:
+    rig = Rig(2)
+    rig.queue.lanes[0].commit_time = 1_000
+    rig.queue.lanes[0].touch()
+    rig.turn()
+    slow = [rig.queue.lanes[0].degraded]
+    rig.queue.stop_lane(0, "damaged", rig.now)
+    rig.turn()
+    assert [*slow, rig.queue.lanes[0].degraded] == [True, False]
+    assert not rig.queue.board.may_be_slow(rig.now)
 
 
 @pytest.mark.parametrize(("slack", "commits"), [(3, [0, 1]), (4, [0])])
