@@ -12,12 +12,12 @@ from typing import Any
 import apsw
 import pytest
 
-from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, serving, serving_on, settle, spec, total
+from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, rows, serving, serving_on, settle, spec, total
 from sluiceway.core.lane import LaneState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import MemoryBackend, SqliteBackend
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Peek, QueueSpec
+from sluiceway.model.requests import Peek, Produce, QueueSpec
 from sluiceway.node import backends as backends_module
 from sluiceway.node.backends import NOT_CONFIGURED
 from sluiceway.node.service import Service
@@ -282,7 +282,8 @@ async def test_partitions_that_fail_together_are_one_problem_and_one_probe(tmp_p
             return Outcome.UNKNOWN
 
         store.on_open, store.on_apply = openings, unknown
-        waiting = [asyncio.ensure_future(produce(service, name, f"{n}", timeout=60_000)) for name in ("p", "q") for n in range(10)]
+        work = [service.produce(name, Produce(rows(f"{n}"), 60_000, partition=n)) for name in ("p", "q") for n in range(10)]
+        waiting = [asyncio.ensure_future(each) for each in work]
         lanes = [lane for name in ("p", "q") for lane in service._drivers[name]._queue.lanes.values()]
         await eventually(lambda: sum(lane.failed_in_a_row >= 3 for lane in lanes) >= 18)
         assert service.problems() == ["backend a does not answer: a commit ended unknown"]

@@ -137,7 +137,8 @@ class Lane:
 
     def shares(self, nbytes: int, most: int, now: Millis) -> bool:
         """Whether a produce of so many bytes would share a transaction that comes here anyway and soon, with less than `most` others."""
-        comes = bool(self.waiting) if self.state is LaneState.READY else self.slowness(now) <= SOON
+        # Of two calls one would only wait for the other.
+        comes = bool(self.waiting) if self.state is LaneState.READY else most > 1 and self.slowness(now) <= SOON
         fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= SHARED_BYTES
         return comes and fits and self.takes_items and not self.degraded
 

@@ -37,6 +37,9 @@ SLACK = 10_000
 """Items that a partition may have more than the emptiest and still be given the next produce, to share a transaction: what consumers lease
 in a call or two. While nothing is being written there is no slack."""
 
+STAYS = 64
+"""Produces in a row that go to one partition: all are used, also where consumers take each item at once."""
+
 
 class LogicalQueue(Dealing):
     """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, its partitions are all there are."""
@@ -51,7 +54,9 @@ class LogicalQueue(Dealing):
         self._uneven = False
         """Some lane is far slower than the others."""
         self._last = -1
-        """The lane that took the last produce that any may take, and ..."""
+        """The lane that took the last produce that any may take, ..."""
+        self._stays = 0
+        """... so many in a row, and ..."""
         self._fewest: int | None = None
         """... what the emptiest has or will have, as seen in this turn."""
         self.produces: dict[int, Ticket] = {}
@@ -328,7 +333,7 @@ class LogicalQueue(Dealing):
         """
         last = self.lanes.get(self._last)
         most = most_together(len(self._unanswered) - len(self.waiters))
-        if last is not None and not last.shares(nbytes, most, now):
+        if last is not None and (self._stays >= STAYS or not last.shares(nbytes, most, now)):
             last = None
         if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:
             lane = choose(self.lanes.values(), now) if self._uneven else self.board.emptiest()
@@ -337,7 +342,8 @@ class LogicalQueue(Dealing):
             self._fewest = lane.has_or_will
             if last is None or last.has_or_will > self._fewest + SLACK or last.is_slower(lane, now):
                 last = lane
-                self._last = lane.number
+                self._last, self._stays = lane.number, 0
+        self._stays += 1
         return last
 
     def _number_for(self, request: Produce) -> int | None:
