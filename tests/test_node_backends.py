@@ -335,12 +335,13 @@ async def test_while_one_backend_is_down_produces_land_on_the_other(tmp_path: Pa
         on_b = {each.partition for each in record.partitions if each.backend == "b"}
         with hanging(stores["b"]):
             # Two find out, and can be answered only when it is known what became of them.
-            first = [asyncio.ensure_future(produce(service, "q", f"first {n}", timeout=60_000)) for n in range(4)]
+            work = [service.produce("q", Produce(rows(f"first {n}"), 60_000, partition=n)) for n in range(4)]
+            first = [asyncio.ensure_future(each) for each in work]
             # Before the second of its partitions has failed, the problem is the first one's.
             await eventually(lambda: [problem.startswith("backend b does not answer") for problem in service.problems()] == [True])
             landed = [await produce(service, "q", f"then {n}") for n in range(10)]
             assert not {each.partition for each in landed} & on_b
-            assert sum(work.done() for work in first) == 2
+            assert sum(each.done() for each in first) == 2
         await asyncio.gather(*first)
         got = await lease(service, "q", most=4)
         assert sorted(payloads(got.batches)) == sorted([f"first {n}" for n in range(4)] + [f"then {n}" for n in range(10)])
