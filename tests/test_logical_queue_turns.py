@@ -8,7 +8,8 @@ import pytest
 
 from queue_rig import START, Rig, lease, produce, settle
 from sluiceway.core import logical_queue
-from sluiceway.core.lane import SHARED_BYTES, SOON, Lane
+from sluiceway.core.lane import SOON, Lane
+from sluiceway.kernel.limits import BLOB_BYTES
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Produce
@@ -49,7 +50,7 @@ def test_requests_that_wait_in_a_lane_count() -> None:
 
 def test_large_produces_of_one_turn_are_divided() -> None:
     rig = Rig(3)
-    size = SHARED_BYTES // 2 - 100
+    size = BLOB_BYTES // 2 - 100
     tickets = [rig.submit(Produce(batch_from_rows([{"payload": bytes(size)}]), 5_000)) for _ in range(6)]
     rig.turn()
     rig.end_all()

@@ -43,9 +43,10 @@ RARE: set[str] = {
 """They need some dozens of histories, which take a second each."""
 KNOWN = {
     "goes_by_the_record_alone": 2,
+    "obeys_who_is_coordinator_no_more": 46,
     "removes_what_was_not_sealed": 2,
     "seals_what_has_scheduled_items": 18,
-    "seals_what_has_transfers": 2,
+    "seals_what_has_transfers": 23,
     "moves_without_attempts": 9,
     "moves_without_due_times": 2,
     "moves_without_expiry": 4,
@@ -53,7 +54,7 @@ KNOWN = {
     "takes_itself_for_the_coordinator": 1,
     "hands_over_no_keys": 2,
     "goes_on_as_the_home": 4,
-    "takes_keys_again": 4,
+    "takes_keys_again": 27,
     "serves_before_its_parents_are_gone": 18,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""

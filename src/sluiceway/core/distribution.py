@@ -32,11 +32,6 @@ def most_together(requests: int) -> int:
     return max(min(TOGETHER, (requests + 1) // 2), requests // 4, requests - OTHERS)
 
 
-def emptiest(candidates: Sequence[Candidate]) -> int:
-    """The partition with the fewest waiting items; ties by fewest leased + scheduled, then least recently chosen, then number."""
-    return min(candidates).partition
-
-
 def slot(key: ProduceKey, slots: int) -> int:
     """The slot of a key, of so many: it has one home, so that a repetition need ask nobody else. The same in every process."""
     return slot_of_name(key.group if key.group is not None else key.key, slots)

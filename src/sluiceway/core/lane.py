@@ -39,13 +39,11 @@ from sluiceway.model.requests import (
 LONGEST_SAMPLE = 2_000
 """Milliseconds. A commit that took longer counts as this in the average, so that a partition that hung for a minute recovers in seconds."""
 
-SLOWER = 4
-"""Times the other's: nor there."""
-SHARED_BYTES = BLOB_BYTES
-"""Bytes of produces that any partition may take, and that go to one together to share a transaction of it: they are one blob there."""
-
 SOON = 25
 """Milliseconds. Where commits take longer, nobody waits for one to end to share the next, while another partition is idle."""
+
+SLOWER = 4
+"""Times. Nobody goes where commits take so much longer than in another partition, to share one of them."""
 
 
 def not_here(partition: int | None) -> SluicewayError:
@@ -139,7 +137,7 @@ class Lane:
         """Whether a produce of so many bytes would share a transaction that comes here anyway and soon, with less than `most` others."""
         # Of two calls one would only wait for the other.
         comes = bool(self.waiting) if self.state is LaneState.READY else most > 1 and self.slowness(now) <= SOON
-        fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= SHARED_BYTES
+        fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= BLOB_BYTES
         return comes and fits and self.takes_items and not self.degraded
 
     @property

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 
 from sluiceway.core.dealing import Dealing
 from sluiceway.core.distribution import most_together, slot
-from sluiceway.core.health import DEGRADED, PROBE_EVERY, choose, judge
+from sluiceway.core.health import PROBE_EVERY, choose, judge, least_patience
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.partition import Partition
 from sluiceway.core.parts import Work, parts_of
@@ -301,7 +301,7 @@ class LogicalQueue(Dealing):
             self._patience = judge(self.lanes.values(), now)
             self._uneven = any(lane.degraded for lane in self.lanes.values())
         else:
-            self._patience = DEGRADED[0] if self.board.working > 1 else 0.0
+            self._patience = least_patience(self.board.working)
 
     def _spread(self, now: Millis) -> None:
         """Take from lanes that hang what has not begun, and may go elsewhere."""

@@ -203,7 +203,7 @@ def _open_more_files() -> None:
 
 
 def spare_the_collector() -> None:
-    """Nearly all garbage here is in no cycle, and goes at once. With Python's own thresholds a third of a small call's time went into
+    """Nearly all garbage here is in no cycle, and goes at once. With Python's own thresholds up to a third of a small call's time went into
     looking for the rest, mostly through modules, which stay."""
     gc.collect()
     gc.freeze()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from typing import Generic, TypeVar, cast
 
 T = TypeVar("T")
 
 
-class Pipeline(asyncio.Protocol, Generic[T]):
+class Pipeline(asyncio.Protocol, ABC, Generic[T]):
     """One pipeline at a time. Who speaks a protocol says in `read` what answers some data ends."""
 
     def __init__(self) -> None:
@@ -16,9 +17,9 @@ class Pipeline(asyncio.Protocol, Generic[T]):
         self._wanted = 0
         self._done: asyncio.Future[list[T]] | None = None
 
+    @abstractmethod
     def read(self, data: bytes) -> list[T]:
         """The answers that are whole with this data."""
-        raise NotImplementedError
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio's, but are none of them.
