@@ -41,6 +41,10 @@ class Store:
         self.missing: set[int] = set()
         """Blobs that the store has lost."""
 
+    @property
+    def at_once(self) -> bool:
+        return False
+
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         self.fences.append(fence)
         await self.on_open(ref)

@@ -140,12 +140,12 @@ class Rig:
         effect = self.commits[number]
         assert self.stores[number].apply(effect.changes, (1, effect.opening))
 
-    def end(self, number: int, outcome: Outcome = Outcome.DONE, *, landed: bool | None = None) -> None:
+    def end(self, number: int, outcome: Outcome = Outcome.DONE, *, landed: bool | None = None, at_once: bool = False) -> None:
         """End the commit in flight; it landed if DONE, unless said otherwise."""
         if outcome is Outcome.DONE if landed is None else landed:
             self.land(number)
         effect = self.commits.pop(number)
-        self.queue.committed(number, effect.opening, outcome, self.now)
+        self.queue.committed(number, effect.opening, outcome, self.now, at_once=at_once)
         self.turn()
 
     def end_all(self) -> None:

@@ -80,6 +80,20 @@ def test_a_partition_that_hangs_has_not_got_most_of_the_consumers(consumers: int
     assert max(counts.values()) == most
 
 
+@pytest.mark.parametrize("calls", [2, 8, 64])
+def test_where_a_commit_that_hangs_holds_up_everything_all_share_one(calls: int) -> None:
+    rig = Rig(4)
+    for number in range(4):
+        rig.ask(produce(100))
+        rig.end(number, at_once=True)
+    for ask in (produce, lease):
+        tickets = [rig.submit(ask()) for _ in range(calls)]
+        rig.turn()
+        (number,) = rig.commits
+        rig.end(number, at_once=True)
+        assert all(ticket in rig.answers for ticket in tickets)
+
+
 def test_a_slow_partition_serves_one_consumer_of_a_turn() -> None:
     rig = Rig(4)
     for _ in range(4):

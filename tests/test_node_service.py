@@ -17,6 +17,7 @@ from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.few import in_columns
 from sluiceway.model.items import batch_from_rows, stored_schema
+from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, ProduceKey, Selection, Settle
 from sluiceway.node import looking
 from sluiceway.node.blobs import ENTRY_BYTES
@@ -70,6 +71,23 @@ async def test_each_start_takes_a_higher_grant(tmp_path: Path) -> None:
                 await service.create_queue(spec("q"))
             grants.append(max(fence.grant for fence in store.fences))
     assert grants == [1, 2, 3]
+
+
+@driven
+async def test_what_arrives_while_others_are_read_shares_their_turn(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, store):
+        await service.create_queue(spec("q", 1))
+        commits: list[PartitionRef] = []
+
+        async def noted(ref: PartitionRef) -> Outcome | None:
+            commits.append(ref)
+            return None
+
+        store.on_apply = noted
+        first = asyncio.create_task(produce(service, "q", "a"))
+        await asyncio.sleep(0)
+        await asyncio.gather(produce(service, "q", "b"), first)
+        assert len(commits) == 1
 
 
 @driven

@@ -62,6 +62,10 @@ KNOWN = {
     "goes_on_with_what_it_has_lost": 20,
     "does_not_open_what_it_gains": 2,
     "writes_under_the_first_grant": 1,
+    "takes_an_unheard_answer_for_a_refusal": 13,
+    "passes_on_what_a_peer_asks": 35,
+    "takes_more_under_a_key": 92,
+    "refuses_what_it_was_writing": 17,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 

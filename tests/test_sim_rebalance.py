@@ -43,7 +43,7 @@ RARE: set[str] = {
 """They need some dozens of histories, which take a second each."""
 KNOWN = {
     "goes_by_the_record_alone": 2,
-    "obeys_who_is_coordinator_no_more": 46,
+    "obeys_who_is_coordinator_no_more": 179,
     "removes_what_was_not_sealed": 2,
     "seals_what_has_scheduled_items": 18,
     "seals_what_has_transfers": 23,

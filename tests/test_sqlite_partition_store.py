@@ -350,9 +350,20 @@ def test_quick_commits_are_proved_by_a_long_run_and_a_slow_one_asks_for_a_longer
     pace = Pace()
     assert not proved(pace, Pace.PROOF - 1)
     assert proved(pace, 1)
-    pace.note(Pace.QUICK * 1.01, on_loop=True)
-    assert not proved(pace, 10 * Pace.PROOF - 1)
-    assert proved(pace, 1)
+    for times in (2, 3, 5, 9, 17, 33, 65, 65):
+        pace.note(Pace.QUICK * 3.1, on_loop=True)
+        assert not proved(pace, times * Pace.PROOF - 1)
+        assert proved(pace, 1)
+
+
+def test_what_was_slow_is_forgotten_after_a_long_time_on_the_loop() -> None:
+    pace = Pace()
+    for well, times in ((0, 2), (Pace.WELL - 1, 3), (Pace.WELL, 2)):
+        assert proved(pace, 100 * Pace.PROOF)
+        for _ in range(well):
+            pace.note(Pace.QUICK, on_loop=True)
+        pace.note(Pace.QUICK * 9, on_loop=True)
+        assert not proved(pace, times * Pace.PROOF - 1)
 
 
 def test_of_many_quick_commits_on_the_loop_two_may_be_slow_and_none_very_slow() -> None:
@@ -362,7 +373,7 @@ def test_of_many_quick_commits_on_the_loop_two_may_be_slow_and_none_very_slow() 
         for each in slow:
             pace.note(Pace.QUICK * each, on_loop=True)
         assert pace.is_quick is stays, slow
-        assert proved(pace, 10 * Pace.PROOF)
+        assert proved(pace, 2 * Pace.PROOF)
 
 
 def test_a_slow_commit_in_a_thread_sets_the_proof_back_a_little() -> None:
@@ -376,7 +387,7 @@ def test_a_slow_commit_in_a_thread_sets_the_proof_back_a_little() -> None:
     for _ in range(10 * Pace.PROOF):
         uneven.note(Pace.QUICK * 9, on_loop=False)
         assert not proved(uneven, Pace.SET_BACK - 1)
-    assert not proved(uneven, 10 * Pace.PROOF - Pace.SET_BACK), "as after a slow one on the loop"
+    assert not proved(uneven, 2 * Pace.PROOF - Pace.SET_BACK), "as after a slow one on the loop"
     assert proved(uneven, 1)
 
 

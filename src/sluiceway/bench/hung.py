@@ -37,6 +37,10 @@ class Hanging:
         self.hangs = False
         self.answers = asyncio.Event()
 
+    @property
+    def at_once(self) -> bool:
+        return False
+
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         if self.hangs and ref.partition == PARTITIONS - 1:
             await self.answers.wait()

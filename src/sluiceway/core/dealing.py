@@ -6,7 +6,7 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator
 
 from sluiceway.core.board import Board
-from sluiceway.core.distribution import deal, most_together
+from sluiceway.core.distribution import deal
 from sluiceway.core.lane import Lane, LaneState
 from sluiceway.core.tickets import Grant, Result, Ticket
 from sluiceway.kernel.clock import Millis
@@ -111,13 +111,12 @@ class Dealing:
         lanes that were looked at for these.
 
         A lane has as many as it has enough for before the next one is looked at, so that they share its transaction; but not most of
-        them, as it may hang, and of one that is slow as few as can be.
+        them, as it may hang by itself, and of one that is slow as few as can be.
         """
-        most, has = most_together(len(self.waiters)), 0
         groups: dict[int, list[Ticket]] = {}
         anywhere: list[Ticket] = []
         late: list[Ticket] = []
-        left, over = 0, 0
+        left, over, has = 0, 0, 0
         lane: Lane | None = None
         for ticket in self._servable(late, now):
             request = ticket.request
@@ -125,7 +124,7 @@ class Dealing:
             if request.partition is not None:
                 groups.setdefault(request.partition, []).append(ticket)
                 continue
-            full = has >= (1 if lane is not None and lane.degraded else most)
+            full = lane is not None and has >= lane.together(len(self.waiters))
             if not over and (full or request.batch_size > left):
                 lane, has = self.board.take_stocked(), 0
                 if lane is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from sluiceway.core.distribution import Candidate
+from sluiceway.core.distribution import Candidate, most_together
 from sluiceway.core.inspecting import why_left
 from sluiceway.core.looking import lives_of, open_slices, stats_of
 from sluiceway.core.partition import Partition
@@ -87,6 +87,8 @@ class Lane:
     committing_since: Millis = 0
     commit_time: float = 0.0
     """Moving average, ms."""
+    at_once: bool = False
+    """Commits are made while nothing else happens: one that hangs holds up all lanes."""
     degraded: bool = False
     """Far slower than the others. Judged by the logical queue, which knows them."""
     probe_at: Millis = 0
@@ -133,8 +135,13 @@ class Lane:
         """Ready items, and those of produces that it has accepted and not committed yet."""
         return self.partition.ready_count + self.accepted
 
-    def shares(self, nbytes: int, most: int, now: Millis) -> bool:
-        """Whether a produce of so many bytes would share a transaction that comes here anyway and soon, with less than `most` others."""
+    def together(self, requests: int) -> int:
+        """How many requests may share a transaction here, of so many that are under way: who is in one that hangs waits for it."""
+        return 1 if self.degraded else requests if self.at_once else most_together(requests)
+
+    def shares(self, nbytes: int, requests: int, now: Millis) -> bool:
+        """Whether a produce of so many bytes would share a transaction that comes here anyway and soon. `requests`: under way in all."""
+        most = self.together(requests)
         # Of two calls one would only wait for the other.
         comes = bool(self.waiting) if self.state is LaneState.READY else most > 1 and self.slowness(now) <= SOON
         fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= BLOB_BYTES

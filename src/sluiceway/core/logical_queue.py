@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable
 
 from sluiceway.core.dealing import Dealing
-from sluiceway.core.distribution import most_together, slot
+from sluiceway.core.distribution import slot
 from sluiceway.core.health import PROBE_EVERY, choose, judge, least_patience
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.partition import Partition
@@ -159,12 +159,13 @@ class LogicalQueue(Dealing):
         lane.transferring = None
         self._land(lane, bool(landed), now)
 
-    def committed(self, number: int, opening: int, outcome: Outcome, now: Millis) -> None:
-        """The answer to `Commit`."""
+    def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
+        """The answer to `Commit`. `at_once`: the next will be made while nothing else happens."""
         lane = self.lanes[number]
         if opening != lane.opening:
             return
         lane.sample(now)
+        lane.at_once = at_once
         if outcome is Outcome.DONE:
             # Not before: a partition that opens but takes no commit would be opened again and again without a pause.
             lane.state, lane.failed_in_a_row = LaneState.READY, 0
@@ -329,11 +330,12 @@ class LogicalQueue(Dealing):
     def _lane_for(self, nbytes: int, now: Millis) -> Lane | None:
         """The lane for a produce that any may take: the one that took the last, to share a transaction that comes there, or the emptiest.
 
-        It may hang: hence no transaction gets most of what is under way, unless its partition is emptier than the others by as much.
+        It may hang by itself: hence no transaction gets most of what is under way, unless its partition is emptier than the others by as
+        much.
         """
         last = self.lanes.get(self._last)
-        most = most_together(len(self._unanswered) - len(self.waiters))
-        if last is not None and (self._stays >= STAYS or not last.shares(nbytes, most, now)):
+        requests = len(self._unanswered) - len(self.waiters)
+        if last is not None and (self._stays >= STAYS or not last.shares(nbytes, requests, now)):
             last = None
         if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:
             lane = choose(self.lanes.values(), now) if self._uneven else self.board.emptiest()

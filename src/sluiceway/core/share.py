@@ -114,10 +114,10 @@ class Share(LogicalQueue):
                 self._tallies.begin(number, loaded.header)
             super().opened(number, opening, loaded, now, final)
 
-    def committed(self, number: int, opening: int, outcome: Outcome, now: Millis) -> None:
+    def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
         lane = self.lanes.get(number)
         if lane is not None:
-            super().committed(number, opening, outcome, now)
+            super().committed(number, opening, outcome, now, at_once=at_once)
             if lane.leaving and lane.state is not LaneState.COMMITTING:
                 self.drop(number)
 

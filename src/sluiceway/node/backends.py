@@ -73,6 +73,11 @@ class Backend:
             return f"backend {self.name}, which holds {len(self._partitions)} partitions, is not served: {self._reason}"
         return f"backend {self.name} does not answer: {self._reason}" if self._breaker.is_open else None
 
+    @property
+    def at_once(self) -> bool:
+        """PartitionStore.at_once."""
+        return self._store is not None and self._store.at_once
+
     def serve(self, store: PartitionStore) -> PartitionStore | None:
         """Use this store from now on, and open what waits for it. Returns the one before, for the caller to close: it may be in use."""
         before, self._store = self._store, store

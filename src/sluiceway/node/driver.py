@@ -309,10 +309,11 @@ class QueueDriver:
     # ---- turns ------------------------------------------------------------------------------------------------
 
     def _turn_soon(self) -> None:
-        """Requests that arrive in the same round of the event loop share a turn."""
+        """What arrives in this round of the event loop and in the next shares a turn: while one reads what has come, more comes."""
         if not self._turn_due:
             self._turn_due = True
-            asyncio.get_running_loop().call_soon(self._turn)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._turn)
 
     def _turn(self) -> None:
         self._turn_due = False
@@ -397,16 +398,15 @@ class QueueDriver:
         return True
 
     async def _commit(self, effect: Commit) -> None:
-        ref = self._ref(effect.partition)
+        ref, backend = self._ref(effect.partition), self._backends[effect.partition]
         self._delivery.keep(effect)
         try:
-            backend = self._backends[effect.partition]
             outcome = await backend.apply(ref, effect.changes, self._fence(effect.partition, effect.opening), self._write_timeout(backend))
         except Exception:
             log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
             outcome = Outcome.UNKNOWN
         self._delivery.drop(effect)
-        self._queue.committed(effect.partition, effect.opening, outcome, system.now())
+        self._queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=backend.at_once)
         self._turn()
 
     async def _open(self, effect: Open) -> None:

@@ -41,6 +41,12 @@ class PartitionStore(Protocol):
     cancelled: who gives up on one cannot know what becomes of it, and opens the partition anew.
     """
 
+    @property
+    def at_once(self) -> bool:
+        """Whether a small `apply` would now be done before it first lets go of the event loop: one that hangs holds up everything then, and
+        nothing is gained by having few requests in it."""
+        ...
+
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         """Raise the partition's fence and load it, in one atomic step; creates an empty partition.
 

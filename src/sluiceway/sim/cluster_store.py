@@ -116,6 +116,10 @@ class SimPartitionStore:
         self._owner = owner
         self._link = link
 
+    @property
+    def at_once(self) -> bool:
+        return False
+
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         try:
             return await self._link.call(lambda: self._vault.open(self._owner, ref, fence, self._backend), PATIENCE)

@@ -335,7 +335,8 @@ class Owner:
         if effect.opening == lane.opening:
             took = min(LONGEST_SAMPLE, self.now() - lane.committing_since)
             self._longest[effect.partition] = max(took, self._longest[effect.partition])
-        machine.committed(effect.partition, effect.opening, outcome, self.now())
+        # Nothing may depend on the store's word for it.
+        machine.committed(effect.partition, effect.opening, outcome, self.now(), at_once=bool(effect.changes.txn & 8))
         self._ended()
 
     # ---- transfers and damage ---------------------------------------------------------------------------------

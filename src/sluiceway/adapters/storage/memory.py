@@ -34,6 +34,10 @@ class MemoryPartitionStore:
     def __init__(self, disk: MemoryDisk | None = None) -> None:
         self._partitions = (disk or MemoryDisk()).partitions
 
+    @property
+    def at_once(self) -> bool:
+        return True
+
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         partition = self._partitions.setdefault(ref, _Partition(fence))
         if partition.fence > fence:

@@ -106,6 +106,10 @@ class PostgresPartitionStore:
         self._migrating = asyncio.Lock()
         self._calls: set[asyncio.Task[Any]] = set()
 
+    @property
+    def at_once(self) -> bool:
+        return False
+
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         return await self._carry_out(self._open(ref, fence))
 

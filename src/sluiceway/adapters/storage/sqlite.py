@@ -30,17 +30,25 @@ ON_LOOP_RECORDS = 300
 class Pace:
     """Whether commits have proved quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
 
-    A long run of quick ones is the proof. Slow ones on the loop end it, the sooner the slower they are, and ask for a run ten times as
-    long. One in a thread sets it back a little: a thread also waits for the interpreter, which says nothing of the disk.
+    A long run of quick ones is the proof. Slow ones on the loop end it, the sooner the slower they are, and ask for a longer run: twice as
+    long each time, until all was well for a long time. One in a thread sets it back a little: a thread also waits for the interpreter,
+    which says nothing of the disk.
     """
 
     QUICK = 0.003
     """Seconds. What a turn may hold up the loop."""
     PROOF = 500
-    SET_BACK = 10
+    SET_BACK = 3
+    MOST_PROOFS = 64
+    """That are asked for in addition after something slow."""
+    WELL = 10_000
+    """Quick ones on the loop, after which what was before is forgotten."""
 
     def __init__(self) -> None:
         self._run = 0
+        self._proofs = 1
+        """To be asked for after the next slow one on the loop."""
+        self._well = 0
 
     @property
     def is_quick(self) -> bool:
@@ -50,12 +58,16 @@ class Pace:
         """A commit took so long, there or in a thread."""
         if seconds <= self.QUICK:
             self._run = min(self._run + 1, 2 * self.PROOF)
+            self._well += on_loop
+            if self._well >= self.WELL:
+                self._proofs = 1
         elif not on_loop:
-            self._run = max(self._run - self.SET_BACK, -9 * self.PROOF)
+            self._run = max(self._run - self.SET_BACK, -self._proofs * self.PROOF)
         else:
             self._run -= int(self.PROOF * seconds / (3 * self.QUICK))
             if not self.is_quick:
-                self._run = -9 * self.PROOF
+                self._run, self._well = -self._proofs * self.PROOF, 0
+                self._proofs = min(2 * self._proofs, self.MOST_PROOFS)
 
 
 class _Strand:
@@ -146,6 +158,10 @@ class SqlitePartitionStore:
         self._pace = Pace()
         self._strands: OrderedDict[PartitionRef, _Strand] = OrderedDict()
         """Those that have a job or an open file; the least recently used first. Guarded by the mutex, as are their jobs."""
+
+    @property
+    def at_once(self) -> bool:
+        return self._pace.is_quick
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         return await self._run(ref, lambda strand: strand.open(fence))
