@@ -348,7 +348,7 @@ def proved(pace: Pace, quick: int) -> bool:
 
 def test_quick_commits_are_proved_by_a_long_run_and_a_slow_one_asks_for_a_longer() -> None:
     pace = Pace()
-    assert not proved(pace, Pace.PROOF - 1)
+    assert not proved(pace, Pace.FIRST - 1)
     assert proved(pace, 1)
     for times in (2, 3, 5, 9, 17, 33, 65, 65):
         pace.note(Pace.QUICK * 3.1, on_loop=True)
@@ -379,7 +379,7 @@ def test_of_many_quick_commits_on_the_loop_two_may_be_slow_and_none_very_slow() 
 def test_a_slow_commit_in_a_thread_sets_the_proof_back_a_little() -> None:
     """It may have waited for the interpreter: under load that is common, and a proof that began anew each time would never be there."""
     pace = Pace()
-    assert not proved(pace, Pace.PROOF - 1)
+    assert not proved(pace, Pace.FIRST - 1)
     pace.note(Pace.QUICK * 9, on_loop=False)
     assert not proved(pace, Pace.SET_BACK)
     assert proved(pace, 1)
@@ -401,7 +401,7 @@ async def test_a_commit_of_many_records_never_moves_to_the_event_loop(tmp_path: 
         return commit(file, changes, fence)
 
     monkeypatch.setattr(partition_file.PartitionFile, "apply", applied)
-    monkeypatch.setattr(Pace, "PROOF", 0)
+    monkeypatch.setattr(Pace, "FIRST", 0)
     monkeypatch.setattr(Pace, "QUICK", float("inf"))
     store = SqlitePartitionStore(tmp_path)
     await store.open(REF, FENCE)
@@ -431,7 +431,7 @@ async def test_small_commits_move_to_the_event_loop_when_proved_quick(tmp_path: 
 
     monkeypatch.setattr(partition_file.PartitionFile, "apply", applied)
     monkeypatch.setattr(partition_file.PartitionFile, "checkpoint", checkpointed)
-    monkeypatch.setattr(Pace, "PROOF", 3)
+    monkeypatch.setattr(Pace, "FIRST", 3)
     monkeypatch.setattr(Pace, "QUICK", float("inf"))
     store = SqlitePartitionStore(tmp_path)
     await store.open(REF, FENCE)

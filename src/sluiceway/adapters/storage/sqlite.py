@@ -30,7 +30,7 @@ ON_LOOP_RECORDS = 300
 class Pace:
     """Whether commits have proved quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
 
-    A long run of quick ones is the proof. Slow ones on the loop end it, the sooner the slower they are, and ask for a longer run: twice as
+    A run of quick ones is the proof. Slow ones on the loop end it, the sooner the slower they are, and ask for a longer run: twice as
     long each time, until all was well for a long time. One in a thread sets it back a little: a thread also waits for the interpreter,
     which says nothing of the disk.
     """
@@ -38,6 +38,8 @@ class Pace:
     QUICK = 0.003
     """Seconds. What a turn may hold up the loop."""
     PROOF = 500
+    FIRST = 100
+    """At the start so many are proof enough: that is a second's work of a server with many callers, who share commits."""
     SET_BACK = 3
     MOST_PROOFS = 64
     """That are asked for in addition after something slow."""
@@ -45,7 +47,7 @@ class Pace:
     """Quick ones on the loop, after which what was before is forgotten."""
 
     def __init__(self) -> None:
-        self._run = 0
+        self._run = self.PROOF - self.FIRST
         self._proofs = 1
         """To be asked for after the next slow one on the loop."""
         self._well = 0
