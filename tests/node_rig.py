@@ -41,8 +41,7 @@ class Store:
         self.missing: set[int] = set()
         """Blobs that the store has lost."""
 
-    @property
-    def at_once(self) -> bool:
+    def at_once(self, ref: PartitionRef) -> bool:
         return False
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:

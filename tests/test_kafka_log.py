@@ -7,9 +7,11 @@ import contextlib
 import itertools
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import UnknownTopicOrPartitionError
 
 from kafka_server import KafkaServer, server_or_skip
 from node_rig import eventually
@@ -108,6 +110,26 @@ async def test_what_is_trimmed_between_looking_and_reading_is_not_waited_for(ser
             page = await log.read(0)
         assert page.first == 6
         assert of("a", page.entries) == records("a", 10)[5:]
+
+
+@driven
+async def test_a_topic_that_somebody_else_has_just_made_may_not_be_known_everywhere(server: KafkaServer, name: str) -> None:
+    async with opened(server.bootstrap, name) as log:
+        await log.append([b"one"])
+    describe, asked = AIOKafkaAdminClient.describe_topics, []
+
+    async def late(self: AIOKafkaAdminClient, topics: list[str]) -> list[dict[str, Any]]:
+        asked.append(topics)
+        if len(asked) < 3:
+            return [{"error_code": UnknownTopicOrPartitionError.errno, "topic": topics[0], "partitions": []}]
+        found: list[dict[str, Any]] = await describe(self, topics)
+        return found
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(AIOKafkaAdminClient, "describe_topics", late)
+        async with opened(server.bootstrap, name) as log:
+            assert [record for _, record in (await log.read(0)).entries] == [b"one"]
+    assert len(asked) == 3
 
 
 @driven

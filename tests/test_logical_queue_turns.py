@@ -80,18 +80,47 @@ def test_a_partition_that_hangs_has_not_got_most_of_the_consumers(consumers: int
     assert max(counts.values()) == most
 
 
-@pytest.mark.parametrize("calls", [2, 8, 64])
-def test_where_a_commit_that_hangs_holds_up_everything_all_share_one(calls: int) -> None:
-    rig = Rig(4)
-    for number in range(4):
+def at_once(rig: Rig) -> Rig:
+    """Each partition has items, and its store has been quick."""
+    for number in rig.queue.lanes:
         rig.ask(produce(100))
         rig.end(number, at_once=True)
+    return rig
+
+
+@pytest.mark.parametrize("calls", [2, 8, 64])
+def test_where_a_commit_that_hangs_holds_up_everything_all_share_one(calls: int) -> None:
+    rig = at_once(Rig(4))
     for ask in (produce, lease):
         tickets = [rig.submit(ask()) for _ in range(calls)]
         rig.turn()
         (number,) = rig.commits
         rig.end(number, at_once=True)
         assert all(ticket in rig.answers for ticket in tickets)
+
+
+def test_and_no_more_than_that() -> None:
+    rig = at_once(Rig(4))
+    tickets = [rig.submit(lease(1)) for _ in range(90)]
+    rig.turn()
+    rig.end_all()
+    assert sorted(Counter(rig.grants(ticket)[0].partition for ticket in tickets).values()) == [26, 64]
+
+
+def test_what_is_still_being_written_was_not_made_at_once() -> None:
+    rig = at_once(Rig(4))
+    rig.ask(produce())
+    rig.ask(produce())
+    assert len(rig.commits) == 2
+
+
+def test_a_partition_that_failed_is_not_held_to_be_quick() -> None:
+    rig = at_once(Rig(4))
+    rig.ask(produce())
+    (number,) = rig.commits
+    rig.end(number, Outcome.UNKNOWN, at_once=True)
+    rig.open(number)
+    assert [lane.at_once for lane in rig.queue.lanes.values()] == [each != number for each in range(4)]
 
 
 def test_a_slow_partition_serves_one_consumer_of_a_turn() -> None:

@@ -414,6 +414,27 @@ async def test_a_commit_of_many_records_never_moves_to_the_event_loop(tmp_path: 
 
 
 @driven
+async def test_a_busy_partition_is_not_said_to_be_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    go_on = threading.Event()
+    monkeypatch.setattr(Pace, "FIRST", 1)
+    monkeypatch.setattr(Pace, "QUICK", float("inf"))
+    store = SqlitePartitionStore(tmp_path)
+    assert not store.at_once(REF)
+    await store.open(REF, FENCE)
+    await eventually(lambda: not store._strands[REF].running)
+    monkeypatch.setattr(partition_file, "CHECKPOINT_BYTES", 1)
+    monkeypatch.setattr(partition_file.PartitionFile, "checkpoint", lambda _: go_on.wait(PATIENCE))
+    await store.apply(REF, Changes(1, b"h"), FENCE)
+    assert not store.at_once(REF), "a checkpoint is under way"
+    go_on.set()
+    await eventually(lambda: not store._strands[REF].running)
+    assert store.at_once(REF)
+    await store.release(REF)
+    assert not store.at_once(REF), "it is not open"
+    await store.close()
+
+
+@driven
 async def test_small_commits_move_to_the_event_loop_when_proved_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, commits, checkpoints = threading.get_ident(), list[bool](), list[bool]()
     go_on = threading.Event()
@@ -446,6 +467,7 @@ async def test_small_commits_move_to_the_event_loop_when_proved_quick(tmp_path: 
     large = Changes(101, b"h", blobs={200: blob * 3})
     both = asyncio.gather(store.apply(REF, large, FENCE), store.apply(REF, Changes(102, b"h"), FENCE))
     await eventually(lambda: len(commits) == 101 and len(store._strands[REF].jobs) == 1)
+    assert not store.at_once(REF)
     go_on.set()
     assert list(await both) == [Outcome.DONE, Outcome.DONE]
     assert commits[-2:] == [False, False]

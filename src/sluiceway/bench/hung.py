@@ -37,8 +37,7 @@ class Hanging:
         self.hangs = False
         self.answers = asyncio.Event()
 
-    @property
-    def at_once(self) -> bool:
+    def at_once(self, ref: PartitionRef) -> bool:
         return False
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:

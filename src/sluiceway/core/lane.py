@@ -42,6 +42,9 @@ LONGEST_SAMPLE = 2_000
 SOON = 25
 """Milliseconds. Where commits take longer, nobody waits for one to end to share the next, while another partition is idle."""
 
+SHARED = 64
+"""Requests that may share a transaction where none that hangs would do so by itself."""
+
 SLOWER = 4
 """Times. Nobody goes where commits take so much longer than in another partition, to share one of them."""
 
@@ -88,7 +91,7 @@ class Lane:
     commit_time: float = 0.0
     """Moving average, ms."""
     at_once: bool = False
-    """Commits are made while nothing else happens: one that hangs holds up all lanes."""
+    """The next commit, if it is small, is made while nothing else happens: one that hangs holds up all lanes."""
     degraded: bool = False
     """Far slower than the others. Judged by the logical queue, which knows them."""
     probe_at: Millis = 0
@@ -137,7 +140,11 @@ class Lane:
 
     def together(self, requests: int) -> int:
         """How many requests may share a transaction here, of so many that are under way: who is in one that hangs waits for it."""
-        return 1 if self.degraded else requests if self.at_once else most_together(requests)
+        if self.degraded:
+            return 1
+        most = most_together(requests)
+        # One that is under way while this is asked is not made at once.
+        return max(most, min(requests, SHARED)) if self.at_once and self.state is LaneState.READY else most
 
     def shares(self, nbytes: int, requests: int, now: Millis) -> bool:
         """Whether a produce of so many bytes would share a transaction that comes here anyway and soon. `requests`: under way in all."""
@@ -145,7 +152,7 @@ class Lane:
         # Of two calls one would only wait for the other.
         comes = bool(self.waiting) if self.state is LaneState.READY else most > 1 and self.slowness(now) <= SOON
         fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= BLOB_BYTES
-        return comes and fits and self.takes_items and not self.degraded
+        return comes and fits and self.takes_items
 
     @property
     def servable(self) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from sluiceway.core.dealing import Dealing
 from sluiceway.core.distribution import slot
 from sluiceway.core.health import PROBE_EVERY, choose, judge, least_patience
-from sluiceway.core.lane import Lane, LaneState, not_here
+from sluiceway.core.lane import SHARED, Lane, LaneState, not_here
 from sluiceway.core.partition import Partition
 from sluiceway.core.parts import Work, parts_of
 from sluiceway.core.rules import Rules
@@ -37,7 +37,7 @@ SLACK = 10_000
 """Items that a partition may have more than the emptiest and still be given the next produce, to share a transaction: what consumers lease
 in a call or two. While nothing is being written there is no slack."""
 
-STAYS = 64
+STAYS = SHARED
 """Produces in a row that go to one partition: all are used, also where consumers take each item at once."""
 
 
@@ -160,7 +160,7 @@ class LogicalQueue(Dealing):
         self._land(lane, bool(landed), now)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
-        """The answer to `Commit`. `at_once`: the next will be made while nothing else happens."""
+        """The answer to `Commit`. `at_once`: the next may be made while nothing else happens, if it is small."""
         lane = self.lanes[number]
         if opening != lane.opening:
             return
@@ -423,7 +423,7 @@ class LogicalQueue(Dealing):
         """The partition has to be opened anew. What waits and is not in flight looks elsewhere."""
         first, most = REOPEN_AFTER
         lane.touch()
-        lane.state = LaneState.STOPPED if final else LaneState.FAILED
+        lane.state, lane.at_once = LaneState.STOPPED if final else LaneState.FAILED, False
         lane.retry_at = now + min(most, first << min(lane.failed_in_a_row, 10)) if lane.failed_in_a_row else now
         lane.failed_in_a_row += 1
         self._turn_away(lane)

@@ -73,11 +73,6 @@ class Backend:
             return f"backend {self.name}, which holds {len(self._partitions)} partitions, is not served: {self._reason}"
         return f"backend {self.name} does not answer: {self._reason}" if self._breaker.is_open else None
 
-    @property
-    def at_once(self) -> bool:
-        """PartitionStore.at_once."""
-        return self._store is not None and self._store.at_once
-
     def serve(self, store: PartitionStore) -> PartitionStore | None:
         """Use this store from now on, and open what waits for it. Returns the one before, for the caller to close: it may be in use."""
         before, self._store = self._store, store
@@ -161,6 +156,10 @@ class Backend:
         elif outcome is Outcome.UNKNOWN:
             self._failed(ref, reason)
         return outcome
+
+    def at_once(self, ref: PartitionRef) -> bool:
+        """PartitionStore.at_once."""
+        return self._store is not None and self._store.at_once(ref)
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
         """PartitionStore.read, within the backend's write time-out. Raises also BackendDownError."""

@@ -196,7 +196,7 @@ class QueueDriver:
             while self._tasks:
                 await asyncio.wait(self._tasks)
             at = self._queue.wake_at()
-            if at is None or at >= system.now():
+            if not self._turn_due and (at is None or at >= system.now()):
                 return
 
     def configure(self, record: QueueRecord) -> None:
@@ -398,15 +398,17 @@ class QueueDriver:
         return True
 
     async def _commit(self, effect: Commit) -> None:
-        ref, backend = self._ref(effect.partition), self._backends[effect.partition]
+        ref, at_once = self._ref(effect.partition), False
         self._delivery.keep(effect)
         try:
+            backend = self._backends[effect.partition]
             outcome = await backend.apply(ref, effect.changes, self._fence(effect.partition, effect.opening), self._write_timeout(backend))
+            at_once = backend.at_once(ref)
         except Exception:
             log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
             outcome = Outcome.UNKNOWN
         self._delivery.drop(effect)
-        self._queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=backend.at_once)
+        self._queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=at_once)
         self._turn()
 
     async def _open(self, effect: Open) -> None:

@@ -41,12 +41,6 @@ class PartitionStore(Protocol):
     cancelled: who gives up on one cannot know what becomes of it, and opens the partition anew.
     """
 
-    @property
-    def at_once(self) -> bool:
-        """Whether a small `apply` would now be done before it first lets go of the event loop: one that hangs holds up everything then, and
-        nothing is gained by having few requests in it."""
-        ...
-
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         """Raise the partition's fence and load it, in one atomic step; creates an empty partition.
 
@@ -63,6 +57,11 @@ class PartitionStore(Protocol):
         only `open` with a higher fence settles it. Applying a `txn` that was applied before is DONE and changes nothing.
         Never raises for storage faults.
         """
+        ...
+
+    def at_once(self, ref: PartitionRef) -> bool:
+        """Whether the next `apply` for that partition, if it is a small one, would be done before it first lets go of the event loop, as
+        the store has been quick. Only a guess."""
         ...
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:

@@ -116,8 +116,7 @@ class SimPartitionStore:
         self._owner = owner
         self._link = link
 
-    @property
-    def at_once(self) -> bool:
+    def at_once(self, ref: PartitionRef) -> bool:
         return False
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:

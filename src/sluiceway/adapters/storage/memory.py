@@ -34,8 +34,7 @@ class MemoryPartitionStore:
     def __init__(self, disk: MemoryDisk | None = None) -> None:
         self._partitions = (disk or MemoryDisk()).partitions
 
-    @property
-    def at_once(self) -> bool:
+    def at_once(self, ref: PartitionRef) -> bool:
         return True
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:

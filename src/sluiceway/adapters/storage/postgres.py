@@ -106,8 +106,7 @@ class PostgresPartitionStore:
         self._migrating = asyncio.Lock()
         self._calls: set[asyncio.Task[Any]] = set()
 
-    @property
-    def at_once(self) -> bool:
+    def at_once(self, ref: PartitionRef) -> bool:
         return False
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:

@@ -30,9 +30,9 @@ ON_LOOP_RECORDS = 300
 class Pace:
     """Whether commits have proved quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
 
-    A run of quick ones is the proof. Slow ones on the loop end it, the sooner the slower they are, and ask for a longer run: twice as
-    long each time, until all was well for a long time. One in a thread sets it back a little: a thread also waits for the interpreter,
-    which says nothing of the disk.
+    The proof is that there were so many quick ones more than slow ones. Slow ones on the loop end it, the sooner the slower they are, and
+    ask for more: twice as much each time, until it went well for a long time. One in a thread sets it back a little: a thread also waits
+    for the interpreter, which says nothing of the disk.
     """
 
     QUICK = 0.003
@@ -42,7 +42,7 @@ class Pace:
     """At the start so many are proof enough: that is a second's work of a server with many callers, who share commits."""
     SET_BACK = 3
     MOST_PROOFS = 64
-    """That are asked for in addition after something slow."""
+    """Times PROOF that is asked for at most, beside the usual one, after slow ones on the loop."""
     WELL = 10_000
     """Quick ones on the loop, after which what was before is forgotten."""
 
@@ -161,9 +161,9 @@ class SqlitePartitionStore:
         self._strands: OrderedDict[PartitionRef, _Strand] = OrderedDict()
         """Those that have a job or an open file; the least recently used first. Guarded by the mutex, as are their jobs."""
 
-    @property
-    def at_once(self) -> bool:
-        return self._pace.is_quick
+    def at_once(self, ref: PartitionRef) -> bool:
+        strand = self._strands.get(ref)
+        return self._pace.is_quick and strand is not None and strand.file is not None and not strand.running
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         return await self._run(ref, lambda strand: strand.open(fence))
@@ -177,7 +177,9 @@ class SqlitePartitionStore:
             began = system.stopwatch()
             outcome = strand.apply(changes, fence)
             if small:
-                self._pace.note(system.stopwatch() - began, on_loop=threading.get_ident() == loops)
+                took = system.stopwatch() - began
+                with self._mutex:
+                    self._pace.note(took, on_loop=threading.get_ident() == loops)
             return outcome
 
         return await self._run(ref, job, on_loop=small and self._pace.is_quick)

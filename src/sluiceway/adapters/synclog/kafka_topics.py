@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 from collections.abc import AsyncIterator, Mapping
@@ -9,11 +10,13 @@ from collections.abc import AsyncIterator, Mapping
 from aiokafka import AIOKafkaConsumer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
+from aiokafka.errors import KafkaError, NoError, TopicAlreadyExistsError, TopicAuthorizationFailedError, for_code
 
+from sluiceway.adapters.system import stopwatch
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 
+_AGAIN = 0.05
 _SERVER = re.compile(r"[^\s,:/@]+:\d{1,5}")
 
 
@@ -58,14 +61,27 @@ async def ensure(bootstrap: str, topic: str, timeout: Millis, settings: Mapping[
         there = error is TopicAlreadyExistsError or (error is TopicAuthorizationFailedError and topic in await client.list_topics())
         if not there:
             raise error(f"topic {topic} could not be made")
-        (described,) = await client.describe_topics([topic])
-        if len(described["partitions"]) != 1:
-            raise _wrong(topic, f"has {len(described['partitions'])} partitions; it must have 1, as there is no order between partitions")
+        partitions = await _partitions(client, topic, timeout)
+        if partitions != 1:
+            raise _wrong(topic, f"has {partitions} partitions; it must have 1, as there is no order between partitions")
         for name, value in (await _settings(client, topic)).items():
             if name in settings and value != settings[name]:
                 raise _wrong(topic, f"has {name}={value}; set it to {settings[name]}, or records would be lost")
             if name in least and int(value) < least[name]:
                 raise _wrong(topic, f"has {name}={value}; set it to {least[name]} or more, or snapshots would not fit")
+
+
+async def _partitions(client: AIOKafkaAdminClient, topic: str, timeout: Millis) -> int:
+    """How many it has. That a topic was just made by somebody else is not known everywhere at once. Raises KafkaError."""
+    end = stopwatch() + timeout / 1000
+    while True:
+        (described,) = await client.describe_topics([topic])
+        error = for_code(described["error_code"])
+        if error is NoError:
+            return len(described["partitions"])
+        if not error.retriable or stopwatch() > end:
+            raise error(f"topic {topic}")
+        await asyncio.sleep(_AGAIN)
 
 
 async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
