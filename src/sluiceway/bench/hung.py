@@ -1,4 +1,7 @@
-"""`python -m sluiceway.bench hung`: one partition of four that does not answer any more: what is left of the others' throughput."""
+"""`python -m sluiceway.bench hung`: one partition of four that does not answer any more: what is left of the others' throughput.
+
+The store is one whose partitions hang by themselves, as those of several machines do, so few calls share a transaction (ADR 30).
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from sluiceway.core.dealing import Dealing
 from sluiceway.core.distribution import slot
 from sluiceway.core.health import PROBE_EVERY, choose, judge, least_patience
-from sluiceway.core.lane import SHARED, Lane, LaneState, not_here
+from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.partition import Partition
 from sluiceway.core.parts import Work, parts_of
 from sluiceway.core.rules import Rules
@@ -37,7 +37,7 @@ SLACK = 10_000
 """Items that a partition may have more than the emptiest and still be given the next produce, to share a transaction: what consumers lease
 in a call or two. While nothing is being written there is no slack."""
 
-STAYS = SHARED
+STAYS = 64
 """Produces in a row that go to one partition: all are used, also where consumers take each item at once."""
 
 
