@@ -41,6 +41,10 @@ class Pace:
     FIRST = 100
     """At the start so many are proof enough: that is a second's work of a server with many callers, who share commits."""
     SET_BACK = 3
+    AT_MOST = 300
+    """Quick ones that a slow one on the loop takes back, unless it took longer than ..."""
+    HANGS = 0.1
+    """... so many seconds: every disk is slow once in a while, and one that is by itself costs less than threads do."""
     MOST_PROOFS = 64
     """Times PROOF that is asked for at most, beside the usual one, after slow ones on the loop."""
     WELL = 10_000
@@ -59,14 +63,16 @@ class Pace:
     def note(self, seconds: float, on_loop: bool) -> None:
         """A commit took so long, there or in a thread."""
         if seconds <= self.QUICK:
-            self._run = min(self._run + 1, 2 * self.PROOF)
+            # What is proved has a reserve.
+            self._run = 2 * self.PROOF if self._run + 1 == self.PROOF else min(self._run + 1, 2 * self.PROOF)
             self._well += on_loop
             if self._well >= self.WELL:
                 self._proofs = 1
         elif not on_loop:
             self._run = max(self._run - self.SET_BACK, -self._proofs * self.PROOF)
         else:
-            self._run -= int(self.PROOF * seconds / (3 * self.QUICK))
+            cost = int(self.PROOF * seconds / (3 * self.QUICK))
+            self._run -= cost if seconds > self.HANGS else min(cost, self.AT_MOST)
             if not self.is_quick:
                 self._run, self._well = -self._proofs * self.PROOF, 0
                 self._proofs = min(2 * self._proofs, self.MOST_PROOFS)
