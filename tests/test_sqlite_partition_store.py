@@ -382,13 +382,12 @@ def test_a_slow_commit_in_a_thread_sets_the_proof_back_a_little() -> None:
     pace = Pace()
     assert not proved(pace, Pace.FIRST - 1)
     pace.note(Pace.QUICK * 9, on_loop=False)
-    assert not proved(pace, Pace.SET_BACK)
+    assert not proved(pace, 1)
     assert proved(pace, 1)
     uneven = Pace()
     for _ in range(10 * Pace.PROOF):
         uneven.note(Pace.QUICK * 9, on_loop=False)
-        assert not proved(uneven, Pace.SET_BACK - 1)
-    assert not proved(uneven, 2 * Pace.PROOF - Pace.SET_BACK), "as after a slow one on the loop"
+    assert not proved(uneven, 2 * Pace.PROOF - 1), "as after a slow one on the loop"
     assert proved(uneven, 1)
 
 

@@ -31,8 +31,8 @@ class Pace:
     """Whether commits have proved quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
 
     The proof is that there were so many quick ones more than slow ones. Slow ones on the loop end it, the sooner the slower they are, and
-    ask for more: twice as much each time, until it went well for a long time. One in a thread sets it back a little: a thread also waits
-    for the interpreter, which says nothing of the disk.
+    ask for more: twice as much each time, until it went well for a long time. In threads the median decides: a thread also waits for the
+    interpreter, which says nothing of the disk. (It does so after each statement; hence there only COMMIT is measured.)
     """
 
     QUICK = 0.003
@@ -40,7 +40,6 @@ class Pace:
     PROOF = 500
     FIRST = 100
     """At the start so many are proof enough: that is a second's work of a server with many callers, who share commits."""
-    SET_BACK = 3
     AT_MOST = 300
     """Quick ones that a slow one on the loop takes back, unless it took longer than ..."""
     HANGS = 0.1
@@ -61,7 +60,7 @@ class Pace:
         return self._run >= self.PROOF
 
     def note(self, seconds: float, on_loop: bool) -> None:
-        """A commit took so long, there or in a thread."""
+        """A commit took so long, there, or COMMIT by itself in a thread."""
         if seconds <= self.QUICK:
             # What is proved has a reserve.
             self._run = 2 * self.PROOF if self._run + 1 == self.PROOF else min(self._run + 1, 2 * self.PROOF)
@@ -69,7 +68,7 @@ class Pace:
             if self._well >= self.WELL:
                 self._proofs = 1
         elif not on_loop:
-            self._run = max(self._run - self.SET_BACK, -self._proofs * self.PROOF)
+            self._run = max(self._run - 1, -self._proofs * self.PROOF)
         else:
             cost = int(self.PROOF * seconds / (3 * self.QUICK))
             self._run -= cost if seconds > self.HANGS else min(cost, self.AT_MOST)
@@ -182,10 +181,11 @@ class SqlitePartitionStore:
         def job(strand: _Strand) -> Outcome:
             began = system.stopwatch()
             outcome = strand.apply(changes, fence)
-            if small:
-                took = system.stopwatch() - began
+            if small and strand.file is not None:
+                on_loop = threading.get_ident() == loops
+                took = system.stopwatch() - began if on_loop else strand.file.commit_took
                 with self._mutex:
-                    self._pace.note(took, on_loop=threading.get_ident() == loops)
+                    self._pace.note(took, on_loop)
             return outcome
 
         return await self._run(ref, job, on_loop=small and self._pace.is_quick)
