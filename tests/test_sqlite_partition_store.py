@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -411,6 +412,32 @@ async def test_a_commit_of_many_records_never_moves_to_the_event_loop(tmp_path: 
     await store.apply(REF, Changes(2, b"", deletes={*many, (RecordKind.LEASE, "one too many")}), FENCE)
     assert commits == [True, False]
     await store.close()
+
+
+class NoRoom:
+    """A connection whose COMMIT fails."""
+
+    def __init__(self, db: apsw.Connection) -> None:
+        self._db = db
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._db, name)
+
+    def execute(self, sql: str, *values: Any) -> Any:
+        if sql == "COMMIT":
+            raise apsw.FullError
+        return self._db.execute(sql, *values)
+
+
+def test_a_commit_that_fails_late_was_not_quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = partition_file.PartitionFile(tmp_path / "p.sqlite")
+    file.open(FENCE)
+    assert file.apply(Changes(1, b"h"), FENCE) is Outcome.DONE
+    monkeypatch.setattr(partition_file, "stopwatch", iter([1.0, 3.5]).__next__)
+    monkeypatch.setattr(file, "_db", NoRoom(file._db))
+    assert file.apply(Changes(2, b"h"), FENCE) is Outcome.REFUSED
+    assert file.commit_took == 2.5
+    file.close()
 
 
 @driven

@@ -181,7 +181,8 @@ class PartitionFile:
             # The next commit (that of `open`) overwrites it, which settles the matter.
             self._roll_back()
             return Outcome.UNKNOWN
-        self.commit_took = stopwatch() - began
+        finally:
+            self.commit_took = stopwatch() - began
         return Outcome.DONE
 
     def _prepare(self, changes: Changes, fence: Fence) -> Outcome | None:
