@@ -28,53 +28,50 @@ ON_LOOP_RECORDS = 300
 
 
 class Pace:
-    """Whether commits have proved quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
+    """Whether commits are quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
 
-    The proof is that there were so many quick ones more than slow ones. Slow ones on the loop end it, the sooner the slower they are, and
-    ask for more: twice as much each time, until it went well for a long time. In threads the median decides: a thread also waits for the
-    interpreter, which says nothing of the disk. (It does so after each statement; hence there only COMMIT is measured.)
+    On the loop their average counts, since that is what they hold up, however it is distributed: every disk is slow once in a while. In
+    threads there is a proof to be made, of so many quick ones more than slow ones: the median, since a thread also waits for the
+    interpreter, which says nothing of the disk. (It does so after each statement; hence there only COMMIT is measured.) Each time the
+    average is too high a longer proof is asked for, until it went well for a long time.
     """
 
-    QUICK = 0.003
-    """Seconds. What a turn may hold up the loop."""
-    PROOF = 500
+    QUICK = 0.002
+    """Seconds: where loop and threads do the same work in the same time."""
+    AVERAGED = 64
+    """Commits on the loop that the average is of, roughly."""
     FIRST = 100
     """At the start so many are proof enough: that is a second's work of a server with many callers, who share commits."""
-    AT_MOST = 300
-    """Quick ones that a slow one on the loop takes back, unless it took longer than ..."""
-    HANGS = 0.1
-    """... so many seconds: every disk is slow once in a while, and one that is by itself costs less than threads do."""
-    MOST_PROOFS = 64
-    """Times PROOF that is asked for at most, beside the usual one, after slow ones on the loop."""
+    PROOF, LONGEST_PROOF = 1_000, 32_000
+    """After the loop: the first time, and the longest, to which each is twice as long as the one before."""
     WELL = 10_000
-    """Quick ones on the loop, after which what was before is forgotten."""
+    """Commits on the loop, after which what was before is forgotten."""
 
     def __init__(self) -> None:
-        self._run = self.PROOF - self.FIRST
-        self._proofs = 1
-        """To be asked for after the next slow one on the loop."""
+        self._missing = self.FIRST
+        """Quick ones in threads."""
+        self._next_proof = self.PROOF
+        self._average = 0.0
         self._well = 0
 
     @property
     def is_quick(self) -> bool:
-        return self._run >= self.PROOF
+        return self._missing <= 0
 
     def note(self, seconds: float, on_loop: bool) -> None:
         """A commit took so long, there, or COMMIT by itself in a thread."""
-        if seconds <= self.QUICK:
-            # What is proved has a reserve.
-            self._run = 2 * self.PROOF if self._run + 1 == self.PROOF else min(self._run + 1, 2 * self.PROOF)
-            self._well += on_loop
-            if self._well >= self.WELL:
-                self._proofs = 1
-        elif not on_loop:
-            self._run = max(self._run - 1, -self._proofs * self.PROOF)
-        else:
-            cost = int(self.PROOF * seconds / (3 * self.QUICK))
-            self._run -= cost if seconds > self.HANGS else min(cost, self.AT_MOST)
+        if not on_loop:
             if not self.is_quick:
-                self._run, self._well = -self._proofs * self.PROOF, 0
-                self._proofs = min(2 * self._proofs, self.MOST_PROOFS)
+                self._missing += -1 if seconds <= self.QUICK else 1
+                self._missing = min(self._missing, self._next_proof)
+            return
+        self._average += (seconds - self._average) / self.AVERAGED
+        self._well += 1
+        if self._average > self.QUICK:
+            self._missing, self._average, self._well = self._next_proof, 0.0, 0
+            self._next_proof = min(2 * self._next_proof, self.LONGEST_PROOF)
+        elif self._well == self.WELL:
+            self._next_proof = self.PROOF
 
 
 class _Strand:
