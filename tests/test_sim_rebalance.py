@@ -15,7 +15,7 @@ from sluiceway.sim.cluster_rebalances import RebalanceWorld, run_rebalances
 from sluiceway.sim.planting import Bug
 from sluiceway.sim.world import EventLog
 
-SEEDS = 18
+SEEDS = 12
 SOME = 6
 
 
