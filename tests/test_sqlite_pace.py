@@ -67,7 +67,7 @@ def test_on_the_loop_the_average_decides(slow: float, every: int, stays: bool) -
     assert pace.is_quick is stays
 
 
-def test_a_disk_that_turns_slow_holds_up_the_loop_for_a_few_tenths_of_a_second() -> None:
+def test_a_disk_that_turns_slow_holds_up_the_loop_for_a_fifth_of_a_second() -> None:
     for seconds in (2 * Pace.QUICK, 0.01, 0.05, 0.2):
         pace, held_up = Pace(), 0.0
         assert proved(pace, Pace.FIRST)
