@@ -17,7 +17,7 @@ def test_C01_a_produce_goes_whole_into_one_partition(api: Api) -> None:
     assert answer["partition"] == int(partition)
     assert [item["origin"] for item in items] == [f"{incarnation}.{partition}.{int(first) + number}" for number in range(30)]
     assert texts({"items": items}) == [str(number) for number in range(30)]
-    for bad in ({"bytes": "not base64!"}, {"utf8": "x", "no_such_field": 1}, {"utf8": "x", "kind": "k" * 1_025}):
+    for bad in ({"bytes": "not base64!"}, {"utf8": "x", "no_such_field": 1}, {"utf8": "x", "kind": "k" * 2_049}):
         assert queue.api.post("queue.produce", queue_name=queue.name, items=[{"utf8": "good"}, bad]).status_code == 400
     assert queue.total("produced") == 30
 

@@ -19,11 +19,11 @@ def test_C26_a_limit_is_an_error_that_names_its_field(api: Api) -> None:
         ("request_timeout", "queue.produce", {"items": [{"utf8": "x"}], "request_timeout": "15m1s"}),
         ("enqueue_at", "queue.produce", {"items": [{"utf8": "x", "enqueue_at": at(now() + year + 3_600_000)}]}),
         ("headers", "queue.produce", {"items": [{"utf8": "x", "headers": {"h": "v" * 8_192}}]}),
-        ("idempotency_key", "queue.produce", {"items": [{"utf8": "x"}], "idempotency_key": "k" * 1_025}),
+        ("idempotency_key", "queue.produce", {"items": [{"utf8": "x"}], "idempotency_key": "k" * 2_049}),
         ("idempotency_window", "queue.produce", {"items": [{"utf8": "x"}], "idempotency_key": "k", "idempotency_window": "25h"}),
         ("batch_size", "queue.lease", {"client_id": "c", "batch_size": 10_001}),
         ("batch_size", "queue.lease", {"client_id": "c", "batch_size": 0}),
-        ("client_id", "queue.lease", {"client_id": "c" * 1_025}),
+        ("client_id", "queue.lease", {"client_id": "c" * 2_049}),
         ("lease_timeout", "queue.lease", {"client_id": "c", "lease_timeout": "61m"}),
         ("ids", "queue.complete", {"ids": ["aaaaaaaa.0.0"] * 1_001}),
         ("items", "queue.retry", {"items": [{"id": "aaaaaaaa.0.0"}] * 1_001}),
@@ -36,9 +36,9 @@ def test_C26_a_limit_is_an_error_that_names_its_field(api: Api) -> None:
         answer = api.post(call, **fields)
         assert answer.status_code == 400, (field, call, answer.text)
         assert field in (answer.json().get("field") or "") + answer.json()["detail"], answer.text
-    items = [{"utf8": "x", "enqueue_at": at(now() + year - 3_600_000), "headers": {"h": "v" * 8_191}, "kind": "k" * 1_024}]
-    queue.ask("queue.produce", items=items, request_timeout="15m", idempotency_key="k" * 1_024, idempotency_window="24h")
-    assert len(queue.lease(10_000, client_id="c" * 1_024, lease_timeout="1h")["items"]) == 1_000
+    items = [{"utf8": "x", "enqueue_at": at(now() + year - 3_600_000), "headers": {"h": "v" * 8_191}, "kind": "k" * 2_048}]
+    queue.ask("queue.produce", items=items, request_timeout="15m", idempotency_key="k" * 2_048, idempotency_window="24h")
+    assert len(queue.lease(10_000, client_id="c" * 2_048, lease_timeout="1h")["items"]) == 1_000
     assert (queue.total("produced"), queue.total("total_leased")) == (1_001, 1_000)
 
 

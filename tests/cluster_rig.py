@@ -116,6 +116,8 @@ class Wires:
         self.loses: set[str] = set()
         """Addresses that do what they are asked, and whose answers are lost."""
         self.asked: list[tuple[str, PeerRequest]] = []
+        self.timeouts: list[tuple[str, Millis]] = []
+        """How long what was asked of a share was waited for, at most."""
         self.on_ask: Callable[[str, PeerRequest], Awaitable[object]] = fine_always
         """Before the request comes there."""
         self.on_answer: Callable[[str, PeerRequest], Awaitable[object]] = fine_always
@@ -131,6 +133,8 @@ class Wires:
 
     async def ask(self, address: str, request: PeerRequest, timeout: Millis, request_id: str = "") -> Any:
         self.asked.append((address, request))
+        if isinstance(request, Ask):
+            self.timeouts.append((address, timeout))
         if address in self.refuses or address not in self.instances:
             raise PeerRefusedError("no such host")
         sent = peer.decode_request(peer.encode_request(request))

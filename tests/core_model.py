@@ -187,7 +187,10 @@ def picture(machine: Partition) -> dict[str, Any]:
         "closed": {n: machine.closed.record(n) for n in range(machine.header.lease_number + 1)},
         "open": {number: [_plain(piece) for piece in open_slices(lease)] for number, lease in leases.items()},
         "staged": {number: list(lease.staged.items()) for number, lease in leases.items()},
-        "dues": {number: (due.due_at, due.blob.number, due.rows, due.attempts, due.expires_at) for number, due in machine.dues.items()},
+        "dues": {
+            number: (due.due_at, due.blob.number, due.rows, due.attempts, due.expires_at, due.together)
+            for number, due in machine.dues.items()
+        },
         "blobs": {n: (blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.open) for n, blob in machine.blobs.items()},
         "extents": {n: (e.count, e.blob.number, e.row, e.rows, e.attempts, e.open) for n, e in machine.extents.items()},
         "limits of extents": {n: (e.expires_at, e.together, e.gone) for n, e in machine.extents.items()},

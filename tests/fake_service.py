@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
@@ -13,7 +13,7 @@ import pyarrow as pa
 import uvloop
 
 from server_process import PATIENCE
-from sluiceway.core.assignment.group import SealedRound
+from sluiceway.core.assignment.group import SealedRound, Strategy
 from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -73,6 +73,10 @@ class FakeInstances:
 
     async def why(self, record: QueueRecord, partition: int) -> Belonging:
         return cast(Belonging, self.script.pop(0))
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor) -> ClusterInfo:
+        self.script.append((times, strategy))
+        return cast(ClusterInfo, self.script.pop(0))
 
 
 class FakeService:

@@ -16,7 +16,7 @@ from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Fate, Lease, Leased, Produce, Produced, ProduceKey, QueueSpec, Selection, Settle, Settled
 from sluiceway.node.service import Service
-from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore, Snapshot, StoreUnavailableError
+from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef, PartitionStore, Snapshot, StoreUnavailableError
 
 PATIENCE = 120.0
 """Seconds a test waits for something that must happen."""
@@ -44,10 +44,13 @@ class Store:
     def at_once(self, ref: PartitionRef) -> bool:
         return False
 
-    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+    async def identify(self, new: str | None) -> str | None:
+        return await self._store.identify(new)
+
+    async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
         self.fences.append(fence)
         await self.on_open(ref)
-        return await self._store.open(ref, fence)
+        return await self._store.open(ref, fence, least)
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         return await asyncio.shield(self._apply(ref, changes, fence))

@@ -15,7 +15,7 @@ from sluiceway.core.partition import Partition
 from sluiceway.core.records import MOVED, Header
 from sluiceway.core.rules import Rules
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
+from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW, MAX_CLOCK_STEP
 from sluiceway.model.requests import DONE, MOVE_GROUP, RELEASE, TRANSFER_GROUP, Fate, IgnoredReason, Life, ProduceKey, Settled
 
 LIVE: tuple[Place, ...] = ("ready", "leased", "due", "dying")
@@ -100,7 +100,9 @@ class Model:
         return sorted(found, key=lambda item: item.offset or 0)
 
     def moment(self, now: Millis) -> Millis:
-        self.header.now = max(self.header.now, now)
+        """The time that is noted: it goes back only where it was far ahead."""
+        if self.header.now < now or self.header.now > now + MAX_CLOCK_STEP:
+            self.header.now = now
         return self.header.now
 
     # Produce
@@ -115,15 +117,15 @@ class Model:
             return seen[1], len(rows), True
         if key and key.group is not None and key.group in self.groups and self.groups[key.group].sequence > key.sequence:
             return "stale_sequence"
-        now, first = self.moment(now), self.header.next
+        at, first = self.moment(now), self.header.next
         for origin, row in enumerate(rows, first):
             due_at = row.enqueue_at if row.enqueue_at is not None and row.enqueue_at > now else None
-            item = self.items[origin] = Item(origin, row, "ready" if due_at is None else "due", origin, due_at=due_at, enqueued_at=now)
+            item = self.items[origin] = Item(origin, row, "ready" if due_at is None else "due", origin, due_at=due_at, enqueued_at=at)
             if self.rules.expire_timeout:
                 item.expires_at = (due_at or now) + self.rules.expire_timeout
         self.header.next += len(rows)
         self.header.produced += len(rows)
-        self._remember(key, rows, first, now)
+        self._remember(key, rows, first, at)
         return first, len(rows), False
 
     def _remember(self, key: ProduceKey | None, rows: list[Row], first: int, now: Millis) -> None:
@@ -137,17 +139,16 @@ class Model:
     def arrive(self, rows: list[Row], lives: list[Life], now: Millis, key: ProduceKey) -> tuple[int, int, bool]:
         """The rows come from another partition, each with a life of its own."""
         self.forget_keys(now)
-        now, first = self.moment(now), self.header.next
+        at, first = self.moment(now), self.header.next
         for origin, (row, life) in enumerate(zip(rows, lives, strict=True), first):
             item = self.items[origin] = Item(origin, row, "ready", origin, life.attempts, expires_at=life.expires_at)
             item.enqueued_at = life.enqueued_at
             if life.due_at > now:
                 item.place, item.due_at = "due", life.due_at
-            else:
-                item.together = life.together
+            item.together = life.together
         self.header.next += len(rows)
         self.header.moved_in += len(rows)
-        self._remember(key, rows, first, now)
+        self._remember(key, rows, first, at)
         return first, len(rows), False
 
     def _seen(self, key: ProduceKey, now: Millis) -> tuple[list[Row], int] | None:
@@ -245,7 +246,7 @@ class Model:
 
     def _befall(self, items: list[Item], fate: Fate, now: Millis, result: Settled) -> None:
         for item in items:
-            now = self.moment(now)
+            self.moment(now)
             counts = fate.verdict != "release"
             if fate.verdict == "done":
                 self.header.completed += 1
@@ -288,13 +289,13 @@ class Model:
             return f"max_attempts {most} reached"
         return "expired while it was leased" if 0 < item.expires_at <= now else ""
 
-    def _due_at(self, item: Item, fate: Fate, now: Millis) -> Millis:
-        if fate.retry_at is not None:
+    def _due_at(self, item: Item, fate: Fate | None, now: Millis) -> Millis:
+        if fate is not None and fate.retry_at is not None:
             return fate.retry_at
-        backoff = self.rules.backoff
-        if fate.retry_after is None and backoff is not None:
+        backoff, after = self.rules.backoff, None if fate is None else fate.retry_after
+        if after is None and backoff is not None:
             return now + min(backoff.most, backoff.first << item.attempts - 1)
-        return now + (fate.retry_after or 0)
+        return now + (after or 0)
 
     def _put_back(self, item: Item, due_at: Millis, now: Millis) -> None:
         item.offset = None
@@ -374,18 +375,19 @@ class Model:
             left = self.leased(number)
             for item in left:
                 moved += 1
-                reason = self._dies_of(item, self.moment(now), True)
+                self.moment(now)
+                reason = self._dies_of(item, now, True)
                 self._leave(item, "expired")
                 if reason:
                     self._die(item, f"{reason}: the lease expired")
                 else:
-                    self._put_back(item, now, now)
                     item.attempts, item.together = item.attempts + 1, max(1, len(left) // 2)
+                    self._put_back(item, self._due_at(item, None, now), now)
                     self.header.expired += 1
         for item in self.at("due"):
             if item.due_at is not None and item.due_at <= now:
                 self.moment(now)
-                item.place, item.due_at, item.offset, item.together = "ready", None, None, 0
+                item.place, item.due_at, item.offset = "ready", None, None
                 moved += 1
         for item in self.at("ready"):
             if 0 < item.expires_at <= now:

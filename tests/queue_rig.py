@@ -105,6 +105,7 @@ class Rig:
             elif isinstance(effect, Transfer):
                 self.transfers.append(effect)
             else:
+                assert isinstance(effect, Fault)
                 self.faults.append(effect)
         assert not self.queue.board.overlooked()
 

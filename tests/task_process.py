@@ -78,10 +78,10 @@ def stand_still_at(point: Point) -> None:
             await point("plan")
         await point.telling(f"commit {opening.token}", lambda: commit(self, opening, kept))
 
-    async def writing(self: QueueSink, partition: str, batch: int, records: pa.RecordBatch) -> None:
+    async def writing(self: QueueSink, partition: str, batch: int, records: pa.RecordBatch) -> Any:
         if (partition, batch) == (TOKEN, BATCH):
             await point("write")
-        await point.telling(f"write {partition}", lambda: write(self, partition, batch, records))
+        return await point.telling(f"write {partition}", lambda: write(self, partition, batch, records))
 
     async def producing(self: AsyncClient, *given: Any, **fields: Any) -> Any:
         produced = await produce(self, *given, **fields)

@@ -1,4 +1,4 @@
-"""The floors, the purity of the core and the size of files."""
+"""The floors and the purity of the core."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-MAX_LINES = 500
 
 
 def check_imports(root: Path) -> subprocess.CompletedProcess[str]:
@@ -47,10 +45,3 @@ def test_a_planted_breach_is_found(repository: Path, tmp_path: Path, file: str, 
     result = check_imports(tmp_path)
     assert result.returncode != 0
     assert contract in " ".join((result.stdout + result.stderr).split())
-
-
-def test_a_file_can_be_read_alone(repository: Path) -> None:
-    files = [path for room in ("src", "tests", "conformance") for path in (repository / room).rglob("*.py")]
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files}
-    assert lengths
-    assert not {str(path.relative_to(repository)): lines for path, lines in lengths.items() if lines > MAX_LINES}

@@ -26,6 +26,7 @@ EXCEPTIONS = {
     **{f"/v1/queue.{verb}": ITEMS for verb in ("produce", "lease", "complete", "retry", "release", "extend", "settle")},
     **dict.fromkeys(("/v1/keys.list", "/v1/audit.list", "/v1/config.show", "/v1/backends.list"), LOOKS),
     "/v1/consumers.report": "it is of the moment, and forgotten",
+    "/v1/instances.update": "a server that is alone has no such times; tests/test_cluster_times.py has its entry",
 }
 """Calls that leave no entry, and why not, beside those that take the right to `read`, or none."""
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.core.breaker import PROBE_INTERVAL, Breaker
-from sluiceway.model.changes import Changes, Fence, PartitionRef, Snapshot
+from sluiceway.model.changes import Changes, Fence, Least, PartitionRef, Snapshot
 from sluiceway.model.outcomes import Outcome
 from sluiceway.node.backends import Backend
 from sluiceway.ports.partition_store import StoreUnavailableError
@@ -116,10 +116,10 @@ def test_what_the_backend_is_not_asked_for_any_more_says_nothing() -> None:
 
 def test_a_backend_is_tried_again_when_all_that_failed_has_gone_to_another_instance() -> None:
     class Store(MemoryPartitionStore):
-        async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+        async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
             if ref != B:
                 raise StoreUnavailableError("away")
-            return await super().open(ref, fence)
+            return await super().open(ref, fence, least)
 
     async def history() -> None:
         backend, fence = Backend("default", Store(), 1_000), Fence(1, 1, 1)

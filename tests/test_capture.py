@@ -109,6 +109,38 @@ async def test_members_read_a_stream_into_a_queue_and_anybody_can_look(tmp_path:
     assert list(await captures(told.meta)) == ["orders"]
 
 
+def install(folder: Path, package: str, *entries: str) -> None:
+    """A package, as an installer leaves it, with those entry points."""
+    about = folder / f"{package}-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("\n".join(["[sluiceway.streams]", *entries, ""]))
+
+
+@driven
+async def test_a_stream_of_ones_own_is_an_entry_point_of_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    with pytest.raises(SluicewayError, match=r"'ours' is not a kind of stream; expected one of kinesis, .* entry point sluiceway.streams"):
+        config(tmp_path, stream="ours")
+    install(tmp_path / "site", "theirs", f"ours = {__name__}:from_options", "broken = nowhere:from_options", "postgres = nowhere:at_all")
+    script = SCRIPTS["s"] = Script([Part("a", (), 30, 1)])
+    with running(tmp_path / "data") as server:
+        told = config(tmp_path, stream="ours", url=server.url, queue=server.queue())
+        async with member(told) as runner:
+            await eventually(lambda: bool(runner.state.sown) and not runner.state.partitions)
+        assert server.totals(told.queue)["produced"] == script.parts["a"].records
+    with pytest.raises(SluicewayError, match=r"broken of the package theirs cannot be loaded from nowhere:from_options: No module"):
+        open_stream("broken", "orders", {})
+    with pytest.raises(SluicewayError, match=r"'nonsense' is not a kind of stream; .*broken, ours"):
+        open_stream("nonsense", "orders", {})
+    # What is shipped is not replaced by a package that says it has it.
+    with pytest.raises(SluicewayError, match="dsn_env"):
+        open_stream("postgres", "orders", {"publications": "p"})
+    install(tmp_path / "site", "others", "ours = elsewhere:from_options")
+    with pytest.raises(SluicewayError, match="several packages have a stream of the kind ours: others, theirs"):
+        open_stream("ours", "orders", {"script": "s"})
+
+
 @driven
 async def test_a_handler_of_ones_own_needs_no_queue(tmp_path: Path) -> None:
     SCRIPTS["s"] = Script([Part("a", (), 3, 1)])

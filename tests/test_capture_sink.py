@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,11 +11,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from server_running import Running, running
 from sluiceway.client.aio import AsyncClient
 from sluiceway.client.capture_sink import QueueSink, group_of, to_items
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_PAYLOAD_BYTES
 from sluiceway.model.tasks import CHANGES
 from sluiceway.ports.change_stream import BrokenOffError, StaleBatchError
 from sluiceway.testing.drive import driven
@@ -35,7 +38,7 @@ async def sink_of(server: Running, queue_name: str, name: str = "orders", **cut:
 def records(*payloads: str, keys: list[str | None] | None = None) -> pa.RecordBatch:
     count = len(payloads)
     columns: dict[str, list[Any]] = {
-        "position": [f"at-{payload}" for payload in payloads],
+        "position": [f"at-{payload[:20]}" for payload in payloads],
         "at": [1_000] * count,
         "kind": ["insert"] * count,
         "key": keys or [None] * count,
@@ -64,7 +67,7 @@ def text_of(item: dict[str, Any]) -> str:
 async def test_a_record_becomes_an_item(server: Running) -> None:
     queue_name = server.queue()
     async with sink_of(server, queue_name) as sink:
-        await sink.write("p", 1, records("a", "b", "c", keys=["key", None, "k" * 1_025]))
+        await sink.write("p", 1, records("a", "b", "c", keys=["key", None, "k" * 2_049]))
     got = items(server, queue_name)
     assert [text_of(item) for item in got] == ["a", "b", "c"]
     assert [item.get("kind") for item in got] == ["insert"] * 3
@@ -100,6 +103,64 @@ async def test_a_batch_that_is_there_in_part_is_completed(server: Running) -> No
         )
         await sink.write("p", 7, rows)
     assert texts(server, queue_name) == [f"r{number}" for number in range(25)]
+
+
+@driven
+async def test_what_is_too_large_for_an_item_goes_to_the_dead_queue_in_parts_and_the_others_go_on(server: Running) -> None:
+    dead_queue = server.queue()
+    queue_name = server.queue(dead_queue=dead_queue)
+    large = "".join(f"{number:015}\n" for number in range((MAX_PAYLOAD_BYTES + 100) // 16 + 1))
+    just = "j" * MAX_PAYLOAD_BYTES
+    rows = records("a", just, large, "b", large * 4, keys=[None, "just", "large", None, "k" * 2_049])
+    async with sink_of(server, queue_name) as sink:
+        dead = await sink.write("p", 1, rows)
+        assert dead is not None
+        assert (dead.count, dead.queue, dead.position) == (2, dead_queue, f"at-{large[:20]}")
+        # Said again, it is told again, and adds nothing.
+        again = await sink.write("p", 1, rows)
+        assert again is not None
+        assert replace(again, at=dead.at) == dead
+        assert await sink.write("p", 2, records("c")) is None
+        with pytest.raises(StaleBatchError):
+            await sink.write("p", 1, rows)
+    assert texts(server, queue_name) == ["a", just, "b", "c"]
+    letters = items(server, dead_queue)
+    assert [each["headers"]["sluiceway-part"] for each in letters] == ["1/2", "2/2", *(f"{part}/5" for part in range(1, 6))]
+    assert [each.get("reference") for each in letters] == ["large"] * 2 + [None] * 5
+    for whole, parts in ((large, letters[:2]), (large * 4, letters[2:])):
+        assert "".join(text_of(each) for each in parts) == whole
+        for each in parts:
+            assert each["kind"] == "insert"
+            about = each["headers"]
+            assert about["sluiceway-sha256"] == hashlib.sha256(whole.encode()).hexdigest()
+            assert (about["sluiceway-queue"], about["sluiceway-capture"], about["sluiceway-partition"]) == (queue_name, "orders", "p")
+            assert about["sluiceway-bytes"] == str(len(whole))
+            assert about["sluiceway-reason"] == f"the record has {len(whole):,} bytes, an item at most 8,388,608"
+
+
+@driven
+async def test_what_is_too_large_waits_for_a_dead_queue_by_name(server: Running) -> None:
+    queue_name = server.queue()
+    rows = records("a", "x" * (MAX_PAYLOAD_BYTES + 1))
+    async with sink_of(server, queue_name) as sink:
+        with pytest.raises(SluicewayError, match=r"has 8,388,609 bytes, .* sluiceway queue update queue-\d+ --dead-queue NAME") as refused:
+            await sink.write("p", 1, rows)
+        assert not refused.value.retryable
+        server.ask("queues.update", queue_name=queue_name, dead_queue=server.queue())
+        assert await sink.write("p", 1, rows) is not None
+    assert texts(server, queue_name) == ["a"]
+
+
+@driven
+async def test_chunks_that_were_written_before_there_were_dead_letters_are_the_same(server: Running) -> None:
+    queue_name = server.queue(dead_queue=server.queue())
+    rows = records("a", "x" * (20 << 20), "b")
+    async with sink_of(server, queue_name) as sink:
+        first = to_items(rows.slice(0, 1))
+        group = group_of("orders", "p")
+        await sink._client.produce_arrow(queue_name, first, idempotency_key="1/0", idempotency_group=group, idempotency_sequence=1)
+        await sink.write("p", 1, rows)
+    assert texts(server, queue_name) == ["a", "b"]
 
 
 @driven

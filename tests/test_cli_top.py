@@ -91,7 +91,7 @@ def test_a_look_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         asked.clear()
         # Without a terminal there is nothing to watch.
         assert "q4" in shell.says("top", "q4")
-        assert asked == ["/v1/queue.stats", "/v1/consumers.list"]
+        assert asked == ["/v1/queues.info", "/v1/queue.stats", "/v1/consumers.list"]
         code, _, err = shell.ends("top", "q5")
         assert code == 3
         assert "queue_not_found" in err

@@ -104,6 +104,7 @@ def test_exit_codes_follow_the_kind_of_error() -> None:
         "too_many_requests",
         "rate_limited",
         "not_here",
+        "storage_full",
     }
     assert {code for code, exit in codes.items() if exit == 5} == {"outcome_unknown"}
     assert {code for code, exit in codes.items() if exit == 1} == {"internal"}

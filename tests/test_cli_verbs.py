@@ -28,8 +28,13 @@ verb = covering(COVERED)
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with ServerProcess(tmp_path_factory.mktemp("cli") / "data") as server:
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli") / "data"
+
+
+@pytest.fixture(scope="module")
+def url(data: Path) -> Iterator[str]:
+    with ServerProcess(data) as server:
         yield server.url
 
 
@@ -208,6 +213,13 @@ def test_consumers(shell: Shell) -> None:
 # -- whoever runs the server ------------------------------------------------------------------------------------------
 
 
+def test_a_server_that_is_alone_has_no_times_of_a_cluster(shell: Shell) -> None:
+    """That of a cluster changes them: tests/test_cluster_times.py."""
+    code, out, err = shell.ends("instance", "update", "--member-timeout", "9s")
+    assert (code, out) == (3, "")
+    assert "this server is alone" in err
+
+
 @verb("instance list", "instance rounds")
 def test_instances(shell: Shell) -> None:
     assert re.search(r"(?m)^\* +instance +- +alive ", shell.says("instance", "list"))
@@ -223,6 +235,33 @@ def test_instances(shell: Shell) -> None:
 def test_backends(shell: Shell) -> None:
     assert "default" in shell.says("backend", "list")
     assert len(shell.json("backend", "list")) == 1
+
+
+@verb("backend accept")
+def test_a_storage_is_accepted(shell: Shell, data: Path) -> None:
+    told = shell.says("backend", "accept", "default", "--data", str(data), "--queue", shell.queue)
+    assert told.startswith("accepted 2 partitions of backend default as they are.")
+    (answer,) = shell.json("backend", "accept", "default", "--data", str(data), "--queue", shell.queue, "--partition", "1")
+    assert answer == {"backend": "default", "accepted": [{"queue_name": shell.queue, "partition": 1}]}
+    newest, before = shell.json("audit", "list", "--action", "backend.accept")[::-1][:2]
+    assert (newest["actor"], newest["queue_name"], newest["detail"]) == (
+        "command line",
+        shell.queue,
+        {"backend": "default", "partitions": 1, "partition": [1]},
+    )
+    assert before["detail"] == {"backend": "default", "partitions": 2}
+    for arguments, said in (
+        (("default", "--queue", "none"), "there is no queue 'none'"),
+        (("default", "--queue", shell.queue, "--partition", "9"), "partition 9 does not lie in backend 'default'"),
+        (("other",), "no partition lies in backend 'other'"),
+        (("default", "--partition", "1"), "--partition is one of a queue"),
+    ):
+        code, _, err = shell.ends("backend", "accept", *arguments, "--data", str(data))
+        assert code != 0
+        assert said in err
+    code, _, err = shell.ends("backend", "accept", "default", "--data", str(data.parent))
+    assert code != 0
+    assert "there is no" in err
 
 
 @verb("key create", "key list", "key revoke")
@@ -242,7 +281,7 @@ def test_keys(shell: Shell) -> None:
     assert text.strip() not in table
     assert made["key"] not in table + json.dumps(listed)
     ids = {each["name"]: each["key_id"] for each in listed}
-    assert shell.says("key", "revoke", ids["reader"]) == f"revoked {ids['reader']}\n"
+    assert shell.says("key", "revoke", "reader") == f"revoked {ids['reader']}\n"
     assert shell.json("key", "revoke", ids["writer"]) == [{"key_id": ids["writer"]}]
     code, _, err = shell.ends("key", "revoke", ids["writer"])
     assert code == 3
@@ -341,7 +380,9 @@ def test_a_healthy_server_is_found_healthy(shell: Shell) -> None:
     assert "failed" not in text
     (found,) = shell.json("doctor")
     assert found["healthy"]
-    assert {"target", "server", "tls", "clock", "key", "ready", "python", "libraries", "java"} == {each["name"] for each in found["checks"]}
+    assert {"target", "server", "tls", "clock", "server time", "key", "ready", "python", "libraries", "java"} == {
+        each["name"] for each in found["checks"]
+    }
 
 
 @verb("tasks list", "tasks show", "tasks forget")
@@ -434,8 +475,12 @@ def test_spark_run(shell: Shell, tmp_path: Path) -> None:
 # -- all of them ------------------------------------------------------------------------------------------------------
 
 
+CLUSTERS = {"instance update"}
+"""That it is refused by a server that is alone is tested above; what it does in a cluster, by its call, in tests/test_cluster_times.py."""
+
+
 def test_every_command_has_a_test() -> None:
-    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS | DEMO
+    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS | DEMO | CLUSTERS
 
 
 def test_every_command_speaks_json() -> None:

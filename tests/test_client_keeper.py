@@ -301,8 +301,8 @@ def test_an_exception_says_what_becomes_of_the_item_and_never_its_payload() -> N
     assert consuming.put_back("a.0.1", ValueError("the payload")) == Retry("a.0.1", reason="ValueError")
     assert consuming.put_back("a.0.1", RetryItem("5m", "later")) == Retry("a.0.1", retry_after="5m", reason="later")
     assert consuming.put_back("a.0.1", RetryItem()) == Retry("a.0.1")
-    assert consuming.put_back("a.0.1", DeadItem("x" * 5_000)) == Retry("a.0.1", dead=True, reason="x" * 1_024)
-    assert consuming.put_back("a.0.1", DeadItem("é" * 5_000)).reason == "é" * 512
+    assert consuming.put_back("a.0.1", DeadItem("x" * 5_000)) == Retry("a.0.1", dead=True, reason="x" * 2_048)
+    assert consuming.put_back("a.0.1", DeadItem("é" * 5_000)).reason == "é" * 1_024
 
 
 @pytest.mark.parametrize("after", ["soon", "367d"])

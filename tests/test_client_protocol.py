@@ -171,6 +171,7 @@ def test_what_may_be_repeated() -> None:
         queue_calls.redrive("q", None, None, None, None, True, None),
         queue_calls.queue_info("q"),
         admin_calls.list_instances(),
+        admin_calls.update_instances({"lease_timeout": "5s", "beat_interval": None}, None),
         admin_calls.list_rounds(None),
         admin_calls.list_tasks(),
         admin_calls.get_tasks("c"),
@@ -278,7 +279,7 @@ def error(code: str) -> CallError:
 @pytest.mark.parametrize("call", [KEYED, UNKEYED])
 def test_only_what_may_help_and_cannot_harm_is_repeated(code: str, call: Call[Any]) -> None:
     repeats = Repeats(call, retry_for=10, started=100)
-    surely_nothing = code in ("unavailable", "queue_paused", "too_many_requests", "rate_limited", "not_here")
+    surely_nothing = code in ("unavailable", "storage_full", "queue_paused", "too_many_requests", "rate_limited", "not_here")
     if surely_nothing or (call.repeatable and code == "outcome_unknown"):
         assert 0 < repeats.pause(error(code), now=100, roll=0.5) < 1
     else:

@@ -48,6 +48,30 @@ def test_what_is_produced_anywhere_reaches_who_waits_anywhere(tmp_path: Path, co
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_lease_up_to_offsets_takes_what_was_there_wherever_it_is_and_no_more(tmp_path: Path, key: str | None) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (_, services):
+            await services[0].create_queue(spec("q", 6))
+            for number in range(6):
+                await put(services[0], "q", number, f"{number}")
+            stats = await services[1].count("q")
+            before = {each.partition: each.next_offset for each in stats.partitions}
+            assert before == dict.fromkeys(range(6), 1)
+            for number in range(6):
+                await put(services[0], "q", number, f"later {number}")
+            found: list[str] = []
+            for turn in range(20):
+                asked = Lease("c", 100, 0, None, 100, f"{key}{turn}" if key else None, before=dict.fromkeys(range(6), 1))
+                leased = await services[turn % 3].lease("q", asked)
+                if not leased.leases:
+                    break
+                found += payloads(leased.batches)
+            assert sorted(found) == [str(number) for number in range(6)]
+
+    asyncio.run(run())
+
+
 def test_a_lease_that_does_not_wait_finds_what_is_elsewhere(tmp_path: Path) -> None:
     async def run() -> None:
         async with cluster(tmp_path, "a", "b", "c") as (_, services):

@@ -11,6 +11,7 @@ import pytest
 
 from cluster_rig import Cluster, cluster, clustered, put, shares
 from node_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle
+from sluiceway.adapters import system
 from sluiceway.core import spreading
 from sluiceway.core.assignment.group import Strategy
 from sluiceway.core.spreading import Pace
@@ -19,6 +20,7 @@ from sluiceway.model.queue import LogicalQueues, PartitionRecord, QueueRecord, e
 from sluiceway.model.requests import Lease, Leased, Produce, ProduceKey, QueuePatch, QueueSpec
 from sluiceway.node import spreading as node_spreading
 from sluiceway.node.catalog import QUEUE
+from sluiceway.node.openings import ADOPTED
 from sluiceway.node.service import Service
 from sluiceway.wire.answers import stats as stats_answer
 
@@ -96,6 +98,8 @@ def test_a_cluster_that_begins_with_queues_knows_where_they_may_lie(tmp_path: Pa
 
     async def run() -> None:
         async with cluster(tmp_path) as (made, _):
+            # Nothing is stored of them so far, so what is missing may be created.
+            await made.meta.commit(puts={ADOPTED: b"1"})
             for name, logical_queues in settings.items():
                 partitions = tuple(PartitionRecord(number) for number in range(4))
                 record = QueueRecord(name, name * 8, 1, 1, 60_000, 0, None, "", partitions, logical_queues=logical_queues)
@@ -272,5 +276,32 @@ def test_what_is_no_more_spread_by_load_is_left_as_it_was_told(tmp_path: Path) -
             await a._changes.spread(decided_on, 3, 1)
             assert len(await a.audit.list(100, action="queue.spread")) == 0
             await lies_on(made, "q", 2, 2, 2)
+
+    asyncio.run(run())
+
+
+@pytest.mark.slow
+def test_a_queue_grows_on_a_slow_machine_by_what_keeps_that_one_busy(tmp_path: Path) -> None:
+    """At real pace: a few hundred calls a second are all that it can do, a fraction of what the machine did where it was measured."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 4, "auto"))
+            assert on(made, "q") == [4]
+            began, calls = system.stopwatch(), 0
+
+            async def go_on() -> None:
+                nonlocal calls
+                while on(made, "q") == [4]:
+                    until = system.stopwatch() + 0.003
+                    while system.stopwatch() < until:
+                        pass
+                    await produce(a, "q", "x")
+                    calls += 1
+
+            async with asyncio.timeout(PATIENCE):
+                await asyncio.gather(*(go_on() for _ in range(16)))
+            assert calls / (system.stopwatch() - began) < 0.6 * spreading.REQUESTS, "by constants it would have grown, too"
+            await lies_on(made, "q", 2, 2)
 
     asyncio.run(run())

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from sluiceway.core.records import pack_bits, unpack_bits
+from sluiceway.core.records import pack, pack_bits, unpack_bits, unpack_due
 
 MEMBERS = st.one_of(
     st.sets(st.integers(0, 20_000)),
@@ -36,3 +36,8 @@ def test_bits_that_were_written_before_there_were_two_forms_are_read(members: se
 def test_every_other_item_of_a_large_lease_takes_a_bit_each() -> None:
     assert len(pack_bits(BitMap(range(0, 10_000, 2)))) < 1_300
     assert len(pack_bits(BitMap(range(10_000)))) < 30
+
+
+def test_a_scheduled_record_from_before_leases_backed_off_is_read() -> None:
+    due = unpack_due(pack((1_000, 7, pack_bits(BitMap([3])), 2, 5_000)))
+    assert (due.due_at, due.blob, due.attempts, due.expires_at, due.together) == (1_000, 7, 2, 5_000, 0)

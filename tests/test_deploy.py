@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -17,6 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from server_running import running
 from sluiceway.node.configuration import load
+from sluiceway.node.service import Service
 from sluiceway.server.app import Fittings
 from sluiceway.server.metrics import Metrics
 
@@ -39,7 +41,7 @@ def exposed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
         made.append(Metrics(service))
         return Fittings(meters=made, pages=made[0].pages())
 
-    with running(tmp_path_factory.mktemp("data"), fit) as server:
+    with running(tmp_path_factory.mktemp("data"), fit, functools.partial(Service, disk_reserve=1 << 20)) as server:
         server.queue()
         text = server.http.get("/metrics").text
     found: dict[str, set[str]] = {}

@@ -133,6 +133,7 @@ def test_a_whole_call_is_direct_and_so_is_one_whose_body_follows(url: str, servi
         post(),
         post(headers=JSON + b"x-request-id: mine\r\n"),
         post(headers=JSON + b"connection: close\r\n"),
+        post(headers=JSON + b"connection: upgrade\r\nupgrade: h2c\r\n"),
         post(headers=JSON + b"accept: application/vnd.apache.arrow.stream\r\n"),
         post(b"{"),
         post(BODY.replace(b'"q"', b'"other"')),
@@ -187,7 +188,6 @@ CHUNKED = (
     [
         CHUNKED,
         post().replace(b"HTTP/1.1", b"HTTP/1.0"),
-        post(headers=JSON + b"connection: upgrade\r\nupgrade: h2c\r\n"),
         post(call=b"queue.produce?x=1#y"),
         post(call=b"queue%2Eproduce"),
         post(BODY.replace(b"x", b"x" * 70_000)),

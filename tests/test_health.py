@@ -69,6 +69,7 @@ def test_the_checks_of_a_server_that_is_well(tmp_path: Path) -> None:
                 "meta store": True,
                 "backend default": True,
                 "partitions": True,
+                "clock": True,
             }
             assert checks["partitions"]["detail"] == "3 available"
             assert all(check["took_ms"] >= 0 for check in checks.values())

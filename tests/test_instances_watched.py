@@ -75,6 +75,7 @@ def test_a_server_that_is_alone_owns_all_and_asks_nobody(tmp_path: Path) -> None
         text = server.http.get("/metrics").text
         checks = server.http.get("/readyz?verbose").json()["checks"]
     samples = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in text.splitlines() if not line.startswith("#")}
+    assert abs(samples["sluiceway_clock_ahead_seconds"]) < 10
     assert samples["sluiceway_cluster_partitions"] == 3
     assert samples["sluiceway_cluster_ownership_holds"] == 1
     assert samples['sluiceway_cluster_instances{state="alive"}'] == 1

@@ -15,11 +15,10 @@ from cluster_rig import cluster, put, shares
 from lineage_rig import Place, two_sided
 from node_rig import eventually as eventually_here
 from node_rig import payloads, settle, spec
-from queue_rig import Rig, lease, produce
+from queue_rig import Rig, lease
 from queue_rig import settle as settling
 from server_running import Running, eventually
 from sluiceway.client import CallError, Client
-from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Lease, LeaseInfo
 
 
@@ -84,8 +83,8 @@ def test_another_partition_that_is_not_open_does_not_matter_to_its_key() -> None
     """Where any would do, that one may hold leases under the key."""
     rig = Rig(2)
     rig.fill(0, 2)
-    rig.ask(replace(produce(), partition=1))
-    rig.end(1, Outcome.UNKNOWN, landed=False)
+    rig.queue.retry_now([1], rig.now, anew=True)
+    rig.turn()
     anywhere = rig.ask(lease(1, key="k"))
     rig.end_all()
     assert rig.code(anywhere) == "unavailable"

@@ -8,7 +8,7 @@ from queue_rig import Rig, lease, produce, settle
 from sluiceway.core import logical_queue
 from sluiceway.core.lane import SOON
 from sluiceway.core.logical_queue import TRANSFER_RETRY
-from sluiceway.core.tickets import Commit, Open
+from sluiceway.core.tickets import Commit, Open, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Extend, Extended, Fate, ProduceKey, Selection, Settle
@@ -447,7 +447,7 @@ def test_transfers_of_a_partition_go_one_by_one_in_order() -> None:
     kill(rig, 0, [0])
     assert [len(effect.slices) for effect in rig.transfers] == [1]
     first = rig.transfers[0]
-    rig.queue.transferred(0, first.number, True, rig.now)
+    rig.queue.transferred(0, first.number, TransferEnd(done=True), rig.now)
     rig.turn()
     assert len(rig.transfers) == 1, "the second must not pass the first in the store"
     rig.end(0)
@@ -459,7 +459,7 @@ def test_a_transfer_that_failed_is_tried_again_later() -> None:
     rig = Rig(keeps_dead=True)
     rig.take(0, 1)
     kill(rig, 0, [0])
-    rig.queue.transferred(0, rig.transfers[0].number, False, rig.now)
+    rig.queue.transferred(0, rig.transfers[0].number, TransferEnd(), rig.now)
     rig.wait(TRANSFER_RETRY - 1)
     assert len(rig.transfers) == 1
     rig.wait(1)
@@ -477,7 +477,7 @@ def test_a_transfer_is_begun_again_when_its_partition_is_opened_again() -> None:
     assert [effect.number for effect in rig.transfers] == [first, first]
     # Both end well; the second has nothing left to do.
     for _ in range(2):
-        rig.queue.transferred(0, first, True, rig.now)
+        rig.queue.transferred(0, first, TransferEnd(done=True), rig.now)
         rig.turn()
         rig.end_all()
     assert not rig.stores[0].look().transfers

@@ -7,7 +7,7 @@ import pytest
 from queue_rig import Rig, array, lease, produce
 from sluiceway.core.dealing import LEASE_PATIENCE
 from sluiceway.core.logical_queue import TRANSFER_RETRY
-from sluiceway.core.tickets import TakeOut, Ticket, TransferBegun
+from sluiceway.core.tickets import TakeOut, Ticket, TransferBegun, TransferEnd
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Clear, Cleared
 
@@ -179,7 +179,7 @@ def test_ready_items_that_are_taken_out_are_durably_on_their_way_and_then_gone()
     assert (transfer.partition, transfer.target, transfer.reason) == (1, "orders", "")
     assert [offset for piece in transfer.slices for offset in piece.offsets.tolist()] == [1, 2, 4]
     assert rig.queue.stats().partitions[1].transferring == 3
-    rig.queue.transferred(1, transfer.number, True, rig.now)
+    rig.queue.transferred(1, transfer.number, TransferEnd(done=True), rig.now)
     rig.turn()
     rig.end(1)
     stats = rig.queue.stats().partitions[1]
@@ -203,10 +203,10 @@ def test_a_redrive_that_failed_is_tried_again_and_one_that_has_nowhere_to_go_com
     rig.ask(TakeOut(0, array([0, 2]), "orders", 1_000))
     rig.end(0)
     first = rig.transfers[0]
-    rig.queue.transferred(0, first.number, False, rig.now)
+    rig.queue.transferred(0, first.number, TransferEnd(), rig.now)
     rig.wait(TRANSFER_RETRY)
     assert [(effect.number, effect.target) for effect in rig.transfers] == [(first.number, "orders")] * 2
-    rig.queue.transferred(0, first.number, False, rig.now, nowhere=True)
+    rig.queue.transferred(0, first.number, TransferEnd(nowhere=True), rig.now)
     rig.turn()
     rig.end(0)
     assert rig.durable(0) == (3, 0, 0)

@@ -8,7 +8,7 @@ from queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
 from sluiceway.core.dealing import LEASE_PATIENCE
 from sluiceway.core.tickets import Ticket
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Fate
+from sluiceway.model.requests import Fate, Lease
 
 REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
 
@@ -19,6 +19,24 @@ def filled(*counts: int) -> Rig:
         if count:
             rig.fill(number, count)
     return rig
+
+
+# ---- up to an offset --------------------------------------------------------------------------------------------
+
+
+def test_a_lease_takes_of_each_partition_what_lies_before_an_offset() -> None:
+    rig = filled(5, 5, 5)
+    ticket = rig.ask(Lease("me", 100, max_partitions=3, before={0: 3, 2: 5}))
+    rig.end_all()
+    assert sorted((info.partition, info.items) for info in rig.grants(ticket)) == [(0, 3), (2, 5)]
+    rig.fill(1, 5)
+    again = rig.submit(Lease("me", 100, max_partitions=3, before={0: 3, 2: 5}))
+    other = rig.submit(Lease("other", 100, max_partitions=3))
+    rig.turn()
+    rig.end_all()
+    # It is answered at once, and takes nothing from others.
+    assert rig.grants(again) == []
+    assert sum(info.items for info in rig.grants(other)) == 12
 
 
 # ---- who is served, and from where ----------------------------------------------------------------------------
@@ -390,9 +408,87 @@ def test_a_stopped_partition_does_not_stop_lease_keys() -> None:
     assert rig.grants(again)[0].partition == 1
 
 
+def away(rig: Rig, number: int, outcome: Outcome = REFUSED, *, landed: bool | None = None) -> None:
+    """A commit of that partition fails, and so does each opening until `rig.open` says otherwise."""
+    rig.end(number, outcome, landed=landed)
+    assert not rig.queue.lanes[number].takes_work
+
+
+def test_while_a_partition_is_away_a_new_key_is_served_from_the_others() -> None:
+    rig = filled(2, 2)
+    old = lease(1, key="old")
+    first = rig.ask(old)
+    rig.end_all()
+    assert rig.grants(first)[0].partition == 0
+    rig.queue.lanes[0].put(Ticket(produce(), rig.now + 1_000), produce())
+    rig.turn()
+    away(rig, 0)
+    new = rig.ask(lease(2, key="new", most=2))
+    rig.end_all()
+    assert [info.partition for info in rig.grants(new)] == [1]
+    assert {*rig.grants(rig.ask(lease(2, key="new", most=2)))} == {*rig.grants(new)}, "a repetition is answered as the first call was"
+    repeated = rig.ask(old)
+    rig.wait(100)
+    assert rig.code(repeated) == "unavailable", "what it took lies in the partition that is away"
+    rig.open(0)
+    assert rig.grants(rig.ask(old)) == rig.grants(first)
+    rest = rig.ask(lease(2, key="later", most=2))
+    rig.end_all()
+    assert 0 in [info.partition for info in rig.grants(rest)], "the rest is picked up"
+
+
+def test_a_key_whose_commit_was_refused_is_served_from_another_partition() -> None:
+    rig = filled(2, 2)
+    ticket = rig.ask(lease(1, 1_000, key="k"))
+    away(rig, 0)
+    rig.end(1)
+    assert [info.partition for info in rig.grants(ticket)] == [1]
+    assert [info.partition for info in rig.grants(rig.ask(lease(1, 1_000, key="k")))] == [1]
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_a_key_whose_commit_is_unknown_takes_nothing_elsewhere(landed: bool) -> None:
+    rig = filled(2, 2)
+    request = lease(1, 1_000, key="k")
+    rig.ask(request)
+    away(rig, 0, UNKNOWN, landed=landed)
+    again = rig.ask(request)
+    assert not rig.commits
+    rig.open(0)
+    rig.end_all()
+    assert [info.partition for info in rig.grants(again)] == ([0] if landed else [1])
+
+
+@pytest.mark.parametrize("landed", [True, False])
+def test_a_key_whose_leases_may_have_been_closed_takes_nothing_elsewhere(landed: bool) -> None:
+    rig = filled(1, 1)
+    request = lease(1, 10_000, key="k")
+    first = rig.ask(request)
+    rig.end_all()
+    rig.ask(settle({0: [0]}))
+    away(rig, 0, UNKNOWN, landed=landed)
+    again = rig.ask(request)
+    assert not rig.commits
+    rig.open(0)
+    rig.end_all()
+    assert rig.grants(again)[0].partition == (1 if landed else 0)
+    assert landed or rig.grants(again) == rig.grants(first)
+
+
+def test_a_partition_that_is_loaded_anew_as_another_may_have_written_it_may_hold_any_key() -> None:
+    rig = filled(1, 1)
+    rig.queue.retry_now([0], rig.now, anew=True)
+    again = rig.ask(lease(1, 10_000, key="k"))
+    assert not rig.commits
+    rig.open(0)
+    rig.end_all()
+    assert rig.grants(again)
+
+
 def test_who_waits_behind_a_key_that_cannot_be_served_is_served() -> None:
     rig = filled(0, 1)
-    rig.queue.committed(0, rig.queue.lanes[0].opening, REFUSED, rig.now)
+    rig.queue.retry_now([0], rig.now, anew=True)
+    rig.turn()
     blocked = rig.ask(lease(1, 5_000, key="k"))
     behind = rig.ask(lease(1, 5_000))
     rig.end(1)

@@ -8,7 +8,7 @@ import pytest
 
 from queue_rig import Rig, lease, produce, settle
 from sluiceway.core.slots import home_of, slots_of, spread
-from sluiceway.core.tickets import KeysTaken, Ticket, TransferBegun
+from sluiceway.core.tickets import KeysTaken, Ticket, TransferBegun, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows
@@ -314,7 +314,7 @@ def test_a_move_begins_with_what_its_items_have_behind_them() -> None:
     assert (transfer.moves_to, transfer.target, transfer.lives) == (1, "#1", (Life(2, rig.now),))
     assert answer(rig, rig.ask(MoveOut(0, 1, 10, 0, TIMEOUT))) == TransferBegun(0, 0, 0)
     assert answer(rig, shut(rig, 0, "sealed")) == Shutted("open", leased=2, transferring=2, moving=2)
-    rig.queue.transferred(0, 2, True, rig.now)
+    rig.queue.transferred(0, 2, TransferEnd(done=True), rig.now)
     rig.turn()
     rig.end_all()
     stats = rig.queue.stats().partitions[0]

@@ -17,7 +17,7 @@ from sluiceway.core.lane import LaneState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import MemoryBackend, SqliteBackend
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Peek, Produce, QueueSpec
+from sluiceway.model.requests import Lease, Peek, Produce, QueueSpec
 from sluiceway.node import backends as backends_module
 from sluiceway.node.backends import NOT_CONFIGURED
 from sluiceway.node.service import Service
@@ -347,6 +347,32 @@ async def test_while_one_backend_is_down_produces_land_on_the_other(tmp_path: Pa
         assert sorted(payloads(got.batches)) == sorted([f"first {n}" for n in range(4)] + [f"then {n}" for n in range(10)])
         assert (await settle(service, "q", got)).completed == 14
         await eventually(lambda: service.problems() == [])
+
+
+@driven
+async def test_a_keyed_lease_is_served_while_one_backend_is_away(tmp_path: Path) -> None:
+    def keyed(key: str, timeout: int = 0) -> Lease:
+        return Lease("c", 100, timeout, 600_000, 4, key)
+
+    async with serving_on(tmp_path, a=QUICK, b=QUICK) as (service, stores):
+        record = await service.create_queue(spec("q", 4))
+        on_b = {each.partition for each in record.partitions if each.backend == "b"}
+        await asyncio.gather(*(service.produce("q", Produce(rows(f"old {n}"), 60_000, partition=n)) for n in range(4)))
+        old = await service.lease("q", keyed("old"))
+        assert sorted(payloads(old.batches)) == [f"old {n}" for n in range(4)]
+        await asyncio.gather(*(service.produce("q", Produce(rows(f"new {n}"), 60_000, partition=n)) for n in range(4)))
+        with hanging(stores["b"]):
+            work = [asyncio.ensure_future(service.produce("q", Produce(rows("late"), 60_000, partition=n))) for n in on_b]
+            await eventually(lambda: [problem.startswith("backend b does not answer") for problem in service.problems()] == [True])
+            new = await service.lease("q", keyed("new"))
+            assert {lease.partition for lease in new.leases} == {0, 1, 2, 3} - on_b
+            assert (await service.lease("q", keyed("new"))).leases == new.leases
+            assert await code(asyncio.ensure_future(service.lease("q", keyed("old", 50)))) == "unavailable", "not without what lies there"
+        await asyncio.gather(*work)
+        await eventually(lambda: service.problems() == [])
+        assert sorted((await service.lease("q", keyed("old"))).leases) == sorted(old.leases)
+        rest = await service.lease("q", keyed("rest"))
+        assert {lease.partition for lease in rest.leases} == on_b
 
 
 @driven

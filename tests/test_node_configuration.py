@@ -414,7 +414,7 @@ def test_the_documentation_has_every_key_with_its_default() -> None:
             of_key = [row for row in rows if f"`{key.name}`" in row[0]]
             assert of_key, f"{table.__name__}.{key.name} is not in docs/configuration.md"
             assert any(row[-2] == ("restart" if key.restart else "live") for row in of_key), key.name
-            default = format_duration(key.default) if key.form == "duration" else key.default
+            default = format_duration(key.default) if key.form == "duration" and key.default is not None else key.default
             assert not default or any(str(default) in row[-3] for row in of_key), key.name
 
 

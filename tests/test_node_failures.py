@@ -317,7 +317,7 @@ async def test_a_transfer_whose_answer_was_lost_buries_once(tmp_path: Path, monk
         await settle(service, "q", leased, DEAD)
         await eventually(lambda: tries == 1)
         # Longer than its timeout, so the source has been told that the outcome is unknown.
-        await eventually(lambda: service._drivers["q"]._queue.lanes[0].transferring is None)
+        await eventually(lambda: not service._drivers["q"]._queue.lanes[0].transferring)
         held_up.set()
         await eventually(lambda: total(service, "q") == 0)
         assert service.stats("q").partitions[0].dead == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_model import START, Rig, Row, Served, rows_of
 from sluiceway.core.looking import open_slices, ready_slices, stats_of
 from sluiceway.kernel.limits import BLOB_BYTES, MAX_LEASE_BYTES
-from sluiceway.model.requests import Fate
+from sluiceway.model.requests import Fate, Settled
 
 LARGE = BLOB_BYTES * 3
 
@@ -22,6 +22,26 @@ def test_a_lease_takes_the_oldest_across_extents_and_blobs() -> None:
     assert rig.served(open_slices(second)) == [Served(3, 3, 1, b"d"), Served(4, 4, 1, b"e")]
     assert [(part.first, part.count, part.base) for part in first.parts] == [(0, 2, 0), (2, 1, 2)]
     assert (rig.machine.ready_count, rig.machine.leased_count) == (0, 5)
+
+
+def test_a_lease_ends_before_the_offset_that_it_names() -> None:
+    rig = Rig()
+    rig.produce(rows_of("a", "b", "c"))
+    rig.commit()
+    rig.produce(rows_of("d"))
+    machine = rig.machine
+    first = machine.lease(10, "c", START + 1, START, before=2)
+    assert first is not None
+    assert rig.served(open_slices(first)) == [Served(0, 0, 1, b"a"), Served(1, 1, 1, b"b")]
+    # What comes back goes to the tail.
+    machine.release(first, START, Settled())
+    rig.commit()
+    assert machine.lease(10, "c", START + 1, START, before=2) is None
+    second = machine.lease(10, "c", START + 1, START, before=4)
+    assert second is not None
+    assert [served.payload for served in rig.served(open_slices(second))] == [b"c", b"d"]
+    assert machine.lease(10, "c", START + 1, START, before=4) is None
+    assert machine.ready_count == 2
 
 
 def test_nothing_ready_is_no_lease_and_no_change() -> None:

@@ -182,7 +182,7 @@ class PartitionMachine(RuleBasedStateMachine):
         assert [life.rows for life in lives] == [len(piece.rows) for piece in pieces]
         moved = [self.model.items[origin] for origin in chosen]
         assert [life[1:] for life in lives for _ in range(life.rows)] == [
-            (item.enqueued_at, item.attempts, item.expires_at, item.due_at or 0, 0 if due else item.together) for item in moved
+            (item.enqueued_at, item.attempts, item.expires_at, item.due_at or 0, item.together) for item in moved
         ]
 
     @rule(lives=st.lists(LIVES, min_size=1, max_size=5), shift=st.sampled_from([0, 0, -40]))
@@ -194,7 +194,6 @@ class PartitionMachine(RuleBasedStateMachine):
                 enqueued_at=self.now - life.enqueued_at,
                 expires_at=life.expires_at and self.now + life.expires_at + shift,
                 due_at=life.due_at and self.now + life.due_at + shift,
-                together=0 if life.due_at else life.together,
             )
             for life in lives
         ]

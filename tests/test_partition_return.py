@@ -7,6 +7,7 @@ import pytest
 from core_model import START, Rig, Row, Served, array_of, rows_of
 from sluiceway.core.looking import open_slices
 from sluiceway.core.rules import Rules
+from sluiceway.model.changes import RecordKind
 from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, RELEASE, Fate, Settled
 
@@ -134,15 +135,133 @@ def test_a_retry_with_a_time_of_its_own_does_not_back_off(fate: Fate, wait: int)
     assert rig.machine.next_timer() == START + wait
 
 
-def test_neither_a_release_nor_a_lease_that_runs_out_backs_off() -> None:
+def test_a_release_does_not_back_off() -> None:
     rig = filled("ab")
     rig.follow(Rules(backoff=Backoff(100, 500)))
-    rig.lease(1, timeout=10)
-    rig.lease(1)
-    rig.settle([1], RELEASE)
-    rig.machine.tick(START + 10)
+    rig.lease(2)
+    rig.settle([0, 1], RELEASE)
     rig.commit()
     assert (rig.machine.ready_count, rig.machine.scheduled_count) == (2, 0)
+
+
+def test_a_lease_that_runs_out_backs_off_as_a_retry_does() -> None:
+    rig = filled("a")
+    rig.follow(Rules(backoff=Backoff(100, 500)))
+    now, waits = START, []
+    for _ in range(5):
+        rig.lease(1, now, timeout=10)
+        rig.reload()
+        now += 10
+        assert rig.machine.tick(now) == 1
+        assert rig.machine.ready_count == 0
+        rig.reload()
+        timer = rig.machine.next_timer()
+        assert timer is not None
+        waits.append(timer - now)
+        now = timer
+        rig.machine.tick(now)
+    assert waits == [100, 200, 400, 500, 500]
+    assert rig.machine.header.expired == 5
+
+
+def test_without_a_back_off_a_lease_that_runs_out_is_offered_again_at_once() -> None:
+    rig = filled("ab")
+    rig.lease(2, timeout=10)
+    assert rig.machine.tick(START + 10) == 2
+    rig.commit()
+    assert (rig.machine.ready_count, rig.machine.scheduled_count) == (2, 0)
+
+
+def test_leases_are_halved_also_where_items_back_off() -> None:
+    """The poison item is alone after as many rounds as without a back-off, also if the partition is opened anew while its items wait."""
+    rig = filled("abcdefgh")
+    rig.follow(Rules(backoff=Backoff(100, 100)))
+    now, sizes = START, []
+    for _ in range(4):
+        lease = rig.lease(8, now, timeout=10)
+        sizes.append(lease.count)
+        now += 10
+        rig.machine.tick(now)
+        rig.reload()
+        now += 100
+        rig.machine.tick(now)
+        rig.reload()
+        while (ready := rig.machine.ready[0]).together != max(1, sizes[-1] // 2):
+            rig.close(rig.lease(ready.together or 8, now), now)
+    assert sizes == [8, 4, 2, 1]
+
+
+def test_a_mass_expiry_with_a_back_off_is_scheduled_by_ranges() -> None:
+    rig = filled("x" * 10_000)
+    rig.follow(Rules(backoff=Backoff(100, 500)))
+    rig.lease(10_000, timeout=10)
+    rig.commit()
+    rig.machine.tick(START + 10)
+    changes = rig.commit()
+    assert changes is not None
+    assert len(rig.machine.dues) == 1
+    assert sum(map(len, changes.puts.values())) < 500
+    assert rig.machine.tick(START + 110) == 10_000
+    rig.commit()
+    assert len(rig.machine.extents) == 1
+
+
+# Many small leases
+
+
+@pytest.mark.parametrize("backoff", [None, Backoff(100, 500)])
+def test_neighbours_whose_small_leases_run_out_come_back_as_one(backoff: Backoff | None) -> None:
+    rig = filled("x" * 500)
+    rig.follow(Rules(backoff=backoff))
+    for _ in range(500):
+        rig.lease(1, timeout=10)
+    rig.reload()
+    assert rig.machine.tick(START + 10, 500) == 500
+    changes = rig.commit()
+    assert changes is not None
+    assert sum(kind in (RecordKind.EXTENT, RecordKind.DUE) for kind, _ in changes.puts) == 1
+    rig.machine.tick(START + 110)
+    assert [(extent.count, extent.together) for extent in rig.machine.ready] == [(500, 1)]
+    rig.commit()
+    assert rig.lease(9, START + 110).count == 1, "each was alone in its lease, and is so again"
+
+
+def test_what_comes_back_in_several_turns_is_one_extent_as_well() -> None:
+    rig = filled("x" * 90)
+    for _ in range(90):
+        rig.lease(1, timeout=10)
+    while rig.machine.leases:
+        rig.machine.tick(START + 10, 7)
+        rig.reload()
+    assert [extent.count for extent in rig.machine.extents.values()] == [90]
+
+
+def test_what_comes_back_with_other_attempts_is_not_joined() -> None:
+    rig = filled("ab")
+    rig.lease(1, timeout=10)
+    rig.machine.tick(START + 10)
+    rig.lease(1, START + 10)
+    rig.settle([1], Fate("retry", retry_after=0), START + 10)
+    rig.commit()
+    assert [(served.payload, served.attempts) for served in rig.ready()] == [(b"a", 1), (b"b", 1)]
+    rig.lease(1, START + 20, timeout=10)
+    rig.lease(1, START + 20, timeout=20)
+    rig.machine.tick(START + 30)
+    rig.settle([3], RELEASE, START + 30)
+    rig.commit()
+    assert [(served.payload, served.attempts) for served in rig.ready()] == [(b"a", 2), (b"b", 1)]
+
+
+def test_leases_that_are_over_are_found_no_more_and_take_no_room_for_long() -> None:
+    rig = filled("x" * 4_000)
+    for _ in range(4_000):
+        rig.lease(1, timeout=10)
+    assert rig.machine.tick(START + 10, 3_500) == 3_500
+    spans = rig.machine.spans
+    assert spans.at(3_400) is None
+    assert spans.at(3_600) is not None
+    assert len(spans._starts) <= 2 * len(rig.machine.leases) + 1_000
+    assert [(len(run), place is None) for run, place in spans.split(array_of([3_498, 3_499, 3_500]))][-1] == (1, False)
 
 
 # Items that expire

@@ -7,7 +7,10 @@ import pytest
 from core_model import START, Rig, Row, Served, rows_of
 from sluiceway.core import partition as partition_module
 from sluiceway.core.looking import open_slices
+from sluiceway.kernel.limits import MAX_CLOCK_STEP
 from sluiceway.model.requests import Fate, Settled
+
+HOUR = 3_600_000
 
 
 def test_an_expired_lease_gives_its_open_items_back() -> None:
@@ -89,17 +92,40 @@ def test_a_closed_lease_has_no_timer() -> None:
     rig.commit()
 
 
-def test_the_clock_of_a_partition_does_not_go_back() -> None:
+def test_the_noted_time_does_not_go_back_when_an_owner_is_a_little_behind_the_one_before() -> None:
     rig = Rig()
-    rig.produce(rows_of("a"), START + 100)
+    rig.produce(rows_of("a"), START + MAX_CLOCK_STEP)
     rig.reload()
-    rig.produce([Row(b"b", START + 50), Row(b"c", START + 150)], START)
-    assert rig.machine.header.now == START + 100
-    assert (rig.machine.ready_count, rig.machine.scheduled_count) == (2, 1)
-    rig.lease(1, START)
-    rig.settle([0], Fate("retry", retry_after=30), START)
-    assert rig.machine.next_timer() == START + 130
+    rig.produce(rows_of("b"), START)
+    assert rig.machine.header.now == START + MAX_CLOCK_STEP
     rig.commit()
+
+
+@pytest.mark.parametrize("behind", [50, MAX_CLOCK_STEP, MAX_CLOCK_STEP + 1, HOUR])
+def test_all_is_decided_by_the_owners_clock_whatever_time_was_noted(behind: int) -> None:
+    """Also after a clock that was an hour ahead has written its time."""
+    rig = Rig(expire_timeout=1_000)
+    rig.produce(rows_of("a"), START + behind)
+    rig.lease(1, START + behind)
+    rig.close(next(iter(rig.machine.leases.values())), START + behind)
+    rig.reload()
+    rig.produce([Row(b"b", START - 1), Row(b"c", START + 40)], START)
+    assert (rig.machine.ready_count, rig.machine.scheduled_count) == (1, 1)
+    assert rig.machine.next_timer() == START + 40
+    rig.lease(1, START)
+    rig.settle([1], Fate("retry", retry_after=30), START)
+    assert rig.machine.next_timer() == START + 30
+    rig.machine.tick(START + 30)
+    assert rig.machine.next_timer() == START + 40
+    rig.machine.tick(START + 40)
+    rig.machine.tick(START + 999)
+    assert rig.machine.ready_count == 2
+    rig.machine.tick(START + 1_000)
+    assert rig.machine.ready_count == 1
+    rig.machine.tick(START + 1_040)
+    assert rig.machine.ready_count == 0
+    rig.commit()
+    assert rig.machine.header.now == START + max(1_040, behind if behind <= MAX_CLOCK_STEP else 0)
 
 
 def test_an_item_that_keeps_coming_back_late_keeps_its_attempts() -> None:

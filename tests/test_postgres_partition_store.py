@@ -128,7 +128,7 @@ async def test_damaged_small_records_are_found(
 @driven
 async def test_many_first_starts_at_once(open_store: OpenStore[PartitionStore], server: PostgresServer, schema: str) -> None:
     stores = [await open_store() for _ in range(8)]
-    snapshots = await asyncio.gather(*(store.open(REF, FENCE) for store in stores))
+    snapshots = await asyncio.gather(*(store.open(REF._replace(partition=number), FENCE) for number, store in enumerate(stores)))
     assert len(snapshots) == 8
     assert execute(server, schema, "SELECT version FROM layout") == [(len(MIGRATIONS),)]
     await asyncio.gather(*(store.close() for store in stores))

@@ -9,16 +9,23 @@ import itertools
 import json
 import os
 import subprocess
+from base64 import b64decode
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
+from node_rig import eventually
 from postgres_server import PATIENCE, PostgresServer, binaries, server_or_skip
 from postgres_source import SETTINGS, Source, begin, numbers, payloads, read_records
+from server_running import running
+from sluiceway.adapters import system
 from sluiceway.adapters.streams import postgres
 from sluiceway.adapters.streams.postgres import PostgresStream
+from sluiceway.capture import CaptureConfig, TaskRunner, look, run_member
+from sluiceway.capture.shown import DEAD_LETTERS_ALARM, group_of
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeStream
 from sluiceway.testing.change_stream_suite import ChangeStreamSuite, World, next_batch
 from sluiceway.testing.drive import driven
@@ -89,6 +96,48 @@ class TestPostgresStream(ChangeStreamSuite):
         world = TwoTables(server)
         yield world
         world.drop()
+
+
+@driven
+async def test_a_record_that_is_too_large_for_an_item_becomes_a_dead_letter_and_the_rest_goes_on(
+    source: Source, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOURCE_DSN", source.server.dsn())
+    source.publish("{name} (id int PRIMARY KEY, body text)")
+    with running(tmp_path / "data") as served:
+        dead_queue = served.queue()
+        told = CaptureConfig(
+            name="cap",
+            meta=f"sqlite:{tmp_path / 'meta.db'}",
+            stream="postgres",
+            options={"publications": source.name, "dsn_env": "SOURCE_DSN"},
+            url=served.url,
+            queue=served.queue(dead_queue=dead_queue),
+        )
+        stop = asyncio.Event()
+        runners: list[TaskRunner] = []
+        capturing = asyncio.create_task(run_member(told, stop=stop, watch=runners.append))
+        await eventually(lambda: bool(runners) and bool(runners[0].claims))
+        source.run("INSERT INTO {name} VALUES (1, 'a')")
+        source.run("INSERT INTO {name} VALUES (2, repeat('x', 9 << 20)), (3, 'b')", "INSERT INTO {name} VALUES (4, 'c')")
+        await eventually(lambda: served.totals(told.queue)["produced"] == 3)
+        seen = await look("cap", told.meta)
+        while seen.positions[source.name].kept.records < 4:
+            seen = await look("cap", told.meta)
+        shown = group_of(seen, system.now())
+        (alarm,) = shown.alarms
+        assert (alarm.partition, alarm.member) == (source.name, runners[0].name)
+        assert alarm.why.startswith(f"1 record was too large for the target, and went to the dead queue {dead_queue}; the last, at ")
+        assert shown.partitions[0].dead_letters == 1
+        assert not group_of(seen, system.now() + DEAD_LETTERS_ALARM + 60_000).alarms
+        stop.set()
+        await capturing
+        assert [json.loads(b64decode(each["bytes"]))["new"]["id"] for each in served.lease(told.queue)["items"]] == [1, 3, 4]
+        letters = served.lease(dead_queue)["items"]
+        assert [each["headers"]["sluiceway-part"] for each in letters] == ["1/2", "2/2"]
+        assert {each["reference"] for each in letters} == {f"public.{source.name}:[2]"}
+        change = json.loads(b"".join(b64decode(each["bytes"]) for each in letters))
+        assert (change["op"], change["new"]) == ("insert", {"id": 2, "body": "x" * (9 << 20)})
 
 
 # ---- what is read --------------------------------------------------------------------------------------------------------

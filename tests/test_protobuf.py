@@ -19,6 +19,7 @@ from sluiceway.wire import protobuf
 from sluiceway.wire.protobuf import CALLS, message_class, refusal
 
 GOLDEN = json.loads((Path(__file__).parent / "data" / "querator-requests.json").read_text())
+GO_ZERO_TIME = -62_135_596_800
 KNOWN_STATUSES = {200, 400, 401, 403, 404, 409, 429, 452, 453, 454, 455, 500, 501, 512}
 """All others Querator's client takes for those of a proxy, whose body it does not read."""
 
@@ -235,9 +236,22 @@ def test_an_empty_lease_is_to_be_tried_again() -> None:
     assert (status, reply.code, reply.code_text, reply.details["code"]) == (454, 454, "Retry Request", "nothing_to_lease")
 
 
-def test_a_queue_in_durations_that_go_can_read() -> None:
+def test_an_empty_lease_says_what_querators_clients_compare() -> None:
+    reply = answered("/v1/queue.lease", {"queue_name": "q", "partition": None, "leases": [], "items": []}, "Reply")[1]
+    assert reply.message == "request timeout; no items are in the queue, try again"
+
+
+@pytest.mark.parametrize(
+    ("ours", "gos"),
+    [("0s", "0s"), ("5ms", "5ms"), ("1s500ms", "1.5s"), ("1m", "1m0s"), ("1m1ms", "1m0.001s"), ("1h", "1h0m0s"), ("30d", "720h0m0s")],
+)
+def test_durations_are_written_as_go_writes_them(ours: str, gos: str) -> None:
+    assert answered("/v1/queues.info", {**QUEUE, "lease_timeout": ours}, "QueueInfo")[1].lease_timeout == gos
+
+
+def test_a_queues_info() -> None:
     status, said = answered("/v1/queues.info", QUEUE, "QueueInfo")
-    assert (status, said.lease_timeout, said.expire_timeout, said.max_attempts) == (200, "1m", "25h30m500ms", 4)
+    assert (status, said.lease_timeout, said.expire_timeout, said.max_attempts) == (200, "1m0s", "25h30m0.5s", 4)
     assert (said.created_at.seconds, said.updated_at.nanos, said.dead_queue, said.reference) == (1_769_846_400, 1_000_000, "", "mine")
     assert (said.requested_partitions, [each.partition for each in said.partitions], said.namespace) == (2, [0, 1], "")
     never = answered("/v1/queues.list", {"items": [{**QUEUE, "expire_timeout": "0s"}], "next": None}, "QueuesAnswer")[1]
@@ -257,6 +271,9 @@ def test_counts_stay_within_their_fields() -> None:
     assert (queue.produce_waiting, queue.lease_waiting, queue.complete_waiting, queue.in_flight) == (1, 2, 3, 4)
     (counts,) = queue.partitions
     assert (counts.partition, counts.total, counts.total_leased, counts.scheduled) == (1, (1 << 31) - 1, 5, 6)
+    few = {**full, "total": 11}
+    said = answered("/v1/queue.stats", {"queue_name": "q", "logical_queues": [{**waiting, "partitions": [few]}]}, "StatsAnswer")[1]
+    assert said.logical_queues[0].partitions[0].total == 5, "scheduled items are counted apart"
 
 
 def test_stored_items() -> None:
@@ -271,18 +288,18 @@ def test_stored_items() -> None:
     first = said.items[0]
     assert (first.is_leased, first.attempts, first.max_attempts, first.lease_deadline.nanos) == (True, 2, 3, 250_000_000)
     assert not first.HasField("enqueue_at")
-    assert not first.HasField("expire_deadline")
+    assert first.expire_deadline.seconds == GO_ZERO_TIME, "a time that does not apply: Go's IsZero() is true of it"
 
 
-def test_imported_items_are_new_ones() -> None:
-    produced = {"queue_name": "q", "partition": 0, "first_id": "k7f3q2ma.0.41", "count": 2, "deduplicated": False}
+def test_imported_items_that_are_gone_already_are_told_as_they_were_sent() -> None:
+    produced = {"first_id": "k7f3q2ma.0.41", "items": []}
     before = {"id": "old", "is_leased": True, "attempts": 9, "lease_deadline": {"seconds": 5}, "kind": "k", "payload": b"x"}
     later = {"payload": b"y", "enqueue_at": {"seconds": 1_769_846_400}}
     said = answered("/v1/storage/items.import", produced, "ImportAnswer", items=[before, later])[1]
     one, two = said.items
     assert (one.id, one.kind, one.payload, one.is_leased, one.attempts) == ("k7f3q2ma.0.41", "k", b"x", False, 0)
     assert not one.HasField("lease_deadline")
-    assert (two.id, two.enqueue_at.seconds) == ("k7f3q2ma.0.42", 1_769_846_400)
+    assert (two.id, two.payload) == ("k7f3q2ma.0.42", b"y")
 
 
 def test_a_leased_item_that_stays_is_no_success() -> None:

@@ -8,11 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from server_guarded import guarded
 from server_running import Running, balances, eventually, running
+from sluiceway import __version__
 from sluiceway.adapters.system import now
+from sluiceway.client import Client
 from sluiceway.kernel.clock import format_time
 from sluiceway.wire.protobuf import CALLS, message_class
 
@@ -126,6 +129,47 @@ def test_queues_are_listed_from_the_pivot_on(server: Running) -> None:
     assert [each.queue_name for each in page.items] == names[:3]
     page = ask(server, "queues.list", pivot="page-a0", limit=2)
     assert [each.queue_name for each in page.items] == names[2:]
+
+
+def test_a_page_has_as_many_as_querator_allows(server: Running) -> None:
+    queue_name = server.queue()
+    with Client(server.url) as client:
+        for _ in range(2):
+            client.produce_arrow(queue_name, pa.table({"payload": pa.array([b"x"] * 10_000, pa.binary())}))
+    assert len(ask(server, "storage/items.list", queue_name=queue_name, limit=20_000).items) == 20_000
+    assert send(server, "storage/items.list", queue_name=queue_name, limit=65_536)[0] == 200
+    assert send(server, "queues.list", limit=65_536)[0] == 200
+    status, reply = send(server, "queues.list", limit=65_537)
+    assert (status, reply.details["field"]) == (400, "limit")
+
+
+def test_references_and_kinds_are_as_long_as_there(server: Running) -> None:
+    queue_name = server.queue(reference="r" * 2_000)
+    ask(server, "queue.produce", queue_name=queue_name, items=[{"utf8": "x", "kind": "k" * 2_000, "reference": "r" * 2_000}])
+    (item,) = ask(server, "queue.lease", queue_name=queue_name, client_id="c", batch_size=1).items
+    assert (len(item.kind), len(item.reference)) == (2_000, 2_000)
+
+
+def test_imported_items_are_told_with_their_times(server: Running) -> None:
+    queue_name = server.queue(expire_timeout="1h")
+    began = now() // 1_000
+    later = {"payload": b"later", "enqueue_at": {"seconds": began + 86_400}}
+    ready, due = ask(server, "storage/items.import", queue_name=queue_name, items=[{"payload": b"ready", "attempts": 9}, later]).items
+    (stored,) = ask(server, "storage/items.list", queue_name=queue_name).items
+    assert (ready.id, ready.created_at, ready.expire_deadline) == (stored.id, stored.created_at, stored.expire_deadline)
+    assert (ready.attempts, ready.is_leased, ready.payload) == (0, False, b"ready")
+    assert began <= ready.created_at.seconds <= now() // 1_000
+    assert ready.expire_deadline.seconds - ready.created_at.seconds == 3_600
+    assert ready.lease_deadline.seconds < 0, "Go's zero time"
+    assert (due.payload, due.enqueue_at.seconds) == (b"later", began + 86_400)
+
+
+def test_health_in_querators_form(server: Running) -> None:
+    answer = server.http.get("/health")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/health+json")
+    health = answer.json()
+    assert (health["status"], health["version"]) == ("pass", __version__)
+    assert health["checks"] == {"queues:storage": [{"componentType": "datastore", "status": "pass"}]}
 
 
 def test_errors_are_replies(server: Running) -> None:
@@ -274,9 +318,9 @@ def test_reload_keeps_all_that_was_promised(server: Running) -> None:
         ("items.list", {"limit": 0}, "limit"),
         ("items.list", {"pivot": "nonsense"}, "pivot"),
         ("items.list", {"pivot": "zzzzzzzz.0.1"}, "pivot"),
-        ("scheduled.list", {"limit": 10_001}, "limit"),
+        ("scheduled.list", {"limit": 65_537}, "limit"),
         ("items.import", {"items": []}, "items"),
-        ("items.import", {"items": [{"kind": "k" * 1_025}]}, "items[0].kind"),
+        ("items.import", {"items": [{"kind": "k" * 2_049}]}, "items[0].kind"),
         ("items.import", {"items": [{"enqueue_at": "soon"}]}, "items[0].enqueue_at"),
         ("items.import", {"items": [{"payload": "AA=="}], "partition": 7}, "partition"),
         ("items.delete", {"ids": []}, "ids"),

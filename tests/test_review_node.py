@@ -32,15 +32,15 @@ async def bury(service: Service, *names: str, size: int = 1, queue: str = "dead"
 # ---- deleting -------------------------------------------------------------------------------------------------
 
 
-async def on_the_way(service: Service) -> None:
-    """An item of q is on its way to d1, which does not take it; the next to die goes to d2."""
+async def on_the_way(service: Service, then: str | None) -> None:
+    """An item of q is on its way to d1, which does not take it; the next to die goes to that queue."""
     for name in ("d1", "d2"):
         await service.create_queue(spec(name))
     await service.create_queue(spec("q", dead_queue="d1"))
     await service.pause("d1", ["produce"], True)
     await produce(service, "q", "a")
     await settle(service, "q", await lease(service, "q"), Fate("dead"))
-    await service.update_queue("q", QueuePatch({"dead_queue": "d2"}))
+    await service.update_queue("q", QueuePatch({"dead_queue": then}))
 
 
 async def refused_to_delete(service: Service, queue: str) -> tuple[str, str | None]:
@@ -52,7 +52,7 @@ async def refused_to_delete(service: Service, queue: str) -> tuple[str, str | No
 @driven
 async def test_a_queue_that_items_are_on_their_way_to_is_not_deleted(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, _):
-        await on_the_way(service)
+        await on_the_way(service, None)
         assert (total(service, "d1"), total(service, "d2")) == (0, 0)
         assert await refused_to_delete(service, "d1") == ("queue_in_use", "force")
         await service.pause("d1", ["produce"], False)
@@ -64,8 +64,17 @@ async def test_a_queue_that_items_are_on_their_way_to_is_not_deleted(tmp_path: P
 
 @driven
 async def test_with_force_a_queue_that_items_are_on_their_way_to_is_deleted(tmp_path: Path) -> None:
-    async with serving(tmp_path) as (service, _):
-        await on_the_way(service)
+    async with serving(tmp_path) as (service, store):
+        await on_the_way(service, None)
+        former = service.queue("d1").incarnation
+
+        async def fail(ref: PartitionRef) -> None:
+            if ref.incarnation == former:
+                raise StoreUnavailableError("the disk is gone")
+
+        # Whether it has them, it does not say.
+        store.on_open = store.on_apply = fail
+        await service.update_queue("q", QueuePatch({"dead_queue": "d2"}))
         await service.delete_queue("d1", True)
         await eventually(lambda: (total(service, "q"), total(service, "d2")) == (0, 1))
 

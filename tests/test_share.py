@@ -10,7 +10,7 @@ from sluiceway.core.lane import LaneState
 from sluiceway.core.looking import load
 from sluiceway.core.partition import Partition
 from sluiceway.core.share import Share
-from sluiceway.core.tickets import Commit, Effect, Open, Reply, Request, Ticket
+from sluiceway.core.tickets import Commit, Effect, Open, Reply, Request, Ticket, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.changes import Snapshot
 from sluiceway.model.items import batch_from_rows
@@ -164,7 +164,7 @@ def test_late_events_of_a_partition_that_has_gone_are_nobodys() -> None:
     world.share.drop(0)
     world.share.committed(0, opening, Outcome.DONE, world.now)
     world.share.opened(0, opening, Partition(), world.now)
-    world.share.transferred(0, 1, True, world.now)
+    world.share.transferred(0, 1, TransferEnd(done=True), world.now)
     world.share.give_back(0, 1)
     world.share.stop_lane(0, "damaged", world.now)
     world.share.retry_now([0], world.now)
@@ -353,3 +353,22 @@ def test_moved_items_wait_for_their_partition_though_it_is_sealed() -> None:
     world.now += TIMEOUT
     world.turn()
     assert world.code(ticket) == "unavailable"
+
+
+def queued(world: World) -> bool:
+    return world.share.is_queued
+
+
+def test_a_share_is_queued_while_requests_wait_behind_a_commit_in_each_of_its_partitions() -> None:
+    world = World(0, 1)
+    rows = batch_from_rows([{"payload": b"x"}])
+    assert not queued(world)
+    for number in (0, 1):
+        world.ask(Produce(rows, TIMEOUT, partition=number))
+    assert not queued(world), "nothing waits behind them"
+    world.ask(Produce(rows, TIMEOUT, partition=0))
+    assert not queued(world), "the other could take more"
+    world.ask(Produce(rows, TIMEOUT, partition=1))
+    assert queued(world)
+    world.land(0)
+    assert not queued(world)

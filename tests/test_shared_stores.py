@@ -24,7 +24,7 @@ from server_process import PATIENCE
 from server_running import eventually as wait_for
 from sluiceway.adapters.lock import DirectoryInUseError, DirectoryLock, one_at_a_time
 from sluiceway.adapters.meta.memory import MemoryMetaStore
-from sluiceway.adapters.storage import partition_file
+from sluiceway.adapters.storage import partition_file, sqlite
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.model.backends import SqliteBackend
@@ -244,7 +244,7 @@ def test_only_the_first_gives_a_directory_its_identity(tmp_path: Path, monkeypat
             (directory / "identity").write_text("theirs00\n")
             yield
 
-    monkeypatch.setattr(identity, "one_at_a_time", late)
+    monkeypatch.setattr(sqlite, "one_at_a_time", late)
     found = asyncio.run(identity.identify("default", tmp_path / "partitions", MemoryMetaStore()))
     assert found == (None, {"backend/default": b"theirs00"})
 

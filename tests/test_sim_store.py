@@ -66,12 +66,3 @@ def test_a_change_set_that_does_not_follow_is_noticed() -> None:
     produce(partition, "lost")
     with pytest.raises(BrokenPromiseError, match="does not follow"):
         store.apply(produce(partition, "a"), (1, 1))
-
-
-def test_time_that_goes_back_is_noticed() -> None:
-    store, _ = opened()
-    assert store.apply(produce(store.load(), "a"), (1, 1))
-    changes = produce(store.load(), "b")
-    changes.header = produce(Partition(), "c", now=NOW - 1).header
-    with pytest.raises(BrokenPromiseError, match="goes back"):
-        store.apply(changes, (1, 1))

@@ -178,7 +178,7 @@ def work(batch, batch_id):
     wait(f"after-{batch_id}")
 
 stream = spark.readStream.format("sluiceway-capture").options(
-    name="crash", meta=f"sqlite:{folder}/meta.sqlite", stream="kinesis", maxRowsPerPartition=60,
+    name="crash", meta=f"sqlite:{folder}/meta.sqlite", stream="kinesis", maxRowsPerPartition=30,
     **{"stream.stream": "s", "stream.endpoint": endpoint, "stream.region": region}).load()
 writer = stream.writeStream.foreachBatch(work).option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
 writer.start().awaitTermination()

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from sluiceway.adapters import system
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.core.assignment.tasks_state import Partition, State
@@ -142,6 +143,19 @@ class TimelyStream(ScriptedStream):
         batch = await super().read(partition, position, upto, limit)
         last = batch.upto is None or batch.upto == f"{partition}:{self._script.parts[partition].records}"
         return replace(batch, behind=0 if last else 10**9)
+
+
+class AgedStream(ScriptedStream):
+    """Says how far behind a batch is as most streams can: by the age of its last record. All were there before the stream was opened."""
+
+    def __init__(self, *args: Any, **fields: Any) -> None:
+        super().__init__(*args, **fields)
+        self._opened_at = system.steady()
+
+    async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
+        age = system.steady() - self._opened_at
+        batch = await super().read(partition, position, upto, limit)
+        return replace(batch, behind=age + 1 if batch.records.num_rows else 0)
 
 
 class SilentStream(TimelyStream):
@@ -416,6 +430,45 @@ def test_available_now_does_not_take_silence_for_an_end() -> None:
         _check(world, checkpoint)
 
     Queries(2, _script()).live(story)
+
+
+def test_available_now_holds_how_far_a_read_was_behind_against_when_it_began() -> None:
+    """Batches take longer than the stream is old: a batch that is handed on late is no nearer to the end for that."""
+
+    async def story(world: World) -> None:
+        assert isinstance(world, Queries)
+        world.script.held = True
+        world.takes = 3.0
+        world.timely = AgedStream
+        checkpoint = Checkpoint()
+        member = world.query(checkpoint, now="before")
+        await world.until(lambda: world.drivers[member.runner.name].done())
+        assert world.ledger.whole
+        _check(world, checkpoint)
+
+    Queries(2, Script([Part("a", (), 65, 1), Part("b", (), 5, 1)])).live(story)
+
+
+class GrowingStream(ScriptedStream):
+    """There is always more, and it is all newer than the stream: a batch is never behind by more than what a batch takes."""
+
+    async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
+        self._script.parts[partition].records += 10
+        return replace(await super().read(partition, position, upto, limit), behind=1_000)
+
+
+def test_available_now_ends_though_records_keep_coming() -> None:
+    async def story(world: World) -> None:
+        assert isinstance(world, Queries)
+        world.script.held = True
+        world.takes = 1.0
+        world.timely = GrowingStream
+        checkpoint = Checkpoint()
+        member = world.query(checkpoint, now="before")
+        await world.until(lambda: world.drivers[member.runner.name].done())
+        assert checkpoint.out
+
+    Queries(2, Script([Part("a", (), 20, 1)])).live(story)
 
 
 def test_a_plan_that_may_not_be_read_is_asked_for_again_and_the_others_go_on() -> None:

@@ -111,7 +111,7 @@ def test_leases_are_not_closed_while_an_item_of_them_has_no_outcome(spark: Spark
         (df.limit(1), r"close: the rows name 1 items, and (30|2) are open in the leases"),
         (df.where("offset % 2 = 0"), "close: the rows name 16 items, and 32 are open .* Nothing is closed"),
     ):
-        with pytest.raises(PySparkException, match=says):
+        with pytest.raises(SluicewayError, match=says):
             settle(some, url=world.url, queue=queue, close=True)
     assert (world.count(queue, "completed"), world.count(queue, "total_leased")) == (0, 32)
     # Each once, or oftener; what something else has completed is not missed.

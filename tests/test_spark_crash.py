@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cluster.report import Report
 from spark_campaign.kills import POINTS, History
 from spark_campaign.rig import BATCH, Rig
+from spark_campaign.shared import run_late, run_shared
 from spark_world import server
 
 pytestmark = [pytest.mark.spark, pytest.mark.crash]
@@ -23,3 +25,17 @@ def test_a_driver_killed_in_mid_batch_reads_the_same_rows_again(tmp_path: Path) 
         assert not told.faults.lines
         assert told.compared > 0
         assert told.again > 0
+
+
+@pytest.mark.slow
+def test_two_queries_of_a_queue_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
+    report = Report("shared")
+    run_shared(report, tmp_path, kills=3, strikes=1)
+    assert not report.wrong
+
+
+@pytest.mark.slow
+def test_a_driver_that_comes_back_too_late_is_refused_and_goes_on_if_it_may(tmp_path: Path) -> None:
+    report = Report("late")
+    run_late(report, tmp_path, ["closing"])
+    assert not report.wrong

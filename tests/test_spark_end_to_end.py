@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session, settle
 from spark_world import PATIENCE, Server, server, until
 
@@ -159,7 +160,7 @@ def test_outcomes_by_position_and_as_a_streaming_sink(spark: SparkSession, world
 @pytest.mark.parametrize(("outcome", "named"), [("'later'", "'later'"), ("cast(null as string)", "null")])
 def test_an_unknown_outcome_is_named(spark: SparkSession, world: Server, outcome: str, named: str) -> None:
     judged = spark.range(1).selectExpr("'k7f3q2ma.0.1' as id", f"{outcome} as outcome")
-    with pytest.raises(PySparkException, match=f"outcome: {named} is not an outcome; it is done, retry or dead"):
+    with pytest.raises(SluicewayError, match=f"^outcome: {named} of item k7f3q2ma.0.1 is not an outcome; it is done, retry or dead$"):
         settle(judged, url=world.url, queue=world.create(f"unknown-{len(outcome)}"))
 
 
@@ -174,13 +175,18 @@ def test_wrong_columns_are_told_before_anything_is_written(spark: SparkSession, 
         overwriting.options(url=world.url, queue=queue).save()
     with pytest.raises(PySparkException, match=r"value: there is no value, and every item needs a payload \(a row; the first is row 0"):
         write(spark.range(1).selectExpr("cast(null as string) as value"), world, queue)
+    with pytest.raises(PySparkException, match=r"url: neither url nor queue is given.*CREATE TABLE … AS SELECT"):
+        spark.sql("CREATE TABLE made USING sluiceway OPTIONS (url 'http://127.0.0.1:1', queue 'q') AS SELECT 'x' AS value")
     assert world.count(queue, "produced") == 0
+    write(spark.range(3).selectExpr("'x' as VALUE", "'y' as Kind"), world, queue)
+    assert world.count(queue, "produced") == 3
 
 
 def test_a_missing_consumer_is_told_when_the_query_starts(spark: SparkSession, world: Server, tmp_path: Path) -> None:
     stream = spark.readStream.format("sluiceway").options(url=world.url, queue="q").load()
-    with pytest.raises(PySparkException, match="consumer: this option is required"):
+    with pytest.raises(PySparkException, match="consumer: this option is required") as caught:
         each_batch(stream, tmp_path / "checkpoint", lambda batch, number: None)
+    assert "UnboundLocalError" not in str(caught.value)
 
 
 def test_a_server_killed_in_mid_batch_does_not_fail_the_query(spark: SparkSession, world: Server, tmp_path: Path) -> None:

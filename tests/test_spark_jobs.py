@@ -314,7 +314,7 @@ def foreign(batch: DataFrame) -> DataFrame:
 
 Refused = tuple[str, Callable[[DataFrame], Any], bool, str]
 REFUSED: list[Refused] = [
-    ("null", lambda batch: batch.selectExpr("id", "cast(null as string) as outcome"), False, "null is not an outcome"),
+    ("null", lambda batch: batch.selectExpr("id", "cast(null as string) as outcome"), False, "outcome: null of item .* is not an outcome"),
     ("no-outcome", lambda batch: batch.select("id"), False, "outcome: this column is required"),
     ("no-frame", lambda batch: 7, False, "it returned int; expected a DataFrame"),
     ("nothing", lambda batch: None, True, "the function returned None"),

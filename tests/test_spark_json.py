@@ -16,6 +16,7 @@ from pyspark.sql.datasource import EqualTo
 from pyspark.sql.types import StructType
 
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.spark import columns as spark_columns
 from sluiceway.spark import session, settle
 from sluiceway.spark.browse import BROWSED, BrowseReader
 from sluiceway.spark.columns import JsonColumns
@@ -115,6 +116,61 @@ def test_rows_are_made_one_by_one_as_all_at_once(payloads: list[bytes]) -> None:
             value = None
         if value is None:
             assert row["_corrupt_record"] is not None
+
+
+_FRAGMENTS = r"""
+null true false 0 1 -1 -0 1.0 1.5 1e2 01 NaN -Infinity 1e400 2147483648 9223372036854775808 -9223372036854775808
+[] [1] [null] [1.0] ["x"] {} {"c":1} {"c":"1"} {"c":1,"c":2} {"d":1,"d":2} "" "1" "x" "\ud800"
+"2026-01-31" "2026-01-31T08" "2026-01-31T08:00" "2026-01-31T08:00:00Z" "2026-01-31T08:00:00.123456789+02:00" "2026-02-30" "2026-13-01"
+"2026-1-3" "2026-01-31T25:00:00" "2026-01-31Z" "20260131" "0000-01-01" "-2026-01-31"
+"""
+FRAGMENTS = [*_FRAGMENTS.split(), '"2026-01-31 08:00"', '"2026-01-31 noon"', "1" * 5_000]
+KINDS = {
+    "i": "integer",
+    "l": "long",
+    "n": "double",
+    "b": "boolean",
+    "s": "string",
+    "t": "timestamp",
+    "u": "timestamp_ntz",
+    "d": "date",
+    "a": array("integer"),
+    "o": struct(c="integer"),
+    "p": array(struct(c="integer")),
+    "m": "decimal(10,2)",
+}
+EACH = {name: columns({name: kind, "_corrupt_record": "string"}) for name, kind in KINDS.items()}
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_what_is_left_out_unparsed_is_what_the_parser_refuses(name: str) -> None:
+    """Each value of each type, together with all others and alone."""
+    values = [*FRAGMENTS, *(f"[{value}]" for value in FRAGMENTS)]
+    payloads = [f'{{"{name}":{value}}}'.encode() for value in values]
+    payloads += [f'{{"z":{value},"{name}":null}}'.encode() for value in values]
+    payloads += [f'{{"{name}":null,"{name}":{value}}}'.encode() for value in values] + [b'{"z":1,"z":2}', b'{"z":{"z":1,"z":2}}']
+    rows = pa.record_batch({"id": ["q.0.1"] * len(payloads), "payload": pa.array(payloads, pa.binary())})
+    together = EACH[name].make(rows)
+    for n, payload in enumerate(payloads):
+        # As texts: a number that is none is not equal to itself, and a date may be beyond those of Python.
+        alone = EACH[name].make(rows.slice(n, 1))
+        assert [str(column) for column in alone.columns] == [str(column.slice(n, 1)) for column in together.columns], payload
+    assert 0 < together.column("_corrupt_record").null_count < len(payloads)
+
+
+@pytest.mark.parametrize("bad", [b'{"a": 1', b"no JSON", b'{"a": "1"}', b'{"a": 1, "a": 2}', b'{"b": "\xff"}'])
+def test_many_bad_payloads_are_found_in_one_pass(bad: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse, calls = spark_columns._parsed, list[int]()
+
+    def counted(payloads: pa.Array, kind: pa.StructType) -> pa.StructArray | None:
+        calls.append(len(payloads))
+        return parse(payloads, kind)
+
+    monkeypatch.setattr(spark_columns, "_parsed", counted)
+    payloads = [bad if n % 3 else b'{"a": %d}' % n for n in range(4_000)]
+    found = made(PLAIN, payloads)
+    assert [row["a"] for row in found] == [None if n % 3 else n for n in range(4_000)]
+    assert len(calls) < 20
 
 
 def test_nested_values_times_and_numbers() -> None:

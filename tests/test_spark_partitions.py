@@ -118,13 +118,13 @@ def test_queries_of_one_queue_share_it(world: Server) -> None:
 def test_only_the_partitions_that_are_named_are_read_each_its_part(world: Server) -> None:
     queue = filled(world, "named", 4, 400)
     before = ready(world, queue)
-    driver = reader(world, queue, partitions="1, 3,77")
+    driver = reader(world, queue, partitions="1, 3")
     start = driver.initialOffset()
     end = driver.latestOffset(start, ReadMaxRows(20))
     found = list(rows(driver, start, end))
     assert [sum(row["partition"] == number for row in found) for number in (1, 3)] == [10, 10]
     # A driver that died finds them again, and no others.
-    assert reader(world, queue, partitions="1,3,77")._lease(Offset.parse(start), ReadMaxRows(20)).keys() == {(queue, 1), (queue, 3)}
+    assert reader(world, queue, partitions="1,3")._lease(Offset.parse(start), ReadMaxRows(20)).keys() == {(queue, 1), (queue, 3)}
     assert world.count(queue, "total_leased") == len(found) == 20
     driver.prepareForTriggerAvailableNow()
     at = end
@@ -137,7 +137,14 @@ def test_only_the_partitions_that_are_named_are_read_each_its_part(world: Server
     assert world.count(queue, "leases") == 0
 
 
-def test_what_drains_is_read_until_it_is_gone(world: Server) -> None:
+def test_a_partition_that_the_queue_never_had_is_refused(world: Server) -> None:
+    queue = world.create("never", partitions=2)
+    with pytest.raises(SluicewayError, match=r"partitions: the queue never has no partition 77, 99; it has 0, 1") as refused:
+        reader(world, queue, partitions="1,99,77").latestOffset(Offset("n").to_dict(), ALL)
+    assert (refused.value.code, refused.value.field) == ("invalid_request", "partitions")
+
+
+def test_what_drains_is_read_until_it_is_gone(world: Server, caplog: pytest.LogCaptureFixture) -> None:
     queue = filled(world, "drained", 3, 300)
     idle = reader(world, queue, partitions="draining")
     start = idle.initialOffset()
@@ -160,8 +167,11 @@ def test_what_drains_is_read_until_it_is_gone(world: Server) -> None:
     until("the rebalance is over", lambda: state(world, rebalance_id)["state"] == "done")
     assert ready(world, queue) == {number: there[number] for number in there if number not in gone}
     assert driver.latestOffset(at, ALL) == at
-    # Those that are named and gone are passed over.
-    assert reader(world, queue, partitions=",".join(map(str, gone))).latestOffset(start, ALL) is start
+    # Those that are named and gone are passed over, with a warning.
+    again = reader(world, queue, partitions=",".join(map(str, gone)))
+    assert again.latestOffset(start, ALL) is start
+    assert again.latestOffset(start, ALL) is start
+    assert caplog.text.count(f"a rebalance has removed partitions {', '.join(map(str, sorted(gone)))} of {queue}") == 1
     driver.stop()
 
 

@@ -135,7 +135,7 @@ def bad_rows(**others: Any) -> pa.Table:
     """Nine rows, of which the first and the last are good."""
     return table(
         payload=pa.array([b"ok", None, b"x" * ((8 << 20) + 1), b"k", b"r", b"h", b"t", b"n", b"ok too"], pa.binary()),
-        kind=pa.array(["k", None, None, "k" * 1_025, None, None, None, None, None]),
+        kind=pa.array(["k", None, None, "k" * 2_049, None, None, None, None, None]),
         reference=pa.array(["r", "row 1", None, None, "ż" * 513, None, None, None, "r"]),
         headers=pa.array(
             [[("a", "b")], None, None, None, None, [("a", "b" * 8_192)], None, [("a", None)], []], pa.map_(pa.utf8(), pa.utf8())
@@ -251,7 +251,7 @@ def test_more_bad_rows_than_can_be_chance_end_the_write(world: Server, task: dic
 
 def test_more_bytes_of_bad_rows_than_are_kept_end_the_write(world: Server, task: dict[str, str]) -> None:
     queue, bad = world.create("much-bad"), world.create("much-the-bad")
-    rows = table(payload=[b"x" * (8 << 20)] * 9, kind=["k" * 1_025] * 9)
+    rows = table(payload=[b"x" * (8 << 20)] * 9, kind=["k" * 2_049] * 9)
     with pytest.raises(SluicewayError, match="more than 64 MiB of the rows of task 3 are bad; the last: kind: longer") as refused:
         batch_sink(world, queue, rows, badRows=bad).write(iter(rows.to_batches(max_chunksize=3)))
     assert refused.value.field == "badRows"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -144,7 +146,9 @@ def test_a_lease_that_is_gone_stops_the_replay_with_its_name(world: Server) -> N
     (lease_id,) = Offset.parse(end).lease_ids
     world.call("/v1/queue.complete", queue_name=queue, lease_ids=[lease_id])
     for attempt in (lambda: reader(world, queue).partitions(start, end), lambda: list(first.read(task))):
-        with pytest.raises(SluicewayError, match=rf"lease {lease_id} of this batch is closed or expired.*failOnLeaseLoss=false") as caught:
+        with pytest.raises(
+            SluicewayError, match=rf"lease {lease_id} of this batch was closed by another client.*failOnLeaseLoss=false"
+        ) as caught:
             attempt()
         assert caught.value.code == "lease_not_found"
 
@@ -177,6 +181,117 @@ def test_a_replay_goes_on_without_leases_that_are_gone_if_it_may(world: Server, 
     assert sorted(text for task in texts(second, end, then) for text in task) == sorted(before[: lost.count])
     assert second.latestOffset(then, ALL) == then
     assert (world.count(queue, "completed"), world.count(queue, "total")) == (20, 0)
+
+
+def run_out(world: Server, queue: str) -> None:
+    until("the leases run out", lambda: world.count(queue, "leases") == 0)
+
+
+def test_a_batch_that_spark_has_committed_is_not_silently_done_again(world: Server, caplog: pytest.LogCaptureFixture) -> None:
+    """Stopped after the commit, for longer than `holdFor`: what the batch has stated is lost with its leases, and its items come again."""
+    queue = world.create("ran-out", partitions=1)
+    world.produce(queue, [str(n) for n in range(12)])
+    first = reader(world, queue, holdFor="1s")
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    assert len(texts(first, start, end)[0]) == 12
+    ids = [
+        item["id"] for item in world.call("/v1/queue.peek", queue_name=queue, lease_id=Offset.parse(end).lease_ids[0], limit=100)["items"]
+    ]
+    stated = [{"id": ids[0], "outcome": "dead"}, {"id": ids[1], "outcome": "retry"}]
+    world.call("/v1/queue.settle", queue_name=queue, items=stated)
+    first.stop()
+    run_out(world, queue)
+    (lease,) = Offset.parse(end).leases
+    for _ in range(2):
+        # It is refused until it is decided.
+        with pytest.raises(SluicewayError) as refused:
+            reader(world, queue).latestOffset(end, ALL)
+        assert refused.value.code == "lease_not_found"
+        for part in (
+            f"batch 1 of consumer 'c' on {queue} is done, but 12 of its 12 items were not completed, because 1 of its 1 leases",
+            f"lease {lease.lease_id} with 12 items ran out",
+            "outcomes (retry, dead) that were stated for it have no effect",
+            "failOnLeaseLoss=false",
+            "holdFor",
+        ):
+            assert part in refused.value.detail
+    assert (world.count(queue, "leases"), world.count(queue, "dead"), world.count(queue, "retried")) == (0, 0, 0)
+    assert not caplog.records
+    again = reader(world, queue, failOnLeaseLoss="false")
+    then = again.latestOffset(end, ALL)
+    assert "12 of its 12 items were not completed" in caplog.text
+    assert "Nothing was leased now" not in caplog.text
+    again.commit(end)
+    rows = [row for task in again.partitions(end, then) for batch in again.read(task) for row in batch.to_pylist()]
+    assert sorted(row["origin"] for row in rows) == sorted(ids)
+    assert {row["attempts"] for row in rows} == {2}
+    again.stop()
+
+
+def test_what_is_left_of_a_committed_batch_is_closed_before_it_is_refused(world: Server) -> None:
+    queue = world.create("partly")
+    world.produce(queue, [str(n) for n in range(12)])
+    world.produce(queue, [str(n) for n in range(12, 20)])
+    first = reader(world, queue)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    lost, kept = Offset.parse(end).leases
+    release(world, queue, lost.lease_id)
+    with pytest.raises(SluicewayError, match=rf"{lost.count} of its 20 items .*1 of its 2 leases.*{lost.lease_id} .* was released"):
+        reader(world, queue).latestOffset(end, ALL)
+    assert (world.count(queue, "completed"), world.count(queue, "leases")) == (kept.count, 0)
+
+
+def test_a_committed_batch_of_a_queue_that_was_created_anew_is_refused(world: Server) -> None:
+    queue = world.create("anew", partitions=1)
+    world.produce(queue, ["a"])
+    first = reader(world, queue)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ALL)
+    (task,) = first.partitions(start, end)
+    world.call("/v1/queues.delete", queue_name=queue, force=True)
+    world.create(queue, partitions=1)
+    with pytest.raises(SluicewayError, match=r"the queue was deleted and created anew") as refused:
+        reader(world, queue).latestOffset(end, ALL)
+    assert refused.value.code == "lease_not_found"
+    for attempt in (lambda: reader(world, queue).partitions(start, end), lambda: list(first.read(task))):
+        with pytest.raises(SluicewayError, match=r"the queue was deleted and created anew.*went with the queue") as caught:
+            attempt()
+        assert "back in the queue" not in caught.value.detail
+    first.stop()
+
+
+def test_a_batch_of_this_run_that_ran_out_is_warned_about(world: Server, caplog: pytest.LogCaptureFixture) -> None:
+    queue = world.create("warned", partitions=1)
+    world.produce(queue, ["a"])
+    driver = reader(world, queue)
+    start = driver.initialOffset()
+    end = driver.latestOffset(start, ALL)
+    texts(driver, start, end)
+    release(world, queue, Offset.parse(end).lease_ids[0])
+    assert driver.latestOffset(end, ALL) != end
+    assert "batch 1 of consumer 'c' on warned is done, but 1 of its 1 items were not completed" in caplog.text
+    driver.stop()
+
+
+def test_how_long_leases_are_held_by_default_is_what_the_queue_allows(world: Server) -> None:
+    def held(queue: str, **options: str) -> float:
+        world.produce(queue, ["a"])
+        driver = reader(world, queue, **options)
+        start = driver.initialOffset()
+        end = driver.latestOffset(start, ALL)
+        driver.partitions(start, end)
+        key = f"{Offset.parse(end).nonce}/1/0"
+        (lease,) = world.call("/v1/queue.lease", queue_name=queue, client_id="c", lease_key=key)["leases"]
+        driver.stop()
+        return (parse_time(lease["lease_deadline"], "") - time.time() * 1000) / 86_400_000
+
+    assert 6.9 < held(world.create("week", partitions=1)) < 7.1
+    short = world.create("short-leases", partitions=1, max_lease_timeout="2d", lease_timeout="1m")
+    assert 1.9 < held(short) < 2.1
+    with pytest.raises(SluicewayError, match="lease_timeout"):
+        held(short, holdFor="7d")
 
 
 def test_a_running_batch_goes_on_without_what_is_gone_if_it_may(world: Server, caplog: pytest.LogCaptureFixture) -> None:
@@ -438,6 +553,69 @@ def test_available_now_takes_what_is_there_and_no_more(world: Server) -> None:
     assert sizes == [20, 10]
     assert world.count(queue, "leases") == 0
     assert world.count(queue, "ready") == 80
+
+
+def put_back(world: Server, queue: str, end: dict[str, Any], every: int = 1) -> None:
+    """Put back every so-many-th item of the batch, without delay."""
+    for lease_id in Offset.parse(end).lease_ids:
+        found = world.call("/v1/queue.peek", queue_name=queue, lease_id=lease_id, limit=1_000)["items"]
+        world.call("/v1/queue.retry", queue_name=queue, items=[{"id": each["id"], "retry_after": "0s"} for each in found[::every]])
+
+
+def test_available_now_serves_all_that_was_there_once_whatever_is_put_back(world: Server) -> None:
+    """Put back at once, an item is at the tail of its partition, and other partitions have not been looked at yet."""
+    queue = world.create("put-back", partitions=4)
+    for n in range(10):
+        world.produce(queue, [str(n * 100 + k) for k in range(100)])
+    driver = reader(world, queue)
+    driver.prepareForTriggerAvailableNow()
+    at, served = driver.initialOffset(), Counter[str]()
+    while (end := driver.latestOffset(at, ReadMaxRows(170))) != at:
+        before, at = at, end
+        served.update(text for task in texts(driver, before, end) for text in task)
+        put_back(world, queue, end, every=2)
+        driver.commit(end)
+    driver.stop()
+    assert len(served) == 1_000, "something that was there was not served"
+    assert set(served.values()) == {1}, "something that was put back was served again"
+    assert world.count(queue, "ready") == world.count(queue, "retried") > 400
+    # It is for the next run.
+    again = reader(world, queue)
+    again.prepareForTriggerAvailableNow()
+    assert items(again.latestOffset(at, ALL)) == world.count(queue, "retried")
+
+
+def test_what_a_batch_that_is_run_again_puts_back_is_for_the_next_run(world: Server) -> None:
+    queue = world.create("put-back-again", partitions=1)
+    world.produce(queue, [str(n) for n in range(30)])
+    first = reader(world, queue)
+    start = first.initialOffset()
+    end = first.latestOffset(start, ReadMaxRows(10))
+    driver = reader(world, queue)
+    driver.prepareForTriggerAvailableNow()
+    assert texts(driver, start, end) == [[str(n) for n in range(10)]]
+    put_back(world, queue, end)
+    driver.commit(end)
+    then = driver.latestOffset(end, ALL)
+    assert texts(driver, end, then) == [[str(n) for n in range(10, 30)]]
+    driver.commit(then)
+    assert driver.latestOffset(then, ALL) == then
+    driver.stop()
+    first.stop()
+
+
+def test_a_lease_up_to_an_offset_does_not_wait(world: Server) -> None:
+    queue = world.create("bounded", partitions=1)
+    with pytest.raises(SluicewayError, match="0s, with before_offsets") as refused:
+        world.call("/v1/queue.lease", queue_name=queue, client_id="c", before_offsets={"0": 3}, request_timeout="1s")
+    assert refused.value.field == "request_timeout"
+    world.produce(queue, ["a", "b"])
+    (counts,) = world.call("/v1/queue.stats", queue_name=queue)["logical_queues"][0]["partitions"]
+    assert counts["next_offset"] == 2
+    leased = world.call("/v1/queue.lease", queue_name=queue, client_id="c", batch_size=5, before_offsets={"0": 1})
+    assert [lease["count"] for lease in leased["leases"]] == [1]
+    assert not world.call("/v1/queue.lease", queue_name=queue, client_id="c", batch_size=5, before_offsets={"0": 1})["leases"]
+    assert not world.call("/v1/queue.lease", queue_name=queue, client_id="c", batch_size=5, before_offsets={})["leases"]
 
 
 def test_available_now_counts_what_is_ready_beside_leases_found_again(world: Server) -> None:

@@ -128,11 +128,31 @@ def test_a_replay_whose_leases_are_all_gone(spark: SparkSession, world: Server, 
         to_files(failing, tmp_path).awaitTermination()
     held = world.call("/v1/queue.explain", queue_name=queue, id=world.call("/v1/storage/items.list", queue_name=queue)["items"][0]["id"])
     world.call("/v1/queue.release", queue_name=queue, lease_ids=[held["lease_id"]])
-    with pytest.raises(PySparkException, match=rf"lease {held['lease_id']} of this batch is closed or expired.*failOnLeaseLoss=false"):
+    with pytest.raises(PySparkException, match=rf"lease {held['lease_id']} of this batch was released.*failOnLeaseLoss=false"):
         to_files(read(spark, world, queue), tmp_path).awaitTermination()
     to_files(read(spark, world, queue, failOnLeaseLoss="false"), tmp_path).awaitTermination()
     assert written(spark, tmp_path) == ["a", "b"]
     assert (world.count(queue, "completed"), world.count(queue, "leases")) == (2, 0)
+
+
+def test_a_committed_batch_whose_leases_ran_out_is_refused_and_not_done_twice(spark: SparkSession, world: Server, tmp_path: Path) -> None:
+    """`once` ends with the commit of its batch, and leaves the leases to the next start."""
+    queue = world.create("once")
+    world.produce(queue, ["a", "b"])
+
+    def run(**options: str) -> None:
+        out = {"path": str(tmp_path / "out"), "checkpointLocation": str(tmp_path / "checkpoint")}
+        read(spark, world, queue, **options).writeStream.format("parquet").options(**out).trigger(once=True).start().awaitTermination()
+
+    run(holdFor="1s")
+    assert (tmp_path / "checkpoint" / "commits" / "0").exists()
+    until("the leases run out", lambda: world.count(queue, "leases") == 0)
+    with pytest.raises(PySparkException, match=r"batch 1 of consumer 'traps' on once is done.*2 of its 2 items"):
+        run()
+    assert written(spark, tmp_path) == ["a", "b"]
+    assert world.count(queue, "total_leased") == 0
+    run(failOnLeaseLoss="false")
+    assert written(spark, tmp_path) == ["a", "a", "b", "b"]
 
 
 def test_asynchronous_progress_tracking_is_refused_and_the_checkpoint_stays_good(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -17,9 +19,11 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.chunks import recut, row_bytes
 from sluiceway.model.items import HEADERS
 from sluiceway.spark import sink
+from sluiceway.spark.format import SluicewaySource
 from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import consumes, sink_options, source_options
 from sluiceway.spark.rows import SCHEMA, to_rows
+from sluiceway.spark.settle import BatchSettle
 from sluiceway.spark.settle import check_columns as check_outcome_columns
 
 SOURCE = {"url": "http://127.0.0.1:1", "queue": "q", "consumer": "c"}
@@ -93,7 +97,10 @@ def test_what_is_no_mode_at_all_is_told_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("option", "says"),
     [
-        ("kafka.bootstrap.servers", "leave it out"),
+        ("kafka.bootstrap.servers", "see url ("),
+        ("kafka.group.id", "see consumer ("),
+        ("kafka.sasl.mechanism", "see an https url, caFile and apiKey ("),
+        ("kafka.fetch.min.bytes", "leave it out"),
         ("startingoffsets", "leave it out"),
         ("subscribe", "see queue"),
         ("maxOffsetsPerTrigger", "see maxItemsPerTrigger"),
@@ -104,6 +111,23 @@ def test_options_of_kafka_that_are_left_over_are_refused(option: str, says: str)
         error = refusal(parse, {**said, option: "x"})
         assert error.field == option
         assert says in error.detail
+
+
+def test_what_the_page_for_kafkas_users_promises_is_what_they_are_told(repository: Path) -> None:
+    page = (repository / "docs" / "from-kafka.md").read_text()
+    table = page.partition("An option of Kafka's connector that is left over is an error")[2].partition("Columns:")[0]
+    seen = 0
+    for line in table.splitlines():
+        cells = line.split("|")
+        if len(cells) < 3 or cells[1].strip().startswith(("column", "any other", "-", "Kafka")):
+            continue
+        ours = None if cells[2].strip().startswith("none") else re.search(r"`([A-Za-z]+)`", cells[2])
+        for option in re.findall(r"`([A-Za-z.]+\*?)`", cells[1]):
+            if option != "minPartitions":
+                detail = refusal(source_options, {**SOURCE, option.replace("*", "x"): "1"}).detail
+                assert (ours[1] if ours else "see queue" if option == "subscribePattern" else "leave it out") in detail, option
+                seen += 1
+    assert seen > 20
 
 
 def test_sparks_own_options_pass() -> None:
@@ -252,6 +276,52 @@ def test_a_wrong_column_of_items_is_named(columns: StructType, field: str) -> No
 )
 def test_a_wrong_column_of_outcomes_is_named(columns: StructType, field: str) -> None:
     assert refusal(check_outcome_columns, columns).field == field
+
+
+def test_names_of_columns_may_be_in_any_case() -> None:
+    assert sink.check_columns(schema(VALUE=StringType(), Kind=StringType())) == "value"
+    check_outcome_columns(schema(ID=StringType(), Outcome=StringType(), RETRY_AFTER_MS=LongType()))
+    assert refusal(sink.check_columns, schema(VALUE=StringType(), kind=StringType(), KIND=StringType())).field == "kind"
+    assert refusal(check_outcome_columns, schema(id=StringType(), outcome=StringType(), Outcome=StringType())).field == "outcome"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"outcome": None}, "outcome: null of item k.0.2 is not an outcome; it is done, retry or dead"),
+        ({"outcome": "later"}, "outcome: 'later' of item k.0.2 is not an outcome; it is done, retry or dead"),
+        ({"retry_after_ms": -5}, "retry_after_ms: -5 of item k.0.2 is not from 0 to 31,622,400,000 milliseconds"),
+        ({"retry_after_ms": 10**15}, "retry_after_ms: 1,000,000,000,000,000 of item k.0.2 is not from 0 to 31,622,400,000 milliseconds"),
+        ({"outcome": "done"}, "retry_after_ms: 7 of item k.0.2 is only meant with the outcome retry; it is null with others"),
+        ({"reason": "é" * 1_025}, f"reason: '{'é' * 40}' of item k.0.2 is longer than 2,048 bytes"),
+    ],
+)
+def test_a_wrong_value_of_an_outcome_is_named_with_its_item_before_anything_is_sent(values: dict[str, object], says: str) -> None:
+    good = {"ID": "k.0.1", "outcome": "retry", "retry_after_ms": 7, "reason": "é" * 1_024}
+    wrong = {**good, "ID": "k.0.2", **values}
+    kinds = schema(ID=StringType(), outcome=StringType(), retry_after_ms=LongType(), reason=StringType())
+    writer = BatchSettle(kinds, sink_options({**SINK, "mode": "settle"}))
+    rows = pa.Table.from_pylist([good, wrong], to_arrow_schema(kinds))
+    error = refusal(writer.write, iter(rows.to_batches()))
+    assert (error.code, str(error)) == ("invalid_request", says)
+
+
+@pytest.mark.parametrize(
+    ("options", "columns", "field"),
+    [({"consumer": ""}, SCHEMA, "consumer"), ({}, schema(payload=BinaryType()), "schema"), ({"mode": "settle"}, SCHEMA, "mode")],
+)
+def test_a_stream_that_cannot_be_is_refused_when_spark_asks_for_an_offset(options: dict[str, str], columns: StructType, field: str) -> None:
+    """Not before: PySpark would bury the error under one of its own, for want of a reader to stop."""
+    reader = SluicewaySource({**SOURCE, **options}).streamReader(columns)
+    offset: dict[str, object] = {}
+    for call in (reader.initialOffset, reader.getDefaultReadLimit, reader.prepareForTriggerAvailableNow):
+        assert refusal(call).field == field
+    assert refusal(reader.latestOffset, offset, None).field == refusal(reader.partitions, offset, offset).field == field
+    reader.stop()
+
+
+def test_options_that_spark_did_not_hand_over_are_told() -> None:
+    assert "Spark hands the OPTIONS of a catalog's table to no SELECT, INSERT" in refusal(SluicewaySource, {}).detail
 
 
 def test_writers_can_be_sent_to_tasks() -> None:

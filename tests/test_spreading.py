@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.core.spreading import ITEMS, PACE, REQUESTS, Meter, Spreader, wanted
+from sluiceway.core.spreading import ITEMS, PACE, REQUESTS, SLOWEST, Average, Meter, Spreader, load_of, wanted
 
 SECOND = 1_000
 Load = Callable[[int], float]
@@ -181,3 +181,36 @@ def test_the_documentation_has_these_numbers(repository: Path) -> None:
 
 def test_a_setting_is_a_number_to_begin_with() -> None:
     assert (wanted(3, 1), wanted("auto", 1), wanted("auto", 4)) == (3, 1, 4)
+
+
+# ---- how busy an instance is --------------------------------------------------------------------------------------------
+
+
+def test_a_queue_has_its_part_of_what_keeps_its_instance_busy() -> None:
+    # 330 calls a second on a machine that can do no more: its constants would say 220.
+    assert load_of(220, 220, 1_000, 0) == 1_000
+    assert load_of(220, 440, 1_000, 0) == 500
+    # A fast machine does as many with little.
+    assert load_of(900, 900, 300, 0) == 300
+
+
+def test_requests_that_wait_behind_commits_make_a_queue_busy() -> None:
+    assert load_of(200, 200, 100, 900) == 900
+
+
+def test_a_queue_with_next_to_nothing_to_do_is_not_what_keeps_an_instance_busy() -> None:
+    assert load_of(0, 0, 1_000, 1_000) == 0
+    assert load_of(3, 3, 1_000, 0) == 3 * SLOWEST < PACE.grow
+
+
+def test_an_instance_that_is_busy_for_long_makes_its_queue_grow_and_for_a_moment_does_not() -> None:
+    def growth(seconds: int) -> list[int]:
+        average, machine = Average(), Spreader()
+        decided = [
+            machine.decide(second * SECOND, 1, 4, [load_of(220, 220, average.note(second * SECOND, 1_000 * (second < seconds)), 0)])
+            for second in range(60)
+        ]
+        return [count for count in decided if count is not None]
+
+    assert growth(5) == []
+    assert growth(30)[:1] == [2]

@@ -75,7 +75,7 @@ async def test_damaged_small_records_are_found(tmp_path: Path, content: bytes, n
     [
         "DELETE FROM record WHERE kind = 'lease'",
         "UPDATE record SET (crc, value) = (SELECT crc, value FROM older.record)",
-        "UPDATE partition SET (txn, header, crc) = (SELECT txn, header, crc FROM older.partition)",
+        "UPDATE partition SET (grant, txn, header, crc) = (SELECT grant, txn, header, crc FROM older.partition)",
         "INSERT INTO record SELECT kind, '8', crc, value FROM record",
     ],
 )
@@ -84,8 +84,8 @@ async def test_records_of_several_moments_are_damage(tmp_path: Path, older: str)
     file = await written(tmp_path)
     shutil.copy(file, tmp_path / "older")
     store = SqlitePartitionStore(tmp_path)
-    await store.open(REF, FENCE)
-    assert await store.apply(REF, Changes(2, b"later", puts={(RecordKind.LEASE, "7"): b"later"}), FENCE) is Outcome.DONE
+    await store.open(REF, NEXT)
+    assert await store.apply(REF, Changes(2, b"later", puts={(RecordKind.LEASE, "7"): b"later"}), NEXT) is Outcome.DONE
     await store.close()
     database = apsw.Connection(str(file))
     database.execute("ATTACH ? AS older", (str(tmp_path / "older"),))
@@ -93,7 +93,7 @@ async def test_records_of_several_moments_are_damage(tmp_path: Path, older: str)
     database.close()
     store = SqlitePartitionStore(tmp_path)
     with pytest.raises(DamagedError, match=r"k7f3q2ma-0: (its records are not those of one moment|record lease:8)"):
-        await store.open(REF, NEXT)
+        await store.open(REF, NEXT._replace(opening=NEXT.opening + 1))
     assert (await store.open(OTHER, NEXT)).txn == 1
     await store.close()
 

@@ -15,7 +15,6 @@ from sluiceway.adapters import disk as disk_module
 from sluiceway.adapters.meta import sqlite as sqlite_meta
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage import sqlite as sqlite_partitions
-from sluiceway.node import identity
 
 SECTOR = 512
 """What a disk writes whole: a cut tears a write between sectors."""
@@ -153,9 +152,9 @@ def powered(root: Path) -> Iterator[PowerDisk]:
 
     really_write = disk_module.write_durably
 
-    def write_durably(path: Path, text: str) -> None:
+    def write_durably(path: Path, text: str, *, private: bool = False) -> None:
         # It replaces whole: what was there before, or nothing, is what a cut in between leaves.
-        really_write(path, text)
+        really_write(path, text, private=private)
         content = disk.content(path)
         content.loose.append((0, text.encode()))
         if not disk.lies():
@@ -165,7 +164,7 @@ def powered(root: Path) -> Iterator[PowerDisk]:
     apsw.set_default_vfs("powered")
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(mock.patch.object(identity, "write_durably", write_durably))
+            stack.enter_context(mock.patch.object(sqlite_partitions, "write_durably", write_durably))
             for module in (disk_module, partition_file, sqlite_partitions, sqlite_meta):
                 stack.enter_context(mock.patch.object(module, "sync_directory", sync_directory))
             yield disk

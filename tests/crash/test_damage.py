@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import apsw
 import httpx
 import pytest
 
-from server_process import PATIENCE, ServerProcess, wait_until
+from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from server_running import running
 from test_sqlite_faults import Disk, sound
 
@@ -93,6 +94,48 @@ def test_a_flipped_bit_stops_its_partition_by_name_and_nothing_else(tmp_path: Pa
         assert api.ready().status_code == 200
         items = api.ask("queue.peek", lease_id=f"{incarnation}.{hit}.L1", limit=100)["items"]
         assert [base64.b64decode(item["bytes"]).decode() for item in items] == stored[hit]
+
+
+@pytest.mark.crash
+def test_a_flipped_bit_in_the_log_of_a_killed_server_stops_by_name(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with ServerProcess(data) as server:
+        api = Api(server.url)
+        api.ask("queues.create", requested_partitions=2)
+        for n in range(10):
+            api.ask("queue.produce", items=[{"utf8": f"{n}"}])
+        done = api.ask("queue.lease", client_id="c", batch_size=4, max_partitions=2)["items"]
+        assert api.ask("queue.complete", ids=[item["id"] for item in done])["completed"] == 4
+        server.kill()
+    log = data / "partitions" / next(path.name for path in (data / "partitions").glob("*-0.sqlite-wal"))
+    whole = log.read_bytes()
+    log.write_bytes(_flipped(whole, len(whole) // 2))
+    with ServerProcess(data) as server:
+        (problem,) = Api(server.url).ready().json()["problems"]
+        assert "queue q, partition 0: stopped" in problem
+        assert f"the log {log} is damaged at byte" in problem
+        assert server.interrupt() == 0
+    assert log.read_bytes() == _flipped(whole, len(whole) // 2)
+    log.write_bytes(whole)
+
+    # The server was stopped in good order, so the meta store has a log again only after the next start.
+    with ServerProcess(data) as server:
+        api = Api(server.url)
+        assert api.ready().status_code == 200
+        assert sorted(api.lease_all()) == sorted({f"{n}" for n in range(10)} - {base64.b64decode(item["bytes"]).decode() for item in done})
+        server.kill()
+    log = data / "meta.sqlite-wal"
+    log.write_bytes(_flipped(log.read_bytes(), log.stat().st_size // 2))
+    refused = subprocess.run(
+        [*COMMAND, "serve", "--data", str(data), "--listen", "127.0.0.1:0"], capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert refused.returncode != 0
+    assert f"the log {log} is damaged at byte" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def _flipped(log: bytes, at: int) -> bytes:
+    return log[:at] + bytes([log[at] ^ 16]) + log[at + 1 :]
 
 
 def _requests() -> list[list[str]]:

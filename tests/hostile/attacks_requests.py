@@ -62,6 +62,10 @@ def smuggling(arena: Arena) -> None:
         connection = arena.connect(data + stats_call())
         given = answer_or_end(connection)
         assert given is None or given.status == 400, (coding, first, given)
+    for offer in (b"connection: upgrade\r\nupgrade: h2c\r\n", b"connection: close, upgrade\r\nupgrade: websocket\r\n"):
+        connection = arena.connect(head("queue.stats", len(hidden))[:-2] + offer + b"\r\n")
+        assert send(connection, hidden)
+        assert answer(connection).status == 400, offer
     for fold in (b"x: y\r\n content-length: 0\r\n", b"content-length : 5\r\n", b"\r\ncontent-length: 5\r\n", b"x\0: y\r\n", b"x: a\rb\r\n"):
         given = answer_or_end(arena.connect(head("queue.stats", len(body))[:-2] + fold + b"\r\n" + body))
         assert given is None or given.status in (400, 404), (fold, given)

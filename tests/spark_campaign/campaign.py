@@ -16,6 +16,7 @@ from cluster.report import Report
 from cluster.scenarios import conduct
 from spark_campaign.control import run_control
 from spark_campaign.kills import POINTS, run_kills
+from spark_campaign.shared import run_late, run_shared
 from spark_campaign.trouble import run_idle, run_moved, run_servers, run_workers
 from spark_campaign.versions import OTHERS, run_versions
 from spark_campaign.volume import run_volume
@@ -55,6 +56,14 @@ class Campaign:
         """a query that has nothing to do holds no lease"""
         run_idle(report, self._new_folder(report.name))
 
+    def shared(self, report: Report) -> None:
+        """two queries of one queue with random outcomes and triggers: drivers and servers are killed, and it is rebalanced 8 → 3 → 12"""
+        run_shared(report, self._new_folder(report.name), seed=self._given.seed)
+
+    def late(self, report: Report) -> None:
+        """a driver that comes back when its leases have run out is refused in words, and goes on if it may"""
+        run_late(report, self._new_folder(report.name))
+
     def standalone(self, report: Report) -> None:
         """a standalone cluster against two instances: executors and owners are killed in mid-batch"""
         run_standalone(report, self._new_folder(report.name))
@@ -80,6 +89,8 @@ SCENARIOS: dict[str, Callable[[Campaign, Report], None]] = {
     "servers": Campaign.servers,
     "moved": Campaign.moved,
     "idle": Campaign.idle,
+    "shared": Campaign.shared,
+    "late": Campaign.late,
     "standalone": Campaign.standalone,
     "volume": Campaign.volume,
     "versions": Campaign.versions,
@@ -94,6 +105,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--point", action="append", choices=[point.name for point in POINTS], help="of `kills`: only this one; may be repeated"
     )
+    parser.add_argument("--seed", type=int, default=1, help="of `shared`: for its outcomes, triggers and kills")
     parser.add_argument("--items", type=int, default=1_000_000, help="of `volume`")
     parser.add_argument("--pyspark", action="append", help=f"of `versions`: this version instead of {', '.join(OTHERS)}; may be repeated")
     parser.add_argument("--json", action="store_true", help="the last line is a JSON object")

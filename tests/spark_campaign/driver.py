@@ -7,6 +7,7 @@ befalls it.
 from __future__ import annotations
 
 import json
+import random
 import sys
 import time
 from dataclasses import dataclass, field
@@ -28,7 +29,8 @@ class Work:
     """`sinks`: `each` writes by foreachBatch, `stream` into the queue `out` by the streaming sink, `settle` states outcomes by it.
 
     `options`: more of the source. `master`: of Spark. `patience`: seconds in which nothing is done, while something is left, until it gives
-    up. `forever`: one query that goes on until there is a file `stop` in `folder`.
+    up. `forever`: one query that goes on until there is a file `stop` in `folder`. `name` is the consumer's, and that of what it writes.
+    With `outcomes`, a seed, they are random, and the same for an item's same attempt; with `triggers`, another, so is how each run ends.
     """
 
     url: str
@@ -38,6 +40,15 @@ class Work:
     master: str = "local[2]"
     patience: float = 30.0
     forever: bool = False
+    name: str = "campaign"
+    outcomes: int | None = None
+    triggers: int | None = None
+
+
+def random_outcome(seed: int) -> str:
+    """The expression of a column: a fifth of the items is put back, up to four times, and a tenth dies."""
+    chance = f"pmod(xxhash64(text, attempts, {seed}), 10)"
+    return f"case when {chance} < 2 and attempts < 5 then 'retry' when {chance} = 2 then 'dead' else 'done' end as outcome"
 
 
 class Driver:
@@ -58,8 +69,9 @@ class Driver:
             query.stop()
             return 0
         before, since = -1, time.monotonic()
+        chance = None if self._work.triggers is None else random.Random(self._work.triggers)
         while True:
-            writer.trigger(availableNow=True).start().awaitTermination()
+            self._run_once(writer, chance)
             done, left = self._counts()
             if not left:
                 return 0
@@ -69,6 +81,21 @@ class Driver:
                 print(f"{left} items are left, and none is served")
                 return 3
 
+    def _run_once(self, writer: DataStreamWriter, chance: random.Random | None) -> None:
+        """One query, which ends with what is there; by `chance` after one batch, or when it is stopped somewhere."""
+        # What is leased for the first batch is only remembered once that is logged.
+        begun = any((self._folder / "checkpoint" / "offsets").glob("[0-9]*"))
+        kind = chance.choice(("availableNow", "once", "processingTime")) if chance and begun else "availableNow"
+        print(f"trigger {kind}", flush=True)
+        if kind == "once":
+            writer.trigger(once=True).start().awaitTermination()
+        elif kind == "processingTime" and chance:
+            query = writer.trigger(processingTime="0 seconds").start()
+            query.awaitTermination(chance.uniform(1, 10))  # type: ignore[arg-type]
+            query.stop()
+        else:
+            writer.trigger(availableNow=True).start().awaitTermination()
+
     def _counts(self) -> tuple[int, int]:
         """How often an item was settled, and how many are there yet."""
         stats = self._client.call("/v1/queue.stats", {"queue_name": "in"})
@@ -76,9 +103,10 @@ class Driver:
         return sum(each["completed"] + each["dead"] + each["retried"] for each in partitions), sum(each["total"] for each in partitions)
 
     def _stream(self) -> DataFrame:
-        options = {"url": self._work.url, "queue": "in", "consumer": "campaign", **self._work.options}
+        options = {"url": self._work.url, "queue": "in", "consumer": self._work.name, **self._work.options}
         rows = self._spark.readStream.format("sluiceway").options(**options).load()
-        return rows.selectExpr("id", "attempts", "cast(payload as string) as text").selectExpr("*", OUTCOME)
+        outcome = OUTCOME if self._work.outcomes is None else random_outcome(self._work.outcomes)
+        return rows.selectExpr("id", "attempts", "cast(payload as string) as text").selectExpr("*", outcome)
 
     def _writer(self, rows: DataFrame) -> DataStreamWriter:
         if self._work.sinks == "each":
@@ -98,7 +126,7 @@ class Driver:
         rows.write.mode("append").parquet(str(self._folder / "plain"))
         reach("plain", number)
         final = rows.where("outcome <> 'retry'").selectExpr("text as value")
-        to = {"url": self._work.url, "queue": "out", "writeId": f"campaign-{number}"}
+        to = {"url": self._work.url, "queue": "out", "writeId": f"{self._work.name}-{number}"}
         final.write.format("sluiceway").mode("append").options(**to).save()
         reach("queue", number)
         settle(rows.select("id", "outcome"), url=self._work.url, queue="in")

@@ -71,18 +71,19 @@ class Rig:
                 payloads = [str(number).encode() for number in range(start, min(self.items, start + 5_000))]
                 client.send_arrow("/v1/queue.produce", {"queue_name": "in"}, pa.record_batch({"payload": pa.array(payloads, pa.binary())}))
 
-    def run(self, work: Work, stages: Sequence[Stage] = (), sabotage: str = "") -> Driver:
-        """Start a driver."""
+    def run(self, work: Work, stages: Sequence[Stage] = (), sabotage: str = "", place: Path | None = None) -> Driver:
+        """Start a driver. `place`: where its checkpoint and its sinks are, if not in the rig's folder."""
         self._runs += 1
-        return Driver(self.folder, f"driver{self._runs}", self._complete(work), Plan(self.folder, stages, sabotage))
+        place = place or self.folder
+        return Driver(place, f"driver{self._runs}", self._complete(work, place), Plan(place, stages, sabotage))
 
-    def _complete(self, work: Work) -> Work:
+    def _complete(self, work: Work, place: Path) -> Work:
         given = asdict(work)
         given["options"] = {"maxItemsPerTrigger": str(self.batch), **work.options}
-        return Work(**{**given, "url": self.world.url, "folder": str(self.folder)})
+        return Work(**{**given, "url": self.world.url, "folder": str(place)})
 
-    def seen(self) -> Seen:
-        checkpoint = self.folder / "checkpoint"
+    def seen(self, place: Path | None = None) -> Seen:
+        checkpoint = (place or self.folder) / "checkpoint"
         return Seen(_newest(checkpoint / "offsets"), _newest(checkpoint / "commits"), self.world.count("in", "total_leased"))
 
     def counters(self, queue: str = "in") -> dict[str, int]:
@@ -104,16 +105,20 @@ class Rig:
                     begin = {"cursor": cursor} if cursor else {}
         return pa.chunked_array(found, pa.utf8())
 
-    def judge(self, sinks: str, moved: bool = False) -> Faults:
-        """Everything, when no driver runs and nothing is left. `moved`: partitions were removed, and with them what they had counted."""
-        faults, _ = judging.judge_reads(self.folder / "reads")
+    def judge(self, sinks: str, moved: bool = False, places: Sequence[Path] = ()) -> Faults:
+        """Everything, when no driver runs and nothing is left. `moved`: partitions were removed, and with them what they had counted.
+
+        `places`: those of several queries, which have done all of it together.
+        """
+        places = places or (self.folder,)
+        faults = sum((judging.judge_reads(place / "reads")[0] for place in places), Faults())
         counters = {name: count for name, count in self.counters().items() if not moved or name in ("total", "leases")}
         if sinks == "each":
-            rows = judging.folders(self.folder)
+            rows = pa.concat_tables([judging.folders(place) for place in places])
             final = rows.filter(pc.not_equal(rows.column("outcome"), "retry")).column("text")
             faults += judging.judge_names("the sink that replaces", final, self.items, once=True)
             faults += judging.judge_names("the queue written by keys", self.names("out"), self.items, once=True)
-            plain = judging.read_parquet(self.folder / "plain").column("text")
+            plain = pa.concat_tables([judging.read_parquet(place / "plain") for place in places]).column("text")
             faults += judging.judge_names("the plain sink", plain, self.items, once=False)
             return faults + judging.judge_outcomes(rows, counters, self.names("dead"), self.items)
         tenth = self.items // 10 if sinks == "settle" else 0
@@ -156,8 +161,18 @@ class Driver:
     def release(self, stage: Stage) -> None:
         self.plan.released(stage).touch()
 
+    def over(self) -> bool:
+        return self._child.poll() is not None
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def was_starved(self) -> bool:
+        """Spark gave up on a Python process of its own that did not start within ten seconds: the machine is too busy, start it again."""
+        return any(sign in self.log() for sign in ("failed to connect back", "CANNOT_OPEN_SOCKET"))
+
     def tail(self) -> str:
-        return self._log.read_text(errors="replace")[-1_500:]
+        return self.log()[-1_500:]
 
     def end(self) -> None:
         """Of it, and of all that belongs to it."""

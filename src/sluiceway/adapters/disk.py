@@ -1,9 +1,16 @@
-"""What plain files need to survive a power cut."""
+"""What plain files need to survive a power cut, and to be for their owner's eyes alone."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import stat
 from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+_PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 
 def sync_directory(directory: Path) -> None:
@@ -23,12 +30,71 @@ def make_directory(directory: Path) -> None:
         sync_directory(folder.parent)
 
 
-def write_durably(path: Path, text: str) -> None:
-    """Write a small file, in a directory that is there, so that after a power cut it is there whole or not at all. Raises OSError."""
+def write_durably(path: Path, text: str, *, private: bool = False) -> None:
+    """Write a small file, in a directory that is there, so that after a power cut it is there whole or not at all. `private`: no other user
+    may read it. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     with part.open("w") as file:
+        if private:
+            os.fchmod(file.fileno(), _PRIVATE_FILE)
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
     sync_directory(path.parent)
+
+
+def keep_private(directory: Path) -> None:
+    """Create the directory if it is missing, and take from the other users of the machine every right to it and to the files in it that are
+    Sluiceway's. Whatever the umask is. What was open to them is told in the log. Raises OSError."""
+    if not directory.exists():
+        make_directory(directory)
+        directory.chmod(_PRIVATE_FOLDER)
+        return
+    if directory.stat().st_mode & stat.S_ISVTX:
+        log.warning("%s is a directory for all users of this machine, and stays so; give Sluiceway one of its own", directory)
+        wide = []
+    else:
+        mode = stat.S_IMODE(directory.stat().st_mode)
+        wide = [f"the directory ({mode:03o})"] if _narrow(directory, _PRIVATE_FOLDER) else []
+    files = sum(1 for path in directory.iterdir() if _is_ours(path.name) and _narrow(path, _PRIVATE_FILE))
+    wide += [f"{files} files in it"] if files else []
+    if wide:
+        log.warning("%s was open to other users of this machine: %s; now it is not", directory, " and ".join(wide))
+
+
+def create_private(path: Path) -> None:
+    """Create an empty file that no other user of the machine may read, whatever the umask is; one that is there stays as it is. SQLite
+    gives the files beside a database the rights that this has. Raises OSError."""
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
+        try:
+            os.fchmod(handle, _PRIVATE_FILE)
+        finally:
+            os.close(handle)
+
+
+def keep_database_private(path: Path) -> None:
+    """The same for a SQLite database wherever it lies, which is created if it is missing. Raises OSError."""
+    create_private(path)
+    files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]
+    if sum(_narrow(file, _PRIVATE_FILE) for file in files):
+        log.warning("%s was open to other users of this machine; now it is not", path)
+
+
+def _is_ours(name: str) -> bool:
+    return name in ("lock", "identity", "reserve") or name.endswith((".sqlite", ".sqlite-wal", ".sqlite-shm", ".sqlite-journal"))
+
+
+def _narrow(path: Path, mode: int) -> bool:
+    """Whether others had rights to it. Those of another owner, who alone can change that, stay as they are; so does what is gone."""
+    try:
+        if path.is_symlink() or not path.stat().st_mode & 0o077:
+            return False
+        path.chmod(path.stat().st_mode & mode)
+    except PermissionError:
+        log.warning("%s is open to other users of this machine, and belongs to another one; its owner should say: chmod go= %s", path, path)
+        return False
+    except FileNotFoundError:
+        return False
+    return True

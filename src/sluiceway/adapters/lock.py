@@ -24,12 +24,14 @@ class DirectoryLock:
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
         # The file stays behind: unlinking it would let two owners lock two files of the same name.
-        self._file = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = os.open(directory / _FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             if not self._take(shared):
                 raise DirectoryInUseError(self._refusal(directory, shared))
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
+            # Who has it is for people to read. The lock holds without, also where the disk has no room for it.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._file, 0)
+                os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
         except BaseException:
             os.close(self._file)
             raise

@@ -2,29 +2,62 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import threading
 import time
 
-from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.clock import Clock, Millis, format_duration
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
+from sluiceway.kernel.limits import CLOCK_PATIENCE
+
+log = logging.getLogger("sluiceway.clock")
+
+# On Linux the monotonic clock stands still while the machine sleeps; elsewhere there is no other.
+_STEADY: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+
+def _steady_ns() -> int:
+    return time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)
 
 
 class _Clock:
+    """`kernel.clock.Clock` over the real clocks; it logs when the wall clock has jumped, and when that is over."""
+
     def __init__(self) -> None:
         self._mutex = threading.Lock()
-        self._now = time.time_ns()
-        self._monotonic = time.monotonic_ns()
+        self._clock = Clock(time.time_ns(), _steady_ns())
 
     def now(self) -> Millis:
+        clock = self._clock
         with self._mutex:
-            # In this order: what passes between the readings would otherwise be counted twice, and nothing ever takes it back.
+            # In this order: what passes between the readings makes the wall clock seem to be behind, and nothing comes early.
             wall = time.time_ns()
-            monotonic = time.monotonic_ns()
-            # When the wall clock is set back, time runs on from where it was: standing still would stop every lease from expiring.
-            self._now = max(wall, self._now + monotonic - self._monotonic)
-            self._monotonic = monotonic
-            return self._now // 1_000_000
+            before, found, after = clock.jump, clock.read(wall, _steady_ns()), clock.jump
+        if bool(before) != bool(after):
+            _tell(after)
+        return found
+
+    @property
+    def ahead(self) -> Millis:
+        return self._clock.ahead
+
+    @property
+    def jump(self) -> Millis:
+        return self._clock.jump
+
+
+def _tell(jump: Millis) -> None:
+    if not jump:
+        log.warning("the machine's clock and the server's time agree again")
+        return
+    log.error(
+        "the machine's clock jumped %s by %s; the server's time runs on as before and begins to follow after %s: "
+        "set the clock right, or restart the server to follow it at once",
+        "ahead" if jump > 0 else "back",
+        format_duration(abs(jump)),
+        format_duration(CLOCK_PATIENCE),
+    )
 
 
 class _Ahead(threading.local):
@@ -34,13 +67,21 @@ class _Ahead(threading.local):
 _clock = _Clock()
 _ahead = _Ahead()
 _chance = secrets.SystemRandom()
-# On Linux the monotonic clock stands still while the machine sleeps; elsewhere there is no other.
-_STEADY: int | None = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
 
 
 def now() -> Millis:
-    """Milliseconds since the Unix epoch. Never goes backwards within the process, even if the wall clock is set back. Thread-safe."""
+    """Milliseconds since the Unix epoch, by `kernel.clock.Clock`: never goes back, and follows no jump of the wall clock. Thread-safe."""
     return _clock.now() + _ahead.millis
+
+
+def clock_jump() -> Millis:
+    """By how much the wall clock is ahead of `now` (negative: behind), if it has jumped; else 0."""
+    return _clock.jump
+
+
+def clock_ahead() -> Millis:
+    """By how much the wall clock is ahead of `now` (negative: behind)."""
+    return _clock.ahead
 
 
 def move_ahead(millis: Millis) -> None:
@@ -65,7 +106,17 @@ def chance() -> float:
 
 def steady() -> Millis:
     """Milliseconds from a point of no meaning, by a clock that nobody sets and that runs on while the machine sleeps: for leases."""
-    return (time.monotonic_ns() if _STEADY is None else time.clock_gettime_ns(_STEADY)) // 1_000_000
+    return _steady_ns() // 1_000_000
+
+
+def busy() -> float:
+    """Seconds for which this thread had something to do so far: it ran, or, where the system tells (Linux), waited for a processor."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            ran, waited, _ = file.read().split()
+        return (int(ran) + int(waited)) / 1e9
+    except (OSError, ValueError):
+        return time.thread_time()
 
 
 def stopwatch() -> float:

@@ -23,7 +23,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Lease, Produce, QueueSpec, Selection, Settle
 from sluiceway.node.service import Service
 from sluiceway.node.stores import open_store
-from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore, Snapshot
+from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef, PartitionStore, Snapshot
 
 PARTITIONS, PRODUCERS, CONSUMERS = 4, 16, 4
 LONG = 60_000
@@ -48,8 +48,11 @@ class Hanging:
             await self.answers.wait()
         return await self._store.apply(ref, changes, fence)
 
-    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
-        return await self._store.open(ref, fence)
+    async def identify(self, new: str | None) -> str | None:
+        return await self._store.identify(new)
+
+    async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
+        return await self._store.open(ref, fence, least)
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
         return await self._store.read(ref, blobs)

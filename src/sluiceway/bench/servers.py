@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 SLUICEWAY = "sluiceway.server.run"
 
@@ -77,9 +78,102 @@ def cpu_seconds(pid: int) -> float:
 
 
 def family_cpu(*pids: int) -> float:
-    """Seconds that the processes, their children and theirs have used so far; of those that have ended, what their parents know."""
-    children: dict[int, list[int]] = {}
-    used: dict[int, int] = {}
+    """Seconds that the processes, their children and theirs have used so far; of those that have ended, what their parents know.
+
+    What ends after its parent has ended is missing from then on: for families in which that happens there is `FamilyMeter`.
+    """
+    return FamilyMeter(*pids).seconds()
+
+
+class _Process(NamedTuple):
+    """A process, as it was seen. `own` and `reaped` are ticks: its own, and those of children that have ended and were waited for."""
+
+    pid: int
+    began: int
+    parent: int
+    own: int
+    reaped: int
+
+
+class FamilyMeter:
+    """The processor time of processes, their children and theirs, which never goes back: also of those that nobody waited for.
+
+    A process that ends gives its time to its parent, if that waits for it. Of one that does not show there, what it had when it was last
+    seen is kept, so `seconds` is to be asked often; as a context manager it does that by itself, every `interval` seconds, in a thread.
+    """
+
+    def __init__(self, *pids: int, interval: float = 0.2) -> None:
+        self._roots = pids
+        self._interval = interval
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._family: dict[tuple[int, int], _Process] = {}
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name="family-meter", daemon=True)
+
+    def seconds(self) -> float:
+        """What all of them have used so far, since each began."""
+        with self._lock:
+            self._look()
+            ticks = self._lost + sum(each.own + each.reaped for each in self._family.values())
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(self._interval):
+            self.seconds()
+
+    def _look(self) -> None:
+        before, self._family = self._family, self._members(_processes())
+        ended: dict[tuple[int, int] | None, int] = {}
+        pids = {key[0]: key for key in before}
+        for key, process in before.items():
+            if key not in self._family:
+                heir = pids.get(process.parent)
+                # An ended parent has handed on what it had to its own, if that waited.
+                while heir is not None and heir not in self._family:
+                    heir = pids.get(before[heir].parent)
+                ended[heir] = ended.get(heir, 0) + process.own + process.reaped
+        for heir, ticks in ended.items():
+            inherited = 0 if heir is None else self._family[heir].reaped - before[heir].reaped
+            self._lost += max(0, ticks - inherited)
+
+    def _members(self, found: dict[int, _Process]) -> dict[tuple[int, int], _Process]:
+        """Who belongs to the family: the roots, what they have begun, and what was in it before, whoever its parent is now."""
+        children: dict[int, list[int]] = {}
+        for process in found.values():
+            children.setdefault(process.parent, []).append(process.pid)
+        members: dict[tuple[int, int], _Process] = {}
+        waiting = [*self._roots, *(pid for pid, began in self._family if pid in found and found[pid].began == began)]
+        while waiting:
+            pid = waiting.pop()
+            member = found.get(pid)
+            if member is not None and (pid, member.began) not in members:
+                members[pid, member.began] = member
+                waiting += children.get(pid, [])
+        return members
+
+
+def _processes() -> dict[int, _Process]:
+    """All of this machine. Looked at until two looks find the same ones: a process that ends in between counts once."""
+    found = _processes_once()
+    for _ in range(5):
+        again = _processes_once()
+        if again.keys() == found.keys():
+            return again
+        found = again
+    return found
+
+
+def _processes_once() -> dict[int, _Process]:
+    found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -87,15 +181,9 @@ def family_cpu(*pids: int) -> float:
             except OSError:
                 # It has ended meanwhile.
                 continue
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-            used[int(entry.name)] = sum(int(field) for field in fields[11:15])
-    total, waiting = 0, list(pids)
-    while waiting:
-        each = waiting.pop()
-        # Each counts once.
-        total += used.pop(each, 0)
-        waiting += children.pop(each, [])
-    return total / os.sysconf("SC_CLK_TCK")
+            own, reaped = (sum(map(int, fields[first : first + 2])) for first in (11, 13))
+            found[int(entry.name)] = _Process(int(entry.name), int(fields[19]), int(fields[1]), own, reaped)
+    return found
 
 
 def written_bytes() -> int:

@@ -184,7 +184,8 @@ def main(arguments: Sequence[str]) -> int:
     load = f"load {os.getloadavg()[2]:.1f}"
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, PySpark {own}, {load}"
     versions = f"Kafka {kafka.VERSION}, connector {given.connector}"
-    document = json.dumps({"machine": machine, "versions": versions, "figures": [figure.document() for figure in figures]}, indent=2)
+    about = {"machine": machine, "versions": versions, "rounds": given.rounds}
+    document = json.dumps({**about, "figures": [figure.document() for figure in figures]}, indent=2)
     given.output.parent.mkdir(parents=True, exist_ok=True)
     given.output.write_text(document + "\n")
     print(document if given.json else f"{table(figures)}\n{machine}; {versions}")

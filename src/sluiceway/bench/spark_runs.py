@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from sluiceway.bench.servers import family_cpu
+from sluiceway.bench.servers import FamilyMeter, family_cpu
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import Server as Address
 
@@ -123,8 +123,10 @@ def _measured(spark: SparkSession, server: int | None, run: Callable[[], object]
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     java = gateway.proc.pid
-    before = family_cpu(java), family_cpu(server) if server else 0.0
-    began = time.perf_counter()
-    run()
-    seconds = time.perf_counter() - began
-    return Run(seconds, family_cpu(java) - before[0], (family_cpu(server) - before[1]) if server else 0.0)
+    # Spark's Python workers may outlive the daemon that has forked them, and are then waited for by none of the family.
+    with FamilyMeter(java) as meter:
+        before = meter.seconds(), family_cpu(server) if server else 0.0
+        began = time.perf_counter()
+        run()
+        seconds = time.perf_counter() - began
+        return Run(seconds, meter.seconds() - before[0], (family_cpu(server) - before[1]) if server else 0.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
 from typing import get_args
 
 from sluiceway.core.assignment.task_member import Preset
@@ -15,7 +16,9 @@ STREAMS = {
     "postgres": "sluiceway.adapters.streams.postgres",
     "queue": "sluiceway.client.lineage",
 }
-"""Kinds of streams, and the modules that have them: each has a `from_options(name, options)`."""
+"""Kinds of streams that are shipped, and the modules that have them: each has a `from_options(name, options)`."""
+GROUP = "sluiceway.streams"
+"""Entry points of installed packages that have further kinds. Each names a `from_options`; one that is shipped goes before."""
 KAFKA = "kafka:"
 MAX_LIMIT = 100_000
 
@@ -62,8 +65,21 @@ class CaptureConfig:
 
 
 def check_kind(stream: str) -> None:
-    if stream not in STREAMS:
-        raise invalid("stream", f"{stream[:40]!r} is not a kind of stream; expected one of {', '.join(STREAMS)}")
+    if stream not in STREAMS and entry_of(stream) is None:
+        known = ", ".join([*STREAMS, *sorted({each.name for each in entry_points(group=GROUP)} - STREAMS.keys())])
+        raise invalid(
+            "stream",
+            f"{stream[:40]!r} is not a kind of stream; expected one of {known}, or the entry point {GROUP} of a package to install",
+        )
+
+
+def entry_of(stream: str) -> EntryPoint | None:
+    """The entry point of that kind. Raises `invalid_request` if two packages have one."""
+    found = list(entry_points(group=GROUP, name=stream))
+    if len({each.value for each in found}) > 1:
+        packages = ", ".join(sorted(each.dist.name if each.dist is not None else each.value for each in found))
+        raise invalid("stream", f"several packages have a stream of the kind {stream}: {packages}. Remove all but one")
+    return found[0] if found else None
 
 
 def check_log(log: str) -> None:

@@ -13,7 +13,7 @@ from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.adapters.secrets import read_secret
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
-from sluiceway.capture.config import KAFKA, STREAMS, CaptureConfig, check_kind, check_log, check_shared
+from sluiceway.capture.config import KAFKA, STREAMS, CaptureConfig, check_kind, check_log, check_shared, entry_of
 from sluiceway.client.aio import AsyncClient
 from sluiceway.client.capture_sink import QueueSink
 from sluiceway.kernel.errors import SluicewayError, invalid
@@ -53,11 +53,21 @@ async def opened(meta: str) -> AsyncIterator[MetaStore]:
 def open_stream(kind: str, name: str, options: Mapping[str, str]) -> ChangeStream:
     """Raises `invalid_request` that names the option at fault, or says what is to be installed."""
     check_kind(kind)
+    if kind in STREAMS:
+        try:
+            stream: ChangeStream = import_module(STREAMS[kind]).from_options(name, options)
+        except ModuleNotFoundError as error:
+            raise invalid("stream", f"{kind} needs {error.name}; install it with: pip install 'sluiceway[{kind}]'") from None
+        return stream
+    entry = entry_of(kind)
+    assert entry is not None
     try:
-        stream: ChangeStream = import_module(STREAMS[kind]).from_options(name, options)
-    except ModuleNotFoundError as error:
-        raise invalid("stream", f"{kind} needs {error.name}; install it with: pip install 'sluiceway[{kind}]'") from None
-    return stream
+        from_options = entry.load()
+    except (ImportError, AttributeError) as error:
+        package = entry.dist.name if entry.dist is not None else entry.value
+        raise invalid("stream", f"{kind} of the package {package} cannot be loaded from {entry.value}: {error}") from error
+    made: ChangeStream = from_options(name, options)
+    return made
 
 
 def open_log(name: str, log: str, store: MetaStore, *, create: bool = True) -> SyncLog:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from sluiceway.capture.begun import Begun
 from sluiceway.capture.looking import Look
-from sluiceway.core.assignment.tasks_state import Partition, Phase
+from sluiceway.core.assignment.tasks_state import Partition, Phase, State
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.node.task_reader import REST
 from sluiceway.ports.position_store import Kept, Stored
@@ -16,6 +16,9 @@ from sluiceway.wire.json_tasks import TaskAlarm, TaskGroup, TaskMemberShown, Tas
 PHASES: tuple[Phase, ...] = ("created", "ready", "owned", "finished")
 _STILL: Millis = REST + 5_000
 """What was committed longer ago is of a partition that nobody reads, or that does not go on."""
+
+DEAD_LETTERS_ALARM: Millis = 24 * 3_600_000
+"""How long after the last record that became a dead letter there is an alarm of it."""
 
 
 def group_of(look: Look, now: Millis) -> TaskGroup:
@@ -46,9 +49,28 @@ def group_of(look: Look, now: Millis) -> TaskGroup:
             TaskAlarm(member=member, partition=token or None, why=why)
             for member, alarms in sorted(look.alarms.items())
             for token, why in sorted(alarms.items())
+        ]
+        + [
+            TaskAlarm(member=_owner(state, token), partition=token, why=why)
+            for token, stored in sorted(positions.items())
+            if (why := _dead_letters(stored.kept, now))
         ],
         partitions=[_partition(each, positions.get(token), behind.get(token)) for token, each in sorted(state.partitions.items())],
     )
+
+
+def _owner(state: State, token: str) -> str:
+    partition = state.partitions.get(token)
+    return "" if partition is None else partition.owner
+
+
+def _dead_letters(kept: Kept, now: Millis) -> str:
+    """The alarm of a partition that went on without records; empty: there were none for a while."""
+    if kept.dead is None or now - kept.dead.at > DEAD_LETTERS_ALARM:
+        return ""
+    those = "1 record was" if kept.dead.count == 1 else f"{kept.dead.count:,} records were"
+    at = _moment(kept.dead.at)
+    return f"{those} too large for the target, and went to the dead queue {kept.dead.queue}; the last, at {kept.dead.position}, {at:%F %T}Z"
 
 
 def _behind(stored: Stored, now: Millis) -> Millis | None:
@@ -74,6 +96,7 @@ def _partition(each: Partition, stored: Stored | None, behind: Millis | None) ->
         at=_moment(kept.at),
         behind=None if behind is None else format_duration(behind),
         written_at=_moment(stored.written_at) if stored is not None else None,
+        dead_letters=kept.dead.count if kept.dead is not None else 0,
     )
 
 

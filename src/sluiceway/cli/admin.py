@@ -45,6 +45,40 @@ def list_backends(session: Session) -> None:
     session.print_all(items, table([column.replace("_", " ") for column in columns], rows), "no backends")
 
 
+@backend.command("accept")
+@click.argument("name")
+@click.option("--data", required=True, type=click.Path(exists=True, file_okay=False, path_type=Path), help="The data folder of the server.")
+@click.option("--config", type=FILE, help="The server's configuration file, which may name a cluster.")
+@click.option("--cluster-meta", metavar="URL", help="The meta store of the server's cluster, as for `serve`.")
+@click.option("--queue", "queue_name", help="Only the partitions of this queue.")
+@click.option("--partition", "numbers", type=click.IntRange(0), multiple=True, help="Only this partition of the queue. May be repeated.")
+@connected
+def accept_backend(
+    session: Session,
+    name: str,
+    data: Path,
+    config: Path | None,
+    cluster_meta: str | None,
+    queue_name: str | None,
+    numbers: tuple[int, ...],
+) -> None:
+    """Serve what lies in the backend NAME although it is older than it was, or empty.
+
+    For a storage that was restored on purpose, or is lost for good. First stop every client: ids that were given since are given again, to
+    other items. A server may be running on the data folder.
+    """
+    if numbers and queue_name is None:
+        raise click.UsageError("--partition is one of a queue: say which by --queue")
+    from sluiceway.cli.acceptance import accept_storage
+
+    accepted = accept_storage(data, config, cluster_meta, name, queue_name, numbers)
+    rows = [{"queue_name": queue, "partition": number} for queue, number in accepted]
+    session.print(
+        {"backend": name, "accepted": rows},
+        f"accepted {len(rows)} partitions of backend {name} as they are. They are opened at the next start of the server.",
+    )
+
+
 def _plain(value: object) -> str:
     """A value of a server that may be newer than this program, for a table."""
     text = "-" if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -74,8 +108,8 @@ def key() -> None:
 @click.option("--bytes-per-second", type=click.IntRange(0), help="Its own limit; 0: none. [default: the server's]")
 @click.option(
     "--data",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Make it in this data folder, without asking a server: the first key. A server may be running there.",
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Make it in this data folder, without asking a server: the first key. A server may be running there, or come later.",
 )
 @click.option("--config", type=FILE, help="With --data: the server's configuration file, which may name a cluster.")
 @click.option("--cluster-meta", metavar="URL", help="With --data: the meta store of the server's cluster, as for `serve`.")
@@ -91,6 +125,8 @@ def create(
     else:
         from sluiceway.cli.bootstrap import create_key
 
+        if not data.exists():
+            click.echo(f"{data} is a new data folder: start the server with --data {data}", err=True)
         made = create_key(data, config, cluster_meta, name, scopes, **limits)
     if session.as_json:
         print_json(made)
@@ -104,6 +140,13 @@ def create(
 @connected
 def list_keys(session: Session) -> None:
     """List the API keys: who has them and what they may do, never the keys themselves."""
+    found = _all_keys(session)
+    rows = [(each.key_id, each.name, _day(each.created_at), _day(each.expires_at), " ".join(each.scopes)) for each in found]
+    columns = ("key", "name", "created", "expires", "scopes")
+    session.print_all(found, table(columns, rows), "no keys; make one with: sluiceway key create NAME --scope SCOPE")
+
+
+def _all_keys(session: Session) -> list[KeyInfo]:
     found: list[KeyInfo] = []
     pivot: str | None = None
     while True:
@@ -111,10 +154,7 @@ def list_keys(session: Session) -> None:
         found += page.items
         pivot = page.next
         if pivot is None:
-            break
-    rows = [(each.key_id, each.name, _day(each.created_at), _day(each.expires_at), " ".join(each.scopes)) for each in found]
-    columns = ("key", "name", "created", "expires", "scopes")
-    session.print_all(found, table(columns, rows), "no keys; make one with: sluiceway key create NAME --scope SCOPE")
+            return found
 
 
 def _day(at: datetime | None) -> str:
@@ -122,11 +162,22 @@ def _day(at: datetime | None) -> str:
 
 
 @key.command()
-@click.argument("key_id")
+@click.argument("key_id", metavar="KEY_ID|NAME")
 @connected
 def revoke(session: Session, key_id: str) -> None:
-    """Revoke the API key with this id. It is refused from then on, by every server within a second."""
-    session.client.revoke_key(key_id)
+    """Revoke the API key with this id, or the only one of this name. It is refused from then on, by every server within a second."""
+    try:
+        session.client.revoke_key(key_id)
+    except SluicewayError as error:
+        if error.code != "key_not_found":
+            raise
+        named = [each.key_id for each in _all_keys(session) if each.name == key_id]
+        if not named:
+            raise
+        if len(named) > 1:
+            raise click.UsageError(f"{len(named)} keys are called {key_id}: say which by its id: {', '.join(named)}") from None
+        (key_id,) = named
+        session.client.revoke_key(key_id)
     session.print({"key_id": key_id}, f"revoked {key_id}")
 
 

@@ -94,6 +94,12 @@ def clock(server: datetime | None, before: datetime, after: datetime) -> Check:
     return Check("clock", "failed", f"the server's is {abs(ahead):,.0f} s {which} this machine's", fix)
 
 
+def server_time(ok: bool, detail: str) -> Check:
+    """What the server says of its clock."""
+    fix = "" if ok else "let NTP set the clock of the server's machine, then restart the server"
+    return Check("server time", "ok" if ok else "failed", detail, fix)
+
+
 def readiness(problems: list[str]) -> Check:
     if not problems:
         return Check("ready", "ok", "every partition serves")
@@ -131,11 +137,14 @@ def accepted(has_key: bool, scopes: Sequence[str], expires_at: datetime | None, 
     return Check("key", "warning", f"{detail}: {days} days", "ask for another key with the same scopes, and put it in place before then")
 
 
-def disk(folder: str, free: int) -> Check:
-    detail = f"{free / 2**30:,.1f} GiB free under {folder}"
+def disk(folder: str, free: int, held: int | None = None) -> Check:
+    """`held`: bytes of the server's reserve there; None: it has given that up, or makes none."""
+    detail = f"{free / 2**30:,.1f} GiB free under {folder}" if free >= LEAST_FREE else f"{free / 2**20:,.1f} MiB free under {folder}"
+    detail += "" if held is None else f", and {held / 2**20:,.1f} MiB held in reserve"
     if free >= LEAST_FREE:
         return Check("disk", "ok", detail)
-    return Check("disk", "failed", detail, "make room, or move the data folder while the server is stopped")
+    fix = "complete or clear items, delete queues, make room, or move the data folder while the server is stopped"
+    return Check("disk", "failed", detail, fix)
 
 
 def files(limit: int, partitions: int) -> Check:

@@ -37,6 +37,7 @@ _NEXT = {
     "queue_not_found": "`sluiceway queue list` shows the queues, `sluiceway queue create NAME` makes one",
     "queue_exists": "`sluiceway queue info NAME` shows it",
     "queue_not_empty": "complete what is in it, or delete it all the same with --force",
+    "storage_full": "`sluiceway doctor --data DIR` shows what is left on the disk; consume or clear items, or delete queues",
     "queue_paused": "`sluiceway queue resume NAME` lets it go on",
     "version_conflict": "`sluiceway queue info NAME` shows the settings and the version that it has now",
     "unauthenticated": "give a key: SLUICEWAY_API_KEY, or a context (sluiceway context add --help); an administrator makes one with "

@@ -69,6 +69,7 @@ def _server(session: Session) -> Iterator[Check]:
     yield _checked("server", lambda: checks.versions(_version(session), __version__))
     yield checks.transport(target.url, _certificate_until(answer), after)
     yield checks.clock(_date(answer), before, after)
+    yield from _time(session)
     yield _key(session, after)
     yield _checked("ready", lambda: checks.readiness(session.problems()))
     yield from _cluster(session)
@@ -116,6 +117,16 @@ def _key(session: Session, now: datetime) -> Check:
     return checks.accepted(has_key, own.scopes, own.expires_at, now)
 
 
+def _time(session: Session) -> Iterator[Check]:
+    try:
+        told = session.get("/readyz?verbose").json()["checks"]
+        found = {each["name"]: each for each in told}
+        yield checks.server_time(bool(found["clock"]["ok"]), str(found["clock"]["detail"]))
+    except (SluicewayError, ValueError, KeyError, TypeError):
+        # Not for this key, or an older server.
+        return
+
+
 def _cluster(session: Session) -> Iterator[Check]:
     try:
         found = session.client.list_instances().items
@@ -135,7 +146,9 @@ def _data(folder: Path) -> Iterator[Check]:
     if not folder.is_dir():
         yield Check("data", "failed", f"there is no folder {folder}", "a server makes it at its first start: sluiceway serve --data DIR")
         return
-    yield checks.disk(str(folder), shutil.disk_usage(folder).free)
+    reserve = folder / "reserve"
+    held = reserve.stat().st_size if reserve.exists() else None
+    yield checks.disk(str(folder), shutil.disk_usage(folder).free, held)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     partitions = sum(1 for _ in folder.glob("partitions/*.sqlite")) + sum(1 for _ in folder.glob("backends/*/*.sqlite"))
     yield checks.files(-1 if limit == resource.RLIM_INFINITY else limit, partitions)

@@ -1,8 +1,9 @@
-"""Commands that look at the cluster: its instances, and how they have divided the partitions."""
+"""Commands on the cluster: its instances, and how they divide the partitions."""
 
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import click
 
@@ -12,7 +13,7 @@ from sluiceway.cli.session import Session, connected
 
 @click.group()
 def instance() -> None:
-    """Look at the instances of a cluster."""
+    """Look at the instances of a cluster, and change the times by which they go."""
 
 
 @instance.command("list")
@@ -34,6 +35,25 @@ def list_(session: Session) -> None:
     if not session.as_json:
         last = f"; last round {found.round.number}: {printable(found.round.trigger.encode())}" if found.round else ""
         click.echo(f"strategy {found.strategy}, era {found.era}{last}", err=True)
+
+
+@instance.command()
+@click.option("--settle-timeout", metavar="DURATION", help="A round is sealed once no instance has joined it for so long.")
+@click.option("--round-interval", metavar="DURATION", help="The least between two rounds.")
+@click.option("--heartbeat-interval", metavar="DURATION", help="There is a round at least so often.")
+@click.option("--beat-interval", metavar="DURATION", help="How often an instance shows that it lives.")
+@click.option("--lease-timeout", metavar="DURATION", help="An instance that could not show it for so long serves nothing of its own.")
+@click.option("--member-timeout", metavar="DURATION", help="An instance that was not heard of for so long is given up.")
+@click.option("--strategy", type=click.Choice(["rounds", "claims"]), help="How the partitions are divided.")
+@connected
+def update(session: Session, **wanted: Any) -> None:
+    """Change the times by which all instances go, while they run; a round follows. Needs the scope `admin`.
+
+    What is not given stays as it is. An instance whose configuration sets a time has the cluster go by that again when it starts.
+    """
+    found = session.client.update_instances(**wanted)
+    times = [(name, text) for name, text in (found.parameters or {}).items()]
+    session.print(found, table(("time", "value"), [*times, ("strategy", found.strategy)]))
 
 
 @instance.command()

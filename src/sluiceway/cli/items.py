@@ -11,8 +11,9 @@ import click
 
 from sluiceway.cli.common import duration_option, print_json, print_table, printable, table
 from sluiceway.cli.lines import produce_lines
-from sluiceway.cli.session import Session, connected, queue_argument
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PARTITIONS
 
 if TYPE_CHECKING:
     from sluiceway.client import LeasedItem
@@ -38,14 +39,24 @@ def produce(session: Session, queue: str, items: tuple[str, ...], file: str | No
 @duration_option("--wait", default="0s", help="How long to wait for the first item.")
 @duration_option("--lease-timeout", help="How long the items are yours. [default: the queue's]")
 @click.option("--client-id", default="cli", show_default=True, help="The consumer's name in the lease.")
+@click.option(
+    "--max-partitions",
+    type=click.IntRange(1, MAX_PARTITIONS),
+    help="Take from this many partitions at most. [default: as many as it takes]",
+)
 @connected
-def lease(session: Session, queue: str, count: int, wait: str, lease_timeout: str | None, client_id: str) -> None:
-    """Take items from QUEUE for a while.
+def lease(
+    session: Session, queue: str, count: int, wait: str, lease_timeout: str | None, client_id: str, max_partitions: int | None
+) -> None:
+    """Take items from QUEUE for a while. Ends with 4 if the queue is paused.
 
     With --json: one object per item, its payload as `utf8`, or as `bytes` in base64.
     """
     del client_id  # it named the session's client
-    leased = session.client.lease(queue, batch_size=count, request_timeout=wait, lease_timeout=lease_timeout)
+    spread = max_partitions or min(count, MAX_PARTITIONS)
+    leased = session.client.lease(queue, batch_size=count, request_timeout=wait, lease_timeout=lease_timeout, max_partitions=spread)
+    if not leased.items and "lease" in paused_verbs(session, queue):
+        raise SluicewayError("queue_paused", f"queue {queue} is paused: nothing is leased from it until it is resumed", "queue_name")
     _print_items(session, leased.items)
     if session.as_json:
         return

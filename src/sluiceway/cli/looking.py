@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sluiceway.cli.common import Rows, print_json, printable, table, wide_console
-from sluiceway.cli.session import Session, connected, queue_argument
+from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument
 
 if TYPE_CHECKING:
     from sluiceway.client import PartitionStats, QueueStats
@@ -52,6 +52,8 @@ def stats(session: Session, queue: str, watch: bool) -> None:
     answer = session.client.stats(queue)
     if not watch:
         session.print(answer, _stats_table(answer))
+        if not session.as_json and (paused := paused_verbs(session, queue)):
+            click.echo(f"paused: {' and '.join(paused)}", err=True)
     elif session.as_json:
         while True:
             print_json(answer)

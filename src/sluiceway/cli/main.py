@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import cast
 
@@ -47,6 +48,17 @@ class Commands(click.Group):
         if cmd_name not in _ROOMS:
             return None
         return cast(click.Command, getattr(import_module(f"sluiceway.cli.{_ROOMS[cmd_name]}"), cmd_name))
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            if ctx.resilient_parsing or not args[0][:1].isalpha():
+                raise
+            # click suggests from the commands that it has loaded, and here none is.
+            near = get_close_matches(args[0], _ROOMS, 3, 0.5)
+            hint = f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+            raise click.UsageError(f"No such command {args[0]!r}.{hint}", ctx) from None
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)

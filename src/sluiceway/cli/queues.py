@@ -41,7 +41,11 @@ _SETTINGS = (
     click.option("--max-attempts", type=click.IntRange(0), help="Leases an item may have used up before it is dead; 0: no limit."),
     click.option("--dead-queue", metavar="QUEUE", help="Where dead items go. It must exist."),
     duration_option("--expire-timeout", help="An item that is not completed so long after it was due is dead; 0s: never."),
-    duration_option("--retry-backoff", metavar="FIRST MOST", help="A retry waits FIRST, then twice as long each time, MOST at most."),
+    duration_option(
+        "--retry-backoff",
+        metavar="FIRST MOST",
+        help="After a retry or an expired lease wait FIRST, then twice as long each time, up to MOST.",
+    ),
     duration_option("--idempotency-window", help="How long an idempotency key is remembered at most. [server's default: 1d]"),
     duration_option("--write-timeout", help="A commit that takes longer has an unknown outcome. [default: as the backend says]"),
     click.option(
@@ -189,10 +193,14 @@ def _rebalance(info: QueueInfo) -> str:
 
 @queue.command()
 @queue_argument("name")
-@click.option("--force", is_flag=True, help="Also if there are items in it.")
+@click.option("--force", is_flag=True, help="Also if there are items in it. Asks first at a terminal.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @connected
-def delete(session: Session, name: str, force: bool) -> None:
+def delete(session: Session, name: str, force: bool, yes: bool) -> None:
     """Delete the queue NAME, for good."""
+    if force and not yes and sys.stdin.isatty() and not click.confirm(f"delete {name} with all its items, for good?", err=True):
+        click.echo("nothing was deleted", err=True)
+        return
     session.client.delete_queue(name, force=force)
     session.print({}, f"deleted {name}")
 

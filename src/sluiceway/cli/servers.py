@@ -75,7 +75,13 @@ def serve(output: Output, data: Path, config: Path | None, insecure: bool, url_f
     try:
         _run(data, config, flags, tell, insecure=insecure, url_file=url_file)
     except OSError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(_why(error)) from error
+
+
+def _why(error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"{error.strerror}; stop what listens there, or choose another port"
+    return str(error)
 
 
 @click.command()
@@ -128,7 +134,7 @@ def dev(output: Output, data: Path, demo: bool | None, no_open: bool) -> None:
                 raise
             _run(data, config, {"server.listen": f"{LOOPBACK}:0"}, tell)
     except OSError as error:
-        raise click.ClickException(str(error)) from error
+        raise click.ClickException(_why(error)) from error
     finally:
         if runner is not None:
             runner.stop()

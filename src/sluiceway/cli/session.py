@@ -157,6 +157,14 @@ def chosen_target(flags: Flags) -> Target:
     return choose(flags, os.environ, lambda: read_contexts(contexts_file()))
 
 
+def paused_verbs(session: Session, queue: str) -> list[str]:
+    """The verbs that are paused in the queue; none where the key may not ask."""
+    try:
+        return session.client.queue_info(queue).paused
+    except SluicewayError:
+        return []
+
+
 def connected(command: Callable[..., T]) -> Callable[..., T]:
     """Gives a command the options of every command that talks to a server, and a `Session` as its first argument."""
 

@@ -86,7 +86,7 @@ def _capture_options(command: Callable[..., T]) -> Callable[..., T]:
     for option in reversed(
         (
             click.argument("name"),
-            click.option("--stream", metavar="KIND", required=True, help="What is read: kinesis, postgres or queue."),
+            click.option("--stream", metavar="KIND", required=True, help="What is read: kinesis, postgres, queue, or a package's."),
             click.option("--option", "options", multiple=True, callback=pairs, help="NAME=VALUE, of the stream; may be repeated."),
             click.option("--to", "url", metavar="URL", required=True, help="The server of the queue to which the records go."),
             click.option("--queue", metavar="NAME", required=True, help="The queue to which the records go."),

@@ -310,7 +310,7 @@ def _interruptible(running: Job) -> Iterator[None]:
 @click.option("--consumer", metavar="NAME", default="process", show_default=True, help="The owner of the leases.")
 @click.option("--once", is_flag=True, help="End when what is ready now is processed.")
 @click.option("--max-items", type=click.IntRange(1), help="Items in one batch. [default: 50,000]")
-@duration_option("--hold-for", default="1d", help="How long items stay leased while it stands still.")
+@duration_option("--hold-for", help="How long items stay leased while it stands still. [default: 7d, or what the queue allows]")
 @click.option("--strict", is_flag=True, help="An item without an outcome is an error; otherwise it is done.")
 @a_job
 def process(session: Session, job_options: JobOptions, queue: str, function: str, once: bool, **options: Any) -> int:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--once", is_flag=True, help="End when what is ready now is archived.")
 @duration_option("--interval", default="10s", help="How often a batch begins, without --once.")
 @click.option("--max-items", type=click.IntRange(1), default=50_000, show_default=True, help="Items in one batch.")
-@duration_option("--hold-for", default="1d", help="How long items stay leased while it stands still.")
+@duration_option("--hold-for", help="How long items stay leased while it stands still. [default: 7d, or what the queue allows]")
 @click.option("--verify", "verified", metavar="DIR", type=click.Path(), help="Check that archive, file by file, and nothing else.")
 @a_job
 def archive(

@@ -13,7 +13,7 @@ import click
 
 from sluiceway.cli.common import Rows, duration_option, print_json, printable, table
 from sluiceway.cli.consumers import ConsumerRow, consumer_table, rows_of
-from sluiceway.cli.session import Session, connected
+from sluiceway.cli.session import Session, connected, paused_verbs
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
 
@@ -40,6 +40,8 @@ class QueueRow:
     dead: int
     produced_per_second: float | None = None
     completed_per_second: float | None = None
+    paused: str = ""
+    """The verbs that are paused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +118,14 @@ def frame(look: Look, url: str, note: str = "") -> Group:
     numbers = ("partitions", "ready", "leased", "scheduled", "dead", "in/s", "done/s")
     rows = [
         (
-            *(each.queue_name, each.partitions, each.ready, each.leased, each.scheduled, each.dead),
+            *(
+                f"{each.queue_name} (paused: {each.paused})" if each.paused else each.queue_name,
+                each.partitions,
+                each.ready,
+                each.leased,
+                each.scheduled,
+                each.dead,
+            ),
             *(_rate(each.produced_per_second), _rate(each.completed_per_second)),
         )
         for each in look.queues
@@ -158,12 +167,16 @@ class Looker:
     def look(self) -> Look:
         """Raises what the calls raise; a queue that was deleted in between is left out."""
         names, more = list(self._queues), False
-        if not names:
+        if names:
+            paused = {name: paused_verbs(self._session, name) for name in names}
+        else:
             page = self._session.client.list_queues(limit=self._most)
             names, more = [info.queue_name for info in page.items], page.next is not None
+            paused = {info.queue_name: info.paused for info in page.items}
         found = [each for name in names if (each := self._stats(name)) is not None]
         now = time.monotonic()
         look = summarise(found, self._before, now - self._at, self._session.problems(), more)
+        look = replace(look, queues=[replace(each, paused=" and ".join(paused[each.queue_name])) for each in look.queues])
         self._before, self._at = {each.queue_name: each for each in found}, now
         return replace(look, consumers=self._consumers()) if found else look
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from sluiceway.client import answers
@@ -64,6 +64,11 @@ def show_config() -> Call[dict[str, object]]:
 
 def list_instances() -> Call[answers.InstanceList]:
     return call("/v1/instances.list", answers.InstanceList, {})
+
+
+def update_instances(times: Mapping[str, Duration | None], strategy: str | None) -> Call[answers.InstanceList]:
+    texts = {name: duration_text(each) for name, each in times.items() if each is not None}
+    return call("/v1/instances.update", answers.InstanceList, texts | given(strategy=strategy))
 
 
 def list_rounds(limit: int | None) -> Call[answers.RoundList]:

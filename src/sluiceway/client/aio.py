@@ -22,14 +22,12 @@ from sluiceway.client.connections import AsyncConnections
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_async
-from sluiceway.client.http import DEFAULT_URL, Endpoint, generated_key, new_key, read_answer, seconds
+from sluiceway.client.http import DEFAULT_URL, Endpoint, generated_key, generated_name, new_key, read_answer, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
 from sluiceway.client.queue_calls import Settings, Verb
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sluiceway.client.arrow import LeasedTable
 
 T = TypeVar("T")
@@ -77,6 +75,7 @@ class AsyncClient(AsyncRebalances):
                 return await self._attempt(call)
             except CallError as error:
                 await asyncio.sleep(repeats.pause(error, time.monotonic(), random.random()))
+                call = repeats.next(call, generated_name)
 
     async def _attempt(self, call: Call[T]) -> T:
         direct = self._direct
@@ -190,7 +189,7 @@ class AsyncClient(AsyncRebalances):
     async def produce_arrow(
         self,
         queue_name: str,
-        rows: pa.RecordBatch | pa.Table,
+        rows: object,
         *,
         request_timeout: Duration | None = None,
         idempotency_key: str | None = None,
@@ -410,6 +409,28 @@ class AsyncClient(AsyncRebalances):
     async def list_instances(self) -> answers.InstanceList:
         """As `Client.list_instances`."""
         return await self._run(admin_calls.list_instances())
+
+    async def update_instances(
+        self,
+        *,
+        settle_timeout: Duration | None = None,
+        round_interval: Duration | None = None,
+        heartbeat_interval: Duration | None = None,
+        beat_interval: Duration | None = None,
+        lease_timeout: Duration | None = None,
+        member_timeout: Duration | None = None,
+        strategy: str | None = None,
+    ) -> answers.InstanceList:
+        """As `Client.update_instances`."""
+        times = {
+            "settle_timeout": settle_timeout,
+            "round_interval": round_interval,
+            "heartbeat_interval": heartbeat_interval,
+            "beat_interval": beat_interval,
+            "lease_timeout": lease_timeout,
+            "member_timeout": member_timeout,
+        }
+        return await self._run(admin_calls.update_instances(times, strategy))
 
     async def list_rounds(self, *, limit: int | None = None) -> list[answers.Round]:
         """As `Client.list_rounds`."""

@@ -270,6 +270,7 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
 
     `state` is available, preparing, draining, paused, unavailable or error. `commit_time_ms` is a moving average; a `degraded` partition
     is far slower than its peers, and avoided for produce. A rebalance has `moved` items out of it, and `moved_in` items into it.
+    The next item that comes has the offset `next_offset`; None while the partition is not open, or from a server that does not tell.
     """
 
     partition: int
@@ -296,6 +297,7 @@ class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
     redriven: int = 0
     moved: int = 0
     moved_in: int = 0
+    next_offset: int | None = None
 
 
 class LogicalQueueStats(msgspec.Struct, frozen=True, kw_only=True):

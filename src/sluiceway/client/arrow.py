@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.client.answers import Lease
+from sluiceway.kernel.errors import invalid
 
 
 class _Head(msgspec.Struct):
@@ -64,11 +66,39 @@ class LeasedTable:
         return int(self.table.num_rows)
 
 
-def write_stream(rows: pa.RecordBatch | pa.Table) -> bytes:
+def write_stream(rows: object) -> bytes:
+    """The rows of a record batch, a table, or a data frame that exports Arrow, such as one of Polars or pandas, as an Arrow stream."""
+    table = rows if isinstance(rows, pa.RecordBatch | pa.Table) else _table_of(rows)
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, rows.schema) as stream:
-        stream.write(rows)
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write(table)
     return bytes(sink.getvalue())
+
+
+_PLAIN: list[tuple[Callable[[pa.DataType], bool], pa.DataType]] = [
+    (pa.types.is_large_string, pa.string()),
+    (pa.types.is_string_view, pa.string()),
+    (pa.types.is_large_binary, pa.binary()),
+    (pa.types.is_binary_view, pa.binary()),
+]
+
+
+def _table_of(rows: object) -> pa.Table:
+    """Text and bytes of data frames come in wider types than the API takes."""
+    expected = "expected a pyarrow Table or RecordBatch, or a data frame that exports Arrow"
+    if isinstance(rows, Mapping) or not (hasattr(rows, "__arrow_c_stream__") or hasattr(rows, "__arrow_c_array__")):
+        raise invalid("rows", f"{expected}, not {type(rows).__name__}")
+    try:
+        table = pa.table(rows).replace_schema_metadata(None)
+        for at, column in enumerate(table.schema):
+            plain = next((plain for is_wide, plain in _PLAIN if is_wide(column.type)), column.type)
+            if column.name == "payload" and plain == pa.string():
+                plain = pa.binary()
+            if plain != column.type:
+                table = table.set_column(at, column.name, table.column(at).cast(plain))
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise invalid("rows", f"{expected}; this {type(rows).__name__} cannot be read as one: {error}") from None
+    return table
 
 
 def read_leased(body: bytes) -> LeasedTable:

@@ -1,31 +1,46 @@
-"""A queue as the place where a capture hands on what it reads: each batch once, in order, whoever writes it and however often."""
+"""A queue as the place where a capture hands on what it reads: each batch once, in order, whoever writes it and however often.
+
+A record that is larger than an item may be goes to the queue's dead queue, in parts: items of MAX_PAYLOAD_BYTES each but for the last, in a
+row, with these headers.
+
+* `sluiceway-reason`, and `sluiceway-queue`, for which the record was;
+* `sluiceway-capture`, `sluiceway-partition`, `sluiceway-position`: where it comes from;
+* `sluiceway-part`, such as `2/3`, and `sluiceway-bytes` and `sluiceway-sha256` of the whole payload.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import logging
+from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from sluiceway.adapters import system
 from sluiceway.client.aio import AsyncClient
 from sluiceway.client.errors import CallError
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import MAX_GROUP_KEYS, MAX_ITEMS_ARROW, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import MAX_GROUP_KEYS, MAX_ITEMS_ARROW, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.chunks import MAX_CHUNK_BYTES, recut
 from sluiceway.model.items import OPTIONAL, PAYLOAD
+from sluiceway.model.tasks import DeadLetters
 from sluiceway.ports.change_stream import BrokenOffError, StaleBatchError
+
+log = logging.getLogger(__name__)
 
 _FIELDS = {field.name: field for field in OPTIONAL}
 _SCHEMA = pa.schema([PAYLOAD, _FIELDS["kind"], _FIELDS["reference"]])
+_DEAD_SCHEMA = pa.schema([*_SCHEMA, _FIELDS["headers"]])
 
 
 class QueueSink:
     """Each partition of the stream has an idempotency group of its own, whose sequence is the number of the batch.
 
     So all of a partition goes to one partition of the queue, in order. A record becomes an item with its payload, its kind and, as the
-    reference, its key; a key of more than 1,024 bytes is left out. The client repeats calls for as long as its `retry_for` says. It is
-    not closed.
+    reference, its key; a key of more than 1,024 bytes is left out. A record that is larger than an item may be goes to the queue's dead
+    queue, in the same way, so that the others go on. The client repeats calls for as long as its `retry_for` says. It is not closed.
     """
 
     def __init__(
@@ -41,39 +56,93 @@ class QueueSink:
         # Who goes on with a batch must cut it as whoever began it did, so these do not change from one start to the next.
         self._chunk_items, self._chunk_bytes = chunk_items, chunk_bytes
 
-    async def write(self, partition: str, batch: int, records: pa.RecordBatch) -> None:
-        """As `ChangeSink.write`. Raises SluicewayError also for a batch of too many chunks, before anything of it is sent."""
-        chunks = list(recut([to_items(records)], self._chunk_items, self._chunk_bytes))
+    async def write(self, partition: str, batch: int, records: pa.RecordBatch) -> DeadLetters | None:
+        """As `ChangeSink.write`. Raises SluicewayError also for a batch of too many chunks, before anything of it is sent, and for records
+        that are too large while the queue has no dead queue.
+        """
+        sizes = pc.fill_null(pc.binary_length(records.column("payload")), 0)
+        fits = pc.less_equal(sizes, MAX_PAYLOAD_BYTES)
+        # Cut with the large ones in it: whoever knew nothing of dead letters and wrote some of the chunks has cut them so.
+        chunks = list(recut([to_items(records).append_column("fits", fits)], self._chunk_items, self._chunk_bytes))
         if len(chunks) > MAX_GROUP_KEYS:
             raise SluicewayError(
                 "invalid_request",
                 f"batch {batch} of partition {partition} has {records.num_rows:,} records in {len(chunks):,} chunks; at most "
                 f"{MAX_GROUP_KEYS:,} can be written as one",
             )
-        group = group_of(self._name, partition)
+        dead = None
+        if pc.any(pc.invert(fits)).as_py():
+            dead = await self._bury(partition, batch, records.filter(pc.invert(fits)))
+            chunks = [chunk.filter(chunk.column("fits")) for chunk in chunks]
         for number, chunk in enumerate(chunks):
-            try:
-                await self._client.produce_arrow(
-                    self._queue_name,
-                    chunk,
-                    idempotency_key=f"{batch}/{number}",
-                    idempotency_group=group,
-                    idempotency_sequence=batch,
-                )
-            except CallError as error:
-                raise self._verdict(error, partition, batch, number) from error
+            if chunk.num_rows:
+                await self._produce(self._queue_name, partition, batch, number, chunk.drop_columns(["fits"]))
+        return dead
 
-    def _verdict(self, error: CallError, partition: str, batch: int, number: int) -> Exception:
-        where = f"chunk {number} of batch {batch} of partition {partition}"
+    async def _bury(self, partition: str, batch: int, records: pa.RecordBatch) -> DeadLetters:
+        """Records that are too large → the dead queue."""
+        last = records.slice(records.num_rows - 1).to_pylist()[0]
+        try:
+            dead_queue = (await self._client.queue_info(self._queue_name)).dead_queue
+        except CallError as error:
+            raise self._verdict(error, self._queue_name, f"batch {batch} of partition {partition}") from error
+        if dead_queue is None:
+            raise SluicewayError(
+                "invalid_request",
+                f"the record at {last['position']} of partition {partition} has {len(last['payload']):,} bytes, an item at most "
+                f"{MAX_PAYLOAD_BYTES:,}, and queue {self._queue_name} has no dead queue. Give it one: sluiceway queue update "
+                f"{self._queue_name} --dead-queue NAME; it goes on by itself then",
+            )
+        for number, chunk in enumerate(recut(self._letters(partition, records), MAX_ITEMS_ARROW)):
+            await self._produce(dead_queue, partition, batch, number, chunk)
+        log.error("%s: a record of %d bytes at %s went to dead queue %s", partition, len(last["payload"]), last["position"], dead_queue)
+        return DeadLetters(records.num_rows, dead_queue, last["position"], system.now())
+
+    def _letters(self, partition: str, records: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Their parts, one at a time. The same records always give the same."""
+        for number in range(records.num_rows):
+            record = records.slice(number, 1)
+            ((kind, key, payload),) = zip(*(record.column(name).to_pylist() for name in ("kind", "key", "payload")), strict=True)
+            size, parts = len(payload), -(-len(payload) // MAX_PAYLOAD_BYTES)
+            headers = {
+                "sluiceway-reason": f"the record has {size:,} bytes, an item at most {MAX_PAYLOAD_BYTES:,}",
+                "sluiceway-queue": self._queue_name,
+                "sluiceway-capture": self._name,
+                "sluiceway-partition": partition,
+                "sluiceway-position": record.column("position")[0].as_py(),
+                "sluiceway-bytes": str(size),
+                "sluiceway-sha256": hashlib.sha256(payload).hexdigest(),
+            }
+            fitting = key if key is not None and len(key.encode()) <= MAX_TEXT_BYTES else None
+            for part in range(parts):
+                piece = payload[part * MAX_PAYLOAD_BYTES : (part + 1) * MAX_PAYLOAD_BYTES]
+                pairs = [*headers.items(), ("sluiceway-part", f"{part + 1}/{parts}")]
+                columns = [[piece], [kind], [fitting], [pairs]]
+                arrays = [pa.array(column, field.type) for column, field in zip(columns, _DEAD_SCHEMA, strict=True)]
+                yield pa.RecordBatch.from_arrays(arrays, schema=_DEAD_SCHEMA)
+
+    async def _produce(self, queue_name: str, partition: str, batch: int, number: int, chunk: pa.RecordBatch) -> None:
+        try:
+            await self._client.produce_arrow(
+                queue_name,
+                chunk,
+                idempotency_key=f"{batch}/{number}",
+                idempotency_group=group_of(self._name, partition),
+                idempotency_sequence=batch,
+            )
+        except CallError as error:
+            raise self._verdict(error, queue_name, f"chunk {number} of batch {batch} of partition {partition}") from error
+
+    def _verdict(self, error: CallError, queue_name: str, where: str) -> Exception:
         if error.code == "stale_sequence":
-            return StaleBatchError(f"{where}: queue {self._queue_name} has a later batch already")
+            return StaleBatchError(f"{where}: queue {queue_name} has a later batch already")
         if error.code == "key_conflict":
-            detail = f"{where} is in queue {self._queue_name} with other records: the stream did not repeat exactly what it gave before"
+            detail = f"{where} is in queue {queue_name} with other records: the stream did not repeat exactly what it gave before"
             return SluicewayError("key_conflict", detail)
         if error.retryable:
-            return BrokenOffError(f"{where} could not be written to queue {self._queue_name}: {error}")
+            return BrokenOffError(f"{where} could not be written to queue {queue_name}: {error}")
         if error.code == "queue_not_found":
-            make = f"make it with: sluiceway queue create {self._queue_name}; it goes on by itself then"
+            make = f"make it with: sluiceway queue create {queue_name}; it goes on by itself then"
             return SluicewayError(error.code, f"{error.detail}; {make}")
         return error
 

@@ -18,7 +18,7 @@ from sluiceway.client.item_calls import Key
 from sluiceway.client.protocol import DEFAULT_REQUEST_TIMEOUT, Call, Duration, millis, read_problem, unreadable
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import KINDS, invalid
-from sluiceway.kernel.limits import KEY_WINDOW
+from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW
 
 T = TypeVar("T")
 DEFAULT_URL = "http://127.0.0.1:2319"
@@ -33,6 +33,10 @@ EVENTS_TIMEOUT = 45.0
 """Seconds without a byte after which a stream of events is dead: the server says something every 15."""
 
 
+_PAGES = ("/ui", "/v1", "/docs", "/livez", "/readyz", "/metrics", "/openapi.json")
+"""What is sometimes copied together with the address of a server."""
+
+
 class Endpoint:
     """One server. Builds `httpx.Request`s by hand, since the checks of `httpx.Client` cost as much again as the call."""
 
@@ -43,6 +47,9 @@ class Endpoint:
             raise invalid("url", f"{url!r} is not a URL: {error}") from None
         if self.url.scheme not in ("http", "https") or not self.url.host:
             raise invalid("url", f"{url!r} is not a URL such as {DEFAULT_URL}")
+        page = next((page for page in _PAGES if self.url.path.rstrip("/").endswith(page)), None)
+        if page is not None:
+            raise invalid("url", f"{url!r} is the address of a page or call of the server; leave out {page}")
         self._base = str(self.url)
         self._urls: dict[str, httpx.URL] = {}
         self._headers = [(b"Host", self.url.netloc), (b"User-Agent", f"sluiceway-python/{__version__}".encode())]
@@ -96,6 +103,9 @@ class Endpoint:
             who = "an authority of your own is named by ca_file (command line: --ca-file, SLUICEWAY_CA_FILE)"
             detail = f"the certificate of {self._base} is not trusted: {untrusted.verify_message}; {who}"
             return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
+        if "WRONG_VERSION_NUMBER" in reason:
+            detail = f"{self._base} does not speak TLS; with http:// in place of https:// it is asked without"
+            return CallError("unavailable", detail, kind=replace(KINDS["unavailable"], retryable=False))
         if isinstance(error, _NOT_SENT):
             return CallError("unavailable", f"cannot reach {self._base}: {reason}")
         return CallError("outcome_unknown", f"no answer from {self._base}: {reason}")
@@ -129,8 +139,14 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
+def generated_name() -> str:
+    """A key that its call may replace."""
+    return GENERATED_KEY + new_key()
+
+
 def generated_key(retry_for: float, request_timeout: Duration | None) -> Key:
-    """A key that outlives the call, whose last attempt begins within `retry_for` seconds and has `request_timeout` to be carried out."""
+    """A key that its call may replace, and that outlives it: the last attempt begins within `retry_for` seconds and takes `request_timeout`
+    at most."""
     wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
     window = max(GENERATED_WINDOW, round(retry_for * 1000) + wait + 60_000)
-    return Key(new_key(), window=format_duration(min(window, KEY_WINDOW)))
+    return Key(generated_name(), window=format_duration(min(window, KEY_WINDOW)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Literal, NamedTuple
 from urllib.parse import urlencode
@@ -23,6 +23,8 @@ from sluiceway.client.protocol import (
     millis,
     time_text,
 )
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import GENERATED_KEY
 
 State = Literal["ready", "leased", "scheduled"]
 
@@ -68,6 +70,8 @@ def _wire_item(item: Item | bytes | str) -> dict[str, object]:
         return {"utf8": item}
     if isinstance(item, bytes):
         return {"bytes": item}
+    if not isinstance(item, Item):
+        raise invalid("items", f"expected bytes, str or Item for each item, not {type(item).__name__}; encode it first, as by json.dumps")
     fields = _wire_item(item.payload)
     if item.kind is not None or item.encoding is not None or item.reference is not None or item.headers or item.enqueue_at:
         fields |= given(
@@ -88,6 +92,11 @@ class Key(NamedTuple):
     sequence: int | None = None
     window: Duration | None = None
 
+    @property
+    def is_generated(self) -> bool:
+        """Made for one call, which may replace it."""
+        return self.group is None and self.key is not None and self.key.startswith(GENERATED_KEY)
+
     def fields(self) -> dict[str, object]:
         return given(
             idempotency_key=self.key,
@@ -103,8 +112,12 @@ def produce(
     request_timeout: Duration | None,
     key: Key,
 ) -> Call[answers.Produced]:
-    fields = {"queue_name": queue_name, "items": [_wire_item(item) for item in listed(items, "items")], **key.fields()}
-    return call("/v1/queue.produce", answers.Produced, fields, repeatable=key.key is not None, request_timeout=request_timeout)
+    those = listed(items, "items")
+    fields = {"queue_name": queue_name, "items": [_wire_item(item) for item in those], **key.fields()}
+    made = call("/v1/queue.produce", answers.Produced, fields, repeatable=key.key is not None, request_timeout=request_timeout)
+    if key.is_generated:
+        return replace(made, rekey=lambda other: produce(queue_name, those, request_timeout, key._replace(key=other)))
+    return made
 
 
 def produce_stream(
@@ -117,7 +130,10 @@ def produce_stream(
     wait = DEFAULT_REQUEST_TIMEOUT if request_timeout is None else millis(request_timeout, "request_timeout")
     query = given(queue_name=queue_name, request_timeout=duration_text(request_timeout)) | key.fields()
     path = f"/v1/queue.produce?{urlencode(query)}"
-    return Call(path, stream, decoder(answers.Produced).decode, key.key is not None, wait, ARROW)
+    made = Call(path, stream, decoder(answers.Produced).decode, key.key is not None, wait, ARROW)
+    if key.is_generated:
+        return replace(made, rekey=lambda other: produce_stream(queue_name, stream, request_timeout, key._replace(key=other)))
+    return made
 
 
 def lease(

@@ -260,7 +260,9 @@ class QueueLineage:
         this.known.add(number)
         self._hold([lease.lease_id])
         newest = pc.max(records.column("at").cast(pa.int64())).as_py()
-        behind = None if newest is None else max(0, system.now() - newest)
+        # By two clocks. If the server's is ahead of ours, it is not known. And 0 would say that nothing is left.
+        age = -1 if newest is None else system.now() - newest
+        behind = None if age < 0 else age + 1
         return Batch(records, str(Place(number, lease.count, this.open(place))), behind=behind)
 
     async def _again(self, this: _Partition, place: Place, upto: str) -> Batch:

@@ -62,6 +62,8 @@ class Call(Generic[T]):
     content_type: str = JSON
     accept: str = JSON
     about: About | None = None
+    rekey: Callable[[str], Call[T]] | None = None
+    """Of a call with a generated key: the same call under that other key."""
 
     def as_arrow(self, read: Callable[[bytes], S]) -> Call[S]:
         """The same request, answered as an Arrow stream."""
@@ -96,6 +98,13 @@ class Repeats:
             raise self._verdict(error) from error.__cause__
         self._in_doubt = self._in_doubt or error.outcome_unknown
         return pause
+
+    def next(self, call: Call[T], new_key: Callable[[], str]) -> Call[T]:
+        """What to send after the pause. Under another key, if that is the client's to choose and all attempts surely did nothing.
+
+        A key is remembered by one partition, which may be away while others are there.
+        """
+        return call if self._in_doubt or call.rekey is None else call.rekey(new_key())
 
     def _verdict(self, error: CallError) -> CallError:
         # A last attempt that surely did nothing says nothing about an earlier one that may have been carried out.

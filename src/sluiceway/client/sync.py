@@ -18,7 +18,7 @@ from sluiceway.client.connections import Connections
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_blocking
-from sluiceway.client.http import DEFAULT_URL, Endpoint, generated_key, new_key, read_answer, seconds
+from sluiceway.client.http import DEFAULT_URL, Endpoint, generated_key, generated_name, new_key, read_answer, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
 from sluiceway.client.queue_calls import Settings, Verb
@@ -27,8 +27,6 @@ from sluiceway.client.sync_rebalances import Rebalances
 from sluiceway.kernel.errors import invalid
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from sluiceway.client.aio import AsyncClient
     from sluiceway.client.aio_consumer import AsyncConsumer
     from sluiceway.client.arrow import LeasedTable
@@ -42,9 +40,9 @@ class Client(Rebalances):
 
     A call returns when the server has done it, durably, or raises `SluicewayError`: `invalid_request` from here, else a `CallError`.
 
-    An attempt that surely did nothing but may succeed later (`unavailable`, `queue_paused`, `too_many_requests`, no connection) is
-    repeated, with growing, jittered pauses, until `retry_for` has passed since the call began. So is an attempt whose outcome is unknown,
-    if a repetition is safe: for every call but `create_queue`, `delete_queue`, `redrive`, `rebalance`, `rebalance_many`,
+    An attempt that surely did nothing but may succeed later (`unavailable`, `storage_full`, `queue_paused`, `too_many_requests`, no
+    connection) is repeated, with growing, jittered pauses, until `retry_for` has passed since the call began. So is one whose outcome is
+    unknown, if a repetition is safe: for every call but `create_queue`, `delete_queue`, `redrive`, `rebalance`, `rebalance_many`,
     `cancel_rebalance`, an `update_queue` with a `version`, a `lease` without a `lease_key` and a produce without a key. For these, and when
     `retry_for` is over, `outcome_unknown` is raised. An attempt itself takes at most `request_timeout` and a few seconds. `retry_for="0s"`
     never repeats.
@@ -98,6 +96,7 @@ class Client(Rebalances):
                 return self._attempt(call)
             except CallError as error:
                 time.sleep(repeats.pause(error, time.monotonic(), random.random()))
+                call = repeats.next(call, generated_name)
 
     def _attempt(self, call: Call[T]) -> T:
         direct = self._direct
@@ -237,7 +236,7 @@ class Client(Rebalances):
     def produce_arrow(
         self,
         queue_name: str,
-        rows: pa.RecordBatch | pa.Table,
+        rows: object,
         *,
         request_timeout: Duration | None = None,
         idempotency_key: str | None = None,
@@ -245,7 +244,10 @@ class Client(Rebalances):
         idempotency_sequence: int | None = None,
         idempotency_window: Duration | None = None,
     ) -> answers.Produced:
-        """As `produce`, for up to 10,000 rows with the column `payload` and any of kind, encoding, reference, headers, enqueue_at."""
+        """As `produce`, for up to 10,000 rows with the column `payload` and any of kind, encoding, reference, headers, enqueue_at.
+
+        `rows` is a pyarrow Table or RecordBatch, or a data frame that exports Arrow, such as one of Polars or pandas.
+        """
         from sluiceway.client.arrow import write_stream
 
         given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
@@ -474,6 +476,28 @@ class Client(Rebalances):
     def list_instances(self) -> answers.InstanceList:
         """The instances of the cluster, how each is, and how they divide the partitions."""
         return self._run(admin_calls.list_instances())
+
+    def update_instances(
+        self,
+        *,
+        settle_timeout: Duration | None = None,
+        round_interval: Duration | None = None,
+        heartbeat_interval: Duration | None = None,
+        beat_interval: Duration | None = None,
+        lease_timeout: Duration | None = None,
+        member_timeout: Duration | None = None,
+        strategy: str | None = None,
+    ) -> answers.InstanceList:
+        """Change the times by which all instances go, and how they divide the partitions. What is not given stays; a round follows."""
+        times = {
+            "settle_timeout": settle_timeout,
+            "round_interval": round_interval,
+            "heartbeat_interval": heartbeat_interval,
+            "beat_interval": beat_interval,
+            "lease_timeout": lease_timeout,
+            "member_timeout": member_timeout,
+        }
+        return self._run(admin_calls.update_instances(times, strategy))
 
     def list_rounds(self, *, limit: int | None = None) -> list[answers.Round]:
         """The last times that the instances divided the partitions, newest first."""

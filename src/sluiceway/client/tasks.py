@@ -11,7 +11,8 @@ class TaskPartition(msgspec.Struct, frozen=True, kw_only=True):
     """A partition of a change stream. `state` is created (it waits for its parents), ready, owned or finished.
 
     `waits_for`: parents that have not finished. `planned`: the end of the batch that is being handed on. `at`: none of its records that is
-    older is still to come. `behind`: how far it is from the end of the stream, a duration such as `1m1s`, if that is known.
+    older is still to come. `behind`: how far it is from the end of the stream, a duration such as `1m1s`, if that is known. `dead_letters`:
+    records that the target did not take, which are in its dead queue.
     """
 
     partition: str
@@ -28,6 +29,7 @@ class TaskPartition(msgspec.Struct, frozen=True, kw_only=True):
     at: datetime | None = None
     behind: str | None = None
     written_at: datetime | None = None
+    dead_letters: int = 0
 
 
 class TaskMember(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 
 import pyarrow as pa
 from pyroaring import BitMap
@@ -25,6 +25,7 @@ from sluiceway.core.records import (
     from_array,
     partition_target,
     rows_of_part,
+    target_partition,
     to_array,
 )
 from sluiceway.kernel.clock import Millis
@@ -45,6 +46,23 @@ class Away(Line):
     def __init__(self) -> None:
         super().__init__()
         self.transfers: dict[int, LeaseState] = {}
+        self.by_target: dict[str, dict[int, None]] = {}
+        """The numbers of the transfers to each target, in order. "" is the target of those from before it was noted."""
+
+    def enter_transfer(self, transfer: LeaseState) -> None:
+        """Put a transfer into the indexes."""
+        self.transfers[transfer.number] = transfer
+        self.by_target.setdefault(transfer.target or "", {})[transfer.number] = None
+
+    def _leave_transfer(self, number: int) -> LeaseState | None:
+        transfer = self.transfers.pop(number, None)
+        if transfer is not None:
+            name = transfer.target or ""
+            del self.by_target[name][number]
+            if not self.by_target[name]:
+                del self.by_target[name]
+            self._touch(RecordKind.LEASE, number)
+        return transfer
 
     def _transfer(self, pieces: Iterable[Piece], reason: str, target: str | None) -> LeaseState:
         """Put those positions of parts into a transfer lease of their own, beside whatever they are in now."""
@@ -59,13 +77,13 @@ class Away(Line):
             base += part.count
         transfer = LeaseState(self.header.lease_number, parts, base, "", None, None, reason, target=target)
         transfer.settled = BitMap(range(base)) - chosen
-        self.transfers[transfer.number] = transfer
+        self.enter_transfer(transfer)
         self._touch(RecordKind.LEASE, transfer.number)
         return transfer
 
     def transferred(self, number: int) -> None:
         """The items of that transfer lease are durable where they were to go: let go of them. Repeating it changes nothing."""
-        transfer = self.transfers.pop(number, None)
+        transfer = self._leave_transfer(number)
         if transfer is not None:
             positions = transfer.open_positions()
             if transfer.moves_to is not None:
@@ -75,31 +93,68 @@ class Away(Line):
             else:
                 self.header.dead += len(positions)
             self._let_go(transfer, positions)
-            self._touch(RecordKind.LEASE, number)
 
     def call_back(self, number: int) -> None:
         """That transfer has nowhere to go: its items are ready, or scheduled, again, as they were."""
-        transfer = self.transfers.pop(number, None)
+        transfer = self._leave_transfer(number)
         if transfer is not None:
             positions, due_at = transfer.open_positions(), transfer.due_at()
             for part, chosen in by_part(transfer, positions):
                 extent, rows = part.extent, rows_of_part(part, chosen)
                 if part.base in due_at:
-                    self._schedule(extent.blob, rows, extent.attempts, due_at[part.base], extent.expires_at)
+                    self._schedule(extent.blob, rows, extent.attempts, due_at[part.base], extent.expires_at, extent.together)
                 else:
                     self._append_rows(extent.blob, rows, extent.attempts, extent.expires_at, extent.together)
             self._let_go(transfer, positions)
+
+    def bind(self, number: int, incarnation: str) -> None:
+        """That redrive goes to this incarnation of its target, and to no later one."""
+        transfer = self.transfers.get(number)
+        if transfer is not None and transfer.target_incarnation is None:
+            transfer.target_incarnation = incarnation
             self._touch(RecordKind.LEASE, number)
 
-    def redrive(self, offsets: Offsets, target: str, now: Millis) -> tuple[int, int]:
-        """Send the ready ones among the (sorted, unique) offsets to another queue. Returns (transfer number, items): 0 if none is."""
+    def redirect(self, number: int, target: str) -> None:
+        """Nothing of that transfer is, or ever will be, where it was to go: its items are on their way to another queue from now on.
+
+        They have a new number, as the new target may have taken later ones of this partition already.
+        """
+        transfer = self._leave_transfer(number)
+        if transfer is not None:
+            self.header.lease_number += 1
+            transfer.number, transfer.target = self.header.lease_number, target
+            self.enter_transfer(transfer)
+            self._touch(RecordKind.LEASE, transfer.number)
+
+    def redirect_waiting(self, target: str, most: int) -> bool:
+        """Let dead items go to this dead queue that were to go to a former one, up to `most` transfers. Whether there were any.
+
+        Not the first of each target: only that may have been sent already.
+        """
+        waiting = [
+            number
+            for name, numbers in self.by_target.items()
+            if name and name != target and target_partition(name) is None
+            for number in islice(numbers, 1, None)
+            if self.transfers[number].transfer != REDRIVEN
+        ]
+        for number in waiting[:most]:
+            self.redirect(number, target)
+        return bool(waiting)
+
+    def redrive(self, offsets: Offsets, target: str, now: Millis, incarnation: str | None = None) -> tuple[int, int]:
+        """Send the ready ones among the (sorted, unique) offsets to that incarnation of another queue. Returns (transfer number, items):
+        0 if none is."""
         pieces: list[Piece] = []
         for extent in list(self.ready):
             first, end = offsets.searchsorted([extent.first, extent.first + extent.count])
             taken = self._take_out(extent, from_array(offsets[first:end] - extent.first)) if first < end else None
             if taken:
                 pieces.append((Part(extent, 0, extent.count, 0), taken))
-        return self._send(pieces, REDRIVEN, target, now)
+        number, items = self._send(pieces, REDRIVEN, target, now)
+        if number:
+            self.transfers[number].target_incarnation = incarnation
+        return number, items
 
     def _send(self, pieces: Sequence[Piece], reason: str, target: str, now: Millis) -> tuple[int, int]:
         """Begin the transfer of what was taken out of the line. Returns (transfer number, items): 0 if it is nothing."""
@@ -182,7 +237,7 @@ class Away(Line):
         due_at, expires_at = due.due_at, due.expires_at
         extent = self._enter_line(due)
         if rest:
-            self._schedule(due.blob, rest, due.attempts, due_at, expires_at)
+            self._schedule(due.blob, rest, due.attempts, due_at, expires_at, due.together)
         # They may have made an extent longer that was there.
         at = self.header.next - len(rows) - extent.first
         self._take_out(extent, BitMap(range(at, at + len(rows))))
@@ -209,7 +264,7 @@ class Away(Line):
 
     def _settle_in(self, blob: Blob, row: int, life: Life, now: Millis) -> None:
         if life.due_at > now:
-            self._schedule(blob, BitMap(range(row, row + life.rows)), life.attempts, life.due_at, life.expires_at)
+            self._schedule(blob, BitMap(range(row, row + life.rows)), life.attempts, life.due_at, life.expires_at, life.together)
         else:
             first = blob.number + row
             self._append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.together))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from sluiceway.core.board import Board
 from sluiceway.core.distribution import deal
@@ -51,10 +51,9 @@ class Dealing:
         keyed = [ticket for ticket in self._keyed_leases.values() if ticket.number in self.waiters]
         if not keyed:
             return
-        hides = self._hides_leases(self.board.closed())
         held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
         for ticket in [ticket for ticket in keyed if ticket.key_name in held]:
-            if hides and self._hides_leases(self._lanes_for(ticket)):
+            if self._hides_leases(ticket):
                 continue
             found = self._keyed(ticket, now)
             ticket.found.update((grant.info[:2], grant) for lane, grant in found if lane.state is LaneState.READY)
@@ -81,9 +80,15 @@ class Dealing:
         only = ticket.lease_from
         return self.lanes.values() if only is None else [self.lanes[only]] if only in self.lanes else []
 
-    def _hides_leases(self, lanes: Iterable[Lane]) -> bool:
-        """Whether one of these that will open (again) may hold leases that are not known now. One that is preparing never gave any."""
-        return any(not lane.takes_work and lane.state is not LaneState.STOPPED and lane.recorded != "preparing" for lane in lanes)
+    def _hides_leases(self, ticket: Ticket) -> bool:
+        """Whether a partition that is closed, and will open (again), may hold live leases under the ticket's key; or is the only one that
+        may serve it: that nothing is leased there must not look as if nothing were there."""
+        name = ticket.key_name
+        if name is None:
+            return False
+        if ticket.lease_from is None:
+            return any(lane.may_hold(name) for lane in self.board.closed())
+        return any(lane.is_away for lane in self._lanes_for(ticket))
 
     # ---- dealing ----------------------------------------------------------------------------------------------
 
@@ -143,33 +148,37 @@ class Dealing:
             has += 1
             left -= min(left, request.batch_size)
         for ticket in late:
-            self._reply(ticket, SluicewayError("stale_ids", "a lease that this client took later is completed already", "after_lease"))
+            if self._is_late(ticket):
+                self._reply(ticket, SluicewayError("stale_ids", "a lease that this client took later is completed already", "after_lease"))
+            else:
+                self._end_wait(ticket, now)
         return groups, anywhere
 
     def _servable(self, late: list[Ticket], now: Millis) -> Iterator[Ticket]:
         """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up.
 
-        Those whose lease would come too late are noted in `late`.
+        Those whose lease would come too late are noted in `late`, and those for which nothing can come any more.
         """
         room: dict[int, int] = {}
         keys: set[tuple[tuple[str, str], int | None]] = set()
-        hides, held = False, None
+        held = None
         for ticket in self.waiters.values():
             only = ticket.lease_from
             if only is not None and not room.setdefault(only, self._servable_of(only)):
                 continue
             if ticket.key_name is not None:
                 if held is None:
-                    hides = self._hides_leases(self.board.closed())
                     held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
-                hidden = hides and self._hides_leases(self._lanes_for(ticket))
-                if hidden or (ticket.key_name, only) in keys or (ticket.key_name in held and self._keyed(ticket, now)):
+                taken = ticket.key_name in held and self._keyed(ticket, now)
+                if taken or (ticket.key_name, only) in keys or self._hides_leases(ticket):
                     continue
                 keys.add((ticket.key_name, only))
+            request = ticket.request
+            assert isinstance(request, Lease)
+            if (only is not None and self._is_late(ticket)) or (request.before is not None and self._is_past(ticket, request.before)):
+                late.append(ticket)
+                continue
             if only is not None:
-                if self._is_late(ticket):
-                    late.append(ticket)
-                    continue
                 room[only] -= 1
             yield ticket
 
@@ -184,6 +193,10 @@ class Dealing:
         if request.after is None or request.partition is None:
             return False
         return self.lanes[request.partition].partition.closed.was_completed_after(request.after, request.client_id)
+
+    def _is_past(self, ticket: Ticket, before: Mapping[int, int]) -> bool:
+        """Whether all partitions are past the offsets up to which it asks: what comes, or comes back, goes to the tail."""
+        return all(lane.takes_work and lane.partition.header.head >= before.get(lane.number, 0) for lane in self._lanes_for(ticket))
 
     def _lease_more(self, sources: list[Lane], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
         """From further lanes: for a waiter whose lane had none left, and for one that asked for several partitions."""
@@ -212,7 +225,8 @@ class Dealing:
         if not share:
             return None
         nothing_yet = ticket.room == MAX_LEASE_BYTES
-        lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet)
+        before = None if request.before is None else request.before.get(lane.number, 0)
+        lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet, before)
         if lease is None:
             return None
         ticket.room -= max(lease.nbytes, 1)
@@ -256,11 +270,11 @@ class Dealing:
         for ticket in late:
             only = ticket.lease_from
             waits = (coming if only is None else only in coming) or (ticket.keyed and self._keyed(ticket, now))
-            if not waits or now - ticket.deadline >= LEASE_PATIENCE or (ticket.keyed and self._hides_leases(self._lanes_for(ticket))):
+            if not waits or now - ticket.deadline >= LEASE_PATIENCE or self._hides_leases(ticket):
                 self._end_wait(ticket, now)
 
     def _end_wait(self, ticket: Ticket, now: Millis) -> None:
-        if ticket.keyed and (self._hides_leases(self._lanes_for(ticket)) or self._keyed(ticket, now)):
+        if ticket.keyed and (self._hides_leases(ticket) or self._keyed(ticket, now)):
             self._reply(ticket, SluicewayError("unavailable", "a partition that may hold this key's leases is busy or not open"))
         else:
             self._reply(ticket, [])

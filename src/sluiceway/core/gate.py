@@ -54,11 +54,13 @@ class Gate(Away):
     # ---- shut -------------------------------------------------------------------------------------------------
 
     def shut(self, shutting: Shutting, cursor: int) -> None:
-        """Take so much from now on; sealed only if there is nothing. Under the same cursor it is only shut further. Raises
+        """Take so much from now on; sealed only if there is nothing, and no home of a key relies on its answers.
+
+        Under the same cursor it is only shut further. Raises
         `version_conflict`."""
         self.follow_cursor(cursor)
         wanted, header = SHUTTINGS.index(shutting), self.header
-        if wanted == 2 and not self.is_empty:
+        if wanted == 2 and not (self.is_empty and not self.keys.placed):
             wanted = header.shut
         if cursor == header.shut_cursor:
             wanted = max(wanted, header.shut)
@@ -96,6 +98,13 @@ class Gate(Away):
         header.taken_cursor = cursor
         if keys is not None:
             self.keys.replace(chosen, of, keys)
+
+    def forget_answers(self, names: Iterable[str], cursor: int) -> None:
+        """Their homes have noted these answers. Raises `version_conflict`: if it takes items again, there may be more than was noted."""
+        self.follow_cursor(cursor)
+        if not self.header.shut:
+            raise SluicewayError("version_conflict", "the partition takes items again")
+        self.keys.forget_answers(tuple(names))
 
     def _bits(self, of: int) -> int:
         if self.header.closed_slots and self.header.slots_of != of:

@@ -11,17 +11,29 @@ from enum import Enum
 from sluiceway.core.distribution import Candidate, most_together
 from sluiceway.core.inspecting import why_left
 from sluiceway.core.looking import lives_of, open_slices, stats_of
-from sluiceway.core.partition import Partition
+from sluiceway.core.partition import Intended, Partition, Placed
 from sluiceway.core.parts import DeletePart, ExtendPart, SettlePart, Work
 from sluiceway.core.records import LeaseState
 from sluiceway.core.states import Allows, ShownState
-from sluiceway.core.tickets import Answer, Grant, KeysTaken, Rebalancing, TakeOut, Ticket, Transfer, TransferBegun
+from sluiceway.core.tickets import (
+    Answer,
+    ForgetAnswers,
+    Grant,
+    KeysTaken,
+    Rebalancing,
+    Route,
+    TakeOut,
+    Ticket,
+    Transfer,
+    TransferBegun,
+    TransferEnd,
+)
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.kernel.limits import BLOB_BYTES, MAX_ITEMS_ARROW, MAX_LEASE_BYTES
 from sluiceway.model.inspection import Deleted
-from sluiceway.model.peers import GiveKeys, KeysGiven, Shut, Shutted, TakeKeys
+from sluiceway.model.peers import GiveKeys, KeysGiven, NoteKeys, Shut, Shutted, TakeKeys
 from sluiceway.model.queue import PartitionState
 from sluiceway.model.requests import (
     Clear,
@@ -47,6 +59,13 @@ SHARED = 64
 
 SLOWER = 4
 """Times. Nobody goes where commits take so much longer than in another partition, to share one of them."""
+
+
+TRANSFERS_AT_ONCE = 16
+"""Of one partition. Their rows are in memory while they are sent, and each is to another target."""
+
+REDIRECTED_AT_ONCE = 1_000
+"""Transfers that get another target in one turn."""
 
 
 def not_here(partition: int | None) -> SluicewayError:
@@ -76,6 +95,8 @@ class Lane:
     failures: int = 0
     failed_in_a_row: int = 0
     problem: str = ""
+    knows_keys: bool = False
+    """What `partition` says of lease keys holds of the store also while the lane is closed: nobody else writes there."""
     waiting: list[tuple[Ticket, Work]] = field(default_factory=list)
     answers: list[tuple[Ticket, Answer]] = field(default_factory=list)
     """Of the turn that is being put together, and then of the commit in flight."""
@@ -83,8 +104,14 @@ class Lane:
     transferred: list[int] = field(default_factory=list)
     called_back: list[int] = field(default_factory=list)
     """Transfers that have nowhere to go."""
-    transferring: int | None = None
-    transfer_at: Millis = 0
+    redirected: dict[int, str] = field(default_factory=dict)
+    """Transfers that their target never takes, and the queue that is to take them."""
+    bound: dict[int, str] = field(default_factory=dict)
+    """Redrives, and the incarnation of their target, which was not recorded."""
+    transferring: dict[str, int] = field(default_factory=dict)
+    """The transfer that is being sent, by target."""
+    transfer_at: dict[str, Millis] = field(default_factory=dict)
+    """When a target that did not take a transfer is tried again."""
     given_back: list[int] = field(default_factory=list)
     """Leases whose clients went away before they were told."""
     committing_since: Millis = 0
@@ -101,6 +128,10 @@ class Lane:
     """Items of produces that wait in the lane, and ..."""
     accepted_bytes: int = 0
     """... their bytes."""
+    room: int | None = None
+    """Bytes that produces may still add, on a disk that is low; None: any number."""
+    coming: int = 0
+    """Items that will be here, since intents of homes of their keys that are being written name this partition."""
     leaving: bool = False
     """It goes to another owner as soon as its commit has ended."""
     recorded: PartitionState = "available"
@@ -124,19 +155,42 @@ class Lane:
         """This may wait here for the next transaction."""
         return self.takes_work and not (isinstance(work, TakeOut) and work.opening not in (None, self.opening))
 
+    def may_hold(self, name: tuple[str, str]) -> bool:
+        """Whether live leases under this (client, lease key) may turn up when the partition opens (again).
+
+        False for one that is open: it is known what it has. One that is preparing never gave any, and those of a stopped one are lost.
+        """
+        return self.is_away and (self.leaving or not self.knows_keys or self.partition.may_hold(name))
+
+    @property
+    def is_away(self) -> bool:
+        """Closed, and will open again with what it had."""
+        return not self.takes_work and self.state is not LaneState.STOPPED and self.recorded != "preparing"
+
     def takes_produce(self, request: Produce) -> bool:
         """That produce may wait here. Items that are moved may whatever the record says: see `Gate.refuses`."""
-        return self.takes_work and (self.allows.produce or bool(request.lives)) and not self.partition.refuses(request.key)
+        allowed = self.allows.produce or bool(request.lives)
+        return self.takes_work and allowed and (self.has_room or not request.batch.num_rows) and not self.partition.refuses(request.key)
+
+    @property
+    def has_room(self) -> bool:
+        """Produces may add something."""
+        return self.room is None or self.room > 0
 
     @property
     def takes_items(self) -> bool:
         """A produce that any partition may take may wait here."""
-        return self.takes_work and self.allows.produce and not self.partition.header.shut
+        return self.takes_work and self.allows.produce and self.has_room and not self.partition.header.shut
 
     @property
     def has_or_will(self) -> int:
-        """Ready items, and those of produces that it has accepted and not committed yet."""
-        return self.partition.ready_count + self.accepted
+        """Ready items, those of produces that it has accepted and not committed yet, and those that are intended for it."""
+        return self.partition.ready_count + self.accepted + self.coming
+
+    def reserve(self, items: int) -> None:
+        """So many more (or, negative, fewer) will be here by intents."""
+        self.coming += items
+        self.touch()
 
     def together(self, requests: int) -> int:
         """How many requests may share a transaction here, of so many that are under way: who is in one that hangs waits for it."""
@@ -172,12 +226,25 @@ class Lane:
         if self.state is not LaneState.READY:
             return None
         partition = self.partition
-        if self.waiting or self.transferred or self.called_back or self.given_back or partition.is_changed:
+        if self.has_work or partition.is_changed:
             return 0
         timer = partition.next_timer()
-        if not partition.transfers or self.transferring in partition.transfers:
+        free = self._free_targets() if partition.transfers else ()
+        if not free:
             return timer
-        return self.transfer_at if timer is None else min(timer, self.transfer_at)
+        at = min(self.transfer_at.get(target, 0) for target in free)
+        return at if timer is None else min(timer, at)
+
+    @property
+    def has_work(self) -> bool:
+        """Something waits for the next turn."""
+        return bool(self.waiting or self.transferred or self.called_back or self.redirected or self.bound or self.given_back)
+
+    def _free_targets(self) -> list[str]:
+        """Those to which something is to go, and nothing is under way; none while there are TRANSFERS_AT_ONCE."""
+        transfers = self.partition.transfers
+        busy = {target for target, number in self.transferring.items() if number in transfers}
+        return [target for target in self.partition.by_target if target not in busy] if len(busy) < TRANSFERS_AT_ONCE else []
 
     def slowness(self, now: Millis) -> float:
         """Milliseconds that a commit takes: on average, or so far."""
@@ -212,6 +279,7 @@ class Lane:
         stats.state = self.shown
         stats.commit_time = self.commit_time
         stats.degraded = self.degraded
+        stats.next_offset = self.partition.header.next if self.takes_work else None
         return stats
 
     @property
@@ -225,9 +293,11 @@ class Lane:
         self.touch()
         self.waiting.append((ticket, work))
         ticket.awaiting += 1
-        if isinstance(work, Produce):
+        if isinstance(work, Produce) and not _only_intends(ticket):
             self.accepted += work.batch.num_rows
             self.accepted_bytes += work.batch.nbytes
+            if self.room is not None:
+                self.room -= work.batch.nbytes
 
     def take_back(self) -> list[tuple[Ticket, Work]]:
         """Give up all that waits and is not in flight."""
@@ -238,29 +308,82 @@ class Lane:
         return given
 
     def take_back_produces(self, *, keyed: bool = False) -> list[tuple[Ticket, Produce]]:
-        """Give up the produces that wait and may go elsewhere; `keyed`: those with a key, too."""
+        """Give up the produces that wait and may go elsewhere; `keyed`: those that only this partition can take, too."""
         self.touch()
-        given = [(ticket, work) for ticket, work in self.waiting if isinstance(work, Produce) and (keyed or work.key is None)]
-        self.waiting = [pair for pair in self.waiting if not isinstance(pair[1], Produce) or not (keyed or pair[1].key is None)]
+        given, stay = [], []
+        for ticket, work in self.waiting:
+            if isinstance(work, Produce) and (keyed or work.key is None or ticket.route is not None):
+                given.append((ticket, work))
+            else:
+                stay.append((ticket, work))
+        self.waiting = stay
         for ticket, work in given:
             ticket.awaiting -= 1
-            self.accepted -= work.batch.num_rows
-            self.accepted_bytes -= work.batch.nbytes
+            if not _only_intends(ticket):
+                self.accepted -= work.batch.num_rows
+                self.accepted_bytes -= work.batch.nbytes
         return given
 
-    def start_transfer(self, now: Millis) -> Transfer | None:
-        """One transfer at a time, in the order of their numbers: the dead queue remembers only the last."""
-        transfers = self.partition.transfers
-        if self.transferring is not None and self.transferring not in transfers:
-            self.transferring = None
-        if self.state is not LaneState.READY or not transfers or self.transferring is not None or self.transfer_at > now:
-            return None
-        self.touch()
-        number, lease = next(iter(transfers.items()))
-        self.transferring = number
+    def start_transfers(self, now: Millis) -> list[Transfer]:
+        """To each target one at a time, in the order of their numbers: it remembers only the last. A target that takes nothing holds up
+        no other."""
+        partition = self.partition
+        if self.state is not LaneState.READY or not partition.transfers:
+            return []
+        if partition.dead_queue is not None and partition.redirect_waiting(partition.dead_queue, REDIRECTED_AT_ONCE):
+            self.touch()
+            return []
+        self.transferring = {target: number for target, number in self.transferring.items() if number in partition.transfers}
+        self.transfer_at = {target: at for target, at in self.transfer_at.items() if target in partition.by_target}
+        free = [target for target in self._free_targets() if self.transfer_at.get(target, 0) <= now]
+        # Those that were not tried for longest come first: targets that do not answer cannot take all places.
+        free.sort(key=lambda target: self.transfer_at.get(target, 0))
+        started = free[: TRANSFERS_AT_ONCE - len(self.transferring)]
+        if started:
+            self.touch()
+        return [self._start_transfer(target) for target in started]
+
+    def _start_transfer(self, target: str) -> Transfer:
+        partition = self.partition
+        self.transferring[target] = number = next(iter(partition.by_target[target]))
+        lease = partition.transfers[number]
         moves_to = lease.moves_to
         lives = () if moves_to is None else lives_of(lease)
-        return Transfer(self.number, number, lease.transfer or "", open_slices(lease), lease.target, moves_to, lives)
+        dies = lease.transfer and moves_to is None and lease.target is not None
+        instead = partition.dead_queue if dies and partition.dead_queue != lease.target else None
+        slices = open_slices(lease)
+        return Transfer(self.number, number, lease.transfer or "", slices, lease.target, moves_to, lives, lease.target_incarnation, instead)
+
+    def transfer_ended(self, number: int, end: TransferEnd, again_at: Millis) -> None:
+        """An attempt at that transfer is over; if it failed, the target is tried `again_at`."""
+        self.touch()
+        if end.nowhere:
+            self.called_back.append(number)
+        elif end.done:
+            self.transferred.append(number)
+        elif end.elsewhere is not None:
+            self.redirected[number] = end.elsewhere
+        elif end.bound is not None:
+            self.bound[number] = end.bound
+        else:
+            for target in [target for target, each in self.transferring.items() if each == number]:
+                del self.transferring[target]
+                self.transfer_at[target] = again_at
+
+    def _settle_transfers(self) -> None:
+        """Apply what is known of the ends of transfers."""
+        partition = self.partition
+        for number in self.transferred:
+            partition.transferred(number)
+        for number in self.called_back:
+            partition.call_back(number)
+        for number, target in self.redirected.items():
+            partition.redirect(number, target)
+        for number, incarnation in self.bound.items():
+            partition.bind(number, incarnation)
+        # What was bound is sent as soon as that is durable.
+        self.transferring = {target: number for target, number in self.transferring.items() if number not in self.bound}
+        self.transferred, self.called_back, self.redirected, self.bound = [], [], {}, {}
 
     def is_due(self, now: Millis) -> bool:
         """A timer of the partition has something to do."""
@@ -271,26 +394,24 @@ class Lane:
         """Apply what time and the clients ask, in the order: timers, settled transfers, settles, produces, seals."""
         partition = self.partition
         partition.tick(now, timers)
-        for number in self.transferred:
-            partition.transferred(number)
-        for number in self.called_back:
-            partition.call_back(number)
+        self._settle_transfers()
         for number in self.given_back:
             lease = partition.leases.get(number)
             if lease is not None:
                 partition.release(lease, now, Settled())
-        self.transferred, self.called_back, self.given_back = [], [], []
+        self.given_back = []
         waiting, self.waiting, self.accepted, self.accepted_bytes = self.waiting, [], 0, 0
         for ticket, work in sorted(waiting, key=lambda pair: _rank(pair[1])):
             if ticket.done:
                 ticket.awaiting -= 1
                 continue
-            if isinstance(work, Produce) and partition.refuses(work.key):
+            route = ticket.route
+            if isinstance(work, Produce) and not (route is not None and route.at_target) and partition.refuses(work.key):
                 ticket.awaiting -= 1
                 self.turned_away.append(ticket)
                 continue
             try:
-                self.answers.append((ticket, self._apply(work, now)))
+                self.answers.append((ticket, self._apply(work, now) if route is None else self._apply_routed(work, route, now)))
             except SluicewayError as error:
                 self.answers.append((ticket, error))
 
@@ -303,12 +424,27 @@ class Lane:
         if isinstance(work, Clear):
             return Cleared(*self.partition.clear(work.ready, work.scheduled, now))
         if isinstance(work, TakeOut):
-            return TransferBegun(self.number, *self.partition.redrive(work.offsets, work.target, now))
+            return TransferBegun(self.number, *self.partition.redrive(work.offsets, work.target, now, work.incarnation))
         if isinstance(work, DeletePart):
             return self._delete(work, now)
         if isinstance(work, ExtendPart):
             return self._extend(work)
         return self._rebalance(work, now)
+
+    def _apply_routed(self, work: Work, route: Route, now: Millis) -> Answer:
+        """A produce with a key, here as the key's home, or as the target of an intent."""
+        assert isinstance(work, Produce)
+        assert work.key is not None
+        placed: Placed | Intended | None
+        if route.at_target:
+            placed = self.partition.produce_by_intent(work.batch, now, work.key, self.allows.produce)
+        else:
+            placed = self.partition.produce_by_home(work.batch, now, work.key, route.target)
+        if placed is None:
+            return Produced(self.number, 0, 0, False)
+        if isinstance(placed, Intended):
+            return placed
+        return Produced(self.number if placed.partition is None else placed.partition, placed.first_offset, placed.items, placed.repeated)
 
     def _rebalance(self, work: Rebalancing, now: Millis) -> Answer:
         partition = self.partition
@@ -320,6 +456,12 @@ class Lane:
         if isinstance(work, TakeKeys):
             partition.take_keys(work.slots, work.of, work.cursor, work.keys)
             return KeysTaken(self.number, len(work.keys or ()))
+        if isinstance(work, NoteKeys):
+            partition.keys.note_answers(work.keys)
+            return KeysTaken(self.number, len(work.keys))
+        if isinstance(work, ForgetAnswers):
+            partition.forget_answers(work.names, work.cursor)
+            return KeysTaken(self.number, len(work.names))
         partition.follow_cursor(work.cursor)
         limit = min(work.limit, MAX_ITEMS_ARROW)
         return TransferBegun(self.number, *partition.move_out(limit, MAX_LEASE_BYTES, work.target, work.scheduled, now))
@@ -327,7 +469,8 @@ class Lane:
     def _shutted(self) -> Shutted:
         stats = stats_of(self.partition, self.number)
         moving = sum(lease.open for lease in self.partition.transfers.values() if lease.moves_to is not None)
-        return Shutted(self.partition.shutting, stats.ready, stats.leased_now, stats.scheduled, stats.transferring, moving)
+        keys = len(self.partition.keys.placed)
+        return Shutted(self.partition.shutting, stats.ready, stats.leased_now, stats.scheduled, stats.transferring, moving, keys)
 
     def _extend(self, part: ExtendPart) -> Extended:
         result = Extended()
@@ -378,6 +521,10 @@ class Lane:
 
     def _lease_name(self, number: int) -> str:
         return str(LeaseId(self.incarnation, self.number, number))
+
+
+def _only_intends(ticket: Ticket) -> bool:
+    return ticket.route is not None and ticket.route.only_intends
 
 
 def _rank(work: Work) -> int:

@@ -15,6 +15,7 @@ from sluiceway.core.forming import Forming, runs
 from sluiceway.core.records import Blob, Due, Extent, Header, Part, from_array, to_array
 from sluiceway.core.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.limits import MAX_CLOCK_STEP
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.few import Rows
 from sluiceway.model.requests import Offsets
@@ -48,9 +49,14 @@ class Line:
         self._touched[kind, number] = None
 
     def _at(self, now: Millis) -> Millis:
-        """Time never goes back for a partition, whatever its owner's clock says."""
+        """The time to note for what happens now. It does not go back when an owner's clock is a little behind that of the one before.
+
+        A stored time that is further ahead was written by a clock that was wrong: it is not believed. Nothing that is due, runs out or
+        expires is decided by this time: that is the owner's `now`, by which the timers run.
+        """
         self._changed = True
-        self.header.now = max(self.header.now, now)
+        if not now <= self.header.now <= now + MAX_CLOCK_STEP:
+            self.header.now = now
         return self.header.now
 
     # ---- in ---------------------------------------------------------------------------------------------------
@@ -86,13 +92,14 @@ class Line:
             self._schedule(blob, from_array(together + row), 0, due_at, due_at + expire_timeout if expire_timeout else 0)
 
     def _append(self, extent: Extent) -> None:
-        """Put an extent at the tail. One that continues the last (same blob, of this turn, next row) makes it longer."""
+        """Put an extent at the tail. One that continues the last (same blob, next row) makes it longer."""
         extent.blob.open += extent.count
         self.ready_count += extent.count
         last = self.ready[-1] if self.ready else None
-        if last is not None and last.continued_by(extent) and self._forming and self._forming[-1].blob is last.blob:
+        if last is not None and last.continued_by(extent):
             last.count += extent.count
             last.open += extent.count
+            self._touch(RecordKind.EXTENT, last.first)
             return
         self.ready.append(extent)
         self.extents[extent.first] = extent
@@ -107,9 +114,9 @@ class Line:
         self.header.next += count
         self._append(Extent(first, count, blob, first_row, None if dense else rows, attempts, count, expires_at, together))
 
-    def _schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis) -> None:
+    def _schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis, together: int = 0) -> None:
         self.header.due_number += 1
-        due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at)
+        due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at, together)
         blob.open += len(rows)
         self.scheduled_count += len(rows)
         self.dues[due.number] = due
@@ -125,14 +132,16 @@ class Line:
     def _enter_line(self, due: Due) -> Extent:
         """What was due is ready now, in the extent that is returned."""
         self._unschedule(due)
-        self._append_rows(due.blob, due.rows, due.attempts, due.expires_at)
+        self._append_rows(due.blob, due.rows, due.attempts, due.expires_at, due.together)
         due.blob.open -= len(due.rows)
         return self.ready[-1]
 
     # ---- out --------------------------------------------------------------------------------------------------
 
-    def _take(self, want: int, room: float, at_least_one: bool, now: Millis) -> tuple[list[Part], int, float]:
-        """Move `head` over up to `want` items, as many as `room` bytes hold. Returns the parts, the items and their bytes."""
+    def _take(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None) -> tuple[list[Part], int, float]:
+        """Move `head` over up to `want` items, as many as `room` bytes hold and none from offset `before` on. Returns the parts, the items
+        and their bytes.
+        """
         parts: list[Part] = []
         count, nbytes = 0, 0.0
         while self.ready and count < want:
@@ -140,6 +149,10 @@ class Line:
             at, run = extent.run(self.at(extent))
             if 0 < extent.expires_at <= now:
                 break  # its timer comes in the next turn
+            if before is not None:
+                run = min(run, before - extent.first - at)
+                if run < 1:
+                    break
             if extent.together:
                 if count >= extent.together:
                     break

@@ -206,8 +206,9 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
     for number, data in records[RecordKind.DUE]:
         due = unpack_due(data)
         rows = unpack_bits(due.rows)
-        partition.dues[number] = Due(number, due.due_at, partition.blobs[due.blob], rows, due.attempts, due.expires_at)
-        partition.blobs[due.blob].open += len(rows)
+        blob_of = partition.blobs[due.blob]
+        partition.dues[number] = Due(number, due.due_at, blob_of, rows, due.attempts, due.expires_at, due.together)
+        blob_of.open += len(rows)
         partition.scheduled_count += len(rows)
         heapq.heappush(partition.due_times, (due.due_at, number))
     partition.sweep()
@@ -244,18 +245,20 @@ def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: 
         if extent is None or not extent.first <= first < extent.first + extent.count:
             extent = unknown_extent(first, count)
         part = Part(extent, first - extent.first, count, base)
-        closed = settled.range_cardinality(base, base + count)
+        closed = settled.range_cardinality(base, base + count) if settled else 0
         extent.open += count - closed
         extent.blob.open += count - closed
         parts.append(part)
         base += count
     lease = LeaseState(number, parts, base, record.client_id, record.deadline, record.lease_key, record.transfer, settled)
-    lease.staged = {fate: unpack_bits(bits) for fate, bits in record.staged}
-    lease.fates = {fate: unpack_bits(bits) for fate, bits in record.fates}
-    lease.target, lease.dues = record.target, record.dues
+    if record.staged:
+        lease.staged = {fate: unpack_bits(bits) for fate, bits in record.staged}
+    if record.fates:
+        lease.fates = {fate: unpack_bits(bits) for fate, bits in record.fates}
+    lease.target, lease.dues, lease.target_incarnation = record.target, record.dues, record.target_incarnation
     if record.closed:
         partition.closed.add(lease)
     elif lease.transfer is not None:
-        partition.transfers[number] = lease
+        partition.enter_transfer(lease)
     else:
         partition.restore_lease(lease)

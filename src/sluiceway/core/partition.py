@@ -19,7 +19,7 @@ from pyroaring import BitMap
 from sluiceway.core.closed import ClosedLeases
 from sluiceway.core.forming import due_times
 from sluiceway.core.gate import Gate, is_move
-from sluiceway.core.keys import Seen
+from sluiceway.core.keys import KeyMemory, Seen
 from sluiceway.core.line import RecordName
 from sluiceway.core.records import (
     EXPIRED_READY,
@@ -40,11 +40,15 @@ from sluiceway.core.records import (
 from sluiceway.core.rules import Rules
 from sluiceway.core.spans import Spans
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.limits import MAX_LEASE_BYTES, TIMER_BATCH
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.few import Rows, in_columns
 from sluiceway.model.items import digest as digest_of
 from sluiceway.model.requests import DONE, RELEASE, Fate, IgnoredReason, Life, Offsets, ProduceKey, Settled
+
+Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
+"""Rows that come back: by blob number, attempts, expiry, `together` and when they are due. All are still counted as open."""
 
 
 class Placed(NamedTuple):
@@ -54,6 +58,14 @@ class Placed(NamedTuple):
     items: int
     repeated: bool
     partition: int | None = None
+
+
+class Intended(NamedTuple):
+    """The home of a key has noted that the partition `target` takes its items, or has taken them. `intent` is in that `memory`."""
+
+    target: int
+    intent: Seen
+    memory: KeyMemory
 
 
 class Partition(Gate):
@@ -68,6 +80,10 @@ class Partition(Gate):
         self.deadlines: list[tuple[Millis, int]] = []
         self.spans = Spans()
         self.by_key: dict[tuple[str, str], dict[int, None]] = {}
+        self._fresh_keys: set[tuple[str, str]] = set()
+        """Lease keys without live leases in the store, as of the last commit that is known to have landed, and with some since then."""
+        self._left_keys: set[tuple[str, str]] = set()
+        """The other way round."""
         self.closed = ClosedLeases()
         self.grace_until: Millis = 0  # No lease runs out before: its client may not have reached an owner for a while.
 
@@ -78,7 +94,8 @@ class Partition(Gate):
     # ---- produce ----------------------------------------------------------------------------------------------
 
     def produce(self, batch: Rows, now: Millis, key: ProduceKey | None = None, lives: Sequence[Life] = ()) -> Placed:
-        """Append the rows, due ones beside the line; with `lives` they come from another partition. Raises what `KeyMemory.find` raises.
+        """Append the rows, due ones beside the line; with `lives` they come from another partition. Raises `key_conflict`, and what
+        `KeyMemory.find` raises.
 
         Whether the partition takes them at all, `refuses` says.
         """
@@ -87,22 +104,67 @@ class Partition(Gate):
             # The rows of a move are those of its transfer, always: nobody else can use its key.
             digest = b"" if is_move(key) else digest_of(in_columns(batch))
             self.keys.forget_old(now)
-            seen = self.keys.find(key, digest)
-            if seen is not None:
-                self.header.deduplicated += seen.count
-                self._changed = True
-                return Placed(seen.first_offset, seen.count, True, seen.partition)
-        now = self._at(now)
+            seen = self.keys.find(key)
+            if seen is not None and not self.keys.is_sure(key, seen):
+                return self._repeat(key, seen, digest)
+        placed = self._store(batch, now, lives)
+        if key is not None:
+            self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.header.now)
+        return placed
+
+    def produce_by_home(self, batch: Rows, now: Millis, key: ProduceKey, target: int | None) -> Placed | Intended:
+        """The same for a partition that is the home of the key. If the key is new, only note that `target` is to take the rows (None: this
+        partition takes them). If an earlier call has an intent, answer with that, unless its target surely has nothing.
+        """
+        self.keys.forget_old(now)
+        seen = self.keys.find(key)
+        if seen is not None and seen.is_intent and not self.keys.is_sure(key, seen):
+            assert seen.partition is not None, "an intent names its target"
+            if key.group is not None and now - seen.intended_at > GROUP_KEEP:
+                detail = f"idempotency_group: what became of key {key.key!r} is not remembered any more; raise idempotency_sequence"
+                raise SluicewayError("outcome_unknown", detail)
+            return Intended(seen.partition, seen, self.keys)
+        if target is None or (seen is not None and not seen.is_intent):
+            return self.produce(batch, now, key)
+        return Intended(target, self.keys.intend(key, batch.num_rows, target, self._at(now)), self.keys)
+
+    def produce_by_intent(self, batch: Rows, now: Millis, key: ProduceKey, takes: bool) -> Placed | None:
+        """The same for a partition that an intent of the key's home names: the rows are taken once, or (None) refused for good.
+
+        `takes`: it takes items now. A key that it does not know it refuses otherwise, durably.
+        """
+        self.keys.forget_old(now)
+        seen = self.keys.find(key, placed=True)
+        if seen is not None and not seen.count:
+            return None
+        if seen is None and (not takes or self.header.shut):
+            self.keys.remember(key, Seen(b"", None, 0), self._at(now), placed=True)
+            return None
+        digest = digest_of(in_columns(batch))
+        if seen is not None:
+            return self._repeat(key, seen, digest)
+        placed = self._store(batch, now, ())
+        self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.header.now, placed=True)
+        return placed
+
+    def _repeat(self, key: ProduceKey, seen: Seen, digest: bytes) -> Placed:
+        assert seen.first_offset is not None, "an intent is no answer"
+        if seen.digest != digest:
+            raise SluicewayError("key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key")
+        self.header.deduplicated += seen.count
+        self._changed = True
+        return Placed(seen.first_offset, seen.count, True, seen.partition)
+
+    def _store(self, batch: Rows, now: Millis, lives: Sequence[Life]) -> Placed:
+        at = self._at(now)
         first, count = self.header.next, batch.num_rows
         if lives:
             self._arrive(batch, lives, now)
-        else:
-            forming, row = self._forming_for(batch, now)
+        elif count:
+            forming, row = self._forming_for(batch, at)
             self.header.next += count
             self.header.produced += count
             self._place(forming.blob, row, count, due_times(batch, now), now, self.expire_timeout)
-        if key is not None:
-            self.keys.remember(key, Seen(digest, first, count), now)
         return Placed(first, count, False)
 
     # ---- lease ------------------------------------------------------------------------------------------------
@@ -116,9 +178,13 @@ class Partition(Gate):
         lease_key: str | None = None,
         room: float = MAX_LEASE_BYTES,
         at_least_one: bool = True,
+        before: int | None = None,
     ) -> LeaseState | None:
-        """Lease up to `want` ready items, oldest first, as one lease; fewer if `room` bytes hold no more. None if there are none."""
-        parts, count, nbytes = self._take(want, room, at_least_one, now)
+        """Lease up to `want` ready items, oldest first, as one lease; fewer if `room` bytes hold no more. None if there are none.
+
+        With `before` only those at offsets before that.
+        """
+        parts, count, nbytes = self._take(want, room, at_least_one, now, before)
         if not parts:
             return None
         self._at(now)
@@ -126,6 +192,8 @@ class Partition(Gate):
         self.header.leased += count
         self.leased_count += count
         lease = LeaseState(self.header.lease_number, parts, count, client_id, deadline, lease_key, nbytes=nbytes)
+        if lease_key is not None and (name := (client_id, lease_key)) not in self.by_key:
+            self._left_keys.discard(name) if name in self._left_keys else self._fresh_keys.add(name)
         self._enter(lease)
         self._touch(RecordKind.LEASE, lease.number)
         return lease
@@ -161,10 +229,25 @@ class Partition(Gate):
             del self.by_key[name][lease.number]
             if not self.by_key[name]:
                 del self.by_key[name]
+                self._fresh_keys.discard(name) if name in self._fresh_keys else self._left_keys.add(name)
 
     def keyed(self, client_id: str, lease_key: str) -> list[LeaseState]:
         """The live leases that were taken under this key."""
         return [self.leases[number] for number in self.by_key.get((client_id, lease_key), ())]
+
+    def may_hold(self, name: tuple[str, str]) -> bool:
+        """Whether the store may hold live leases under this (client, key), whatever became of the commit in flight."""
+        return name in self.by_key or name in self._left_keys
+
+    def keys_landed(self) -> None:
+        """The store holds the leases that are live here."""
+        self._fresh_keys, self._left_keys = set(), set()
+
+    def keys_refused(self) -> None:
+        """The last commit did not land: forget the lease keys that were first used in it."""
+        for name in self._fresh_keys:
+            del self.by_key[name]
+        self._fresh_keys = set()
 
     def lease_of(self, number: int, client_id: str | None) -> LeaseState | IgnoredReason:
         """A live lease (with a `client_id`: of that client), or why there is none."""
@@ -247,7 +330,7 @@ class Partition(Gate):
         """Close those open positions of a lease. The lease itself is closed by the caller."""
         if not positions:
             return
-        now = self._at(now)
+        self._at(now)
         stays = positions
         if fate.verdict == "done":
             self.header.completed += len(positions)
@@ -282,11 +365,16 @@ class Partition(Gate):
             self._leave(lease)
             self._touch(RecordKind.LEASE, lease.number)
 
-    def _put_back(self, lease: LeaseState, positions: BitMap, fate: Fate | None, now: Millis) -> dict[str, BitMap]:
-        """Append the rows anew, now or when due (no fate: the lease ran out). Returns those that die instead, by reason."""
+    def _put_back(self, lease: LeaseState, positions: BitMap, fate: Fate, now: Millis) -> dict[str, BitMap]:
+        """Append the rows anew, now or when due. Returns those that die instead, by reason."""
+        back: Back = {}
+        dying = self._gather(lease, positions, fate, now, back)
+        self._bring_back(back, now)
+        return dying
+
+    def _gather(self, lease: LeaseState, positions: BitMap, fate: Fate | None, now: Millis, back: Back) -> dict[str, BitMap]:
+        """Add to what comes `back` (no fate: the lease ran out). Returns those that die instead, by reason."""
         dying: dict[str, BitMap] = {}
-        rows_of: dict[tuple[int, int, Millis, int], BitMap] = {}
-        blobs: dict[int, Blob] = {}
         released = fate is not None and fate.verdict == "release"
         # Of items whose lease ran out, one may have killed the consumer: they come in ever smaller leases, until it is alone.
         together = 0 if fate is not None else max(1, len(positions) // 2)
@@ -297,24 +385,35 @@ class Partition(Gate):
             elif extent.expires_at and extent.expires_at <= now:
                 dying.setdefault("expired while it was leased", BitMap()).update(chosen)
             else:
-                blobs[extent.blob.number] = extent.blob
-                name = (extent.blob.number, attempts, extent.expires_at, extent.together if released else together)
-                rows_of.setdefault(name, BitMap()).update(rows_of_part(part, chosen))
-        for (number, attempts, expires_at, most), rows in rows_of.items():
-            due_at = self._due_at(fate, attempts, now)
-            if due_at > now:
-                self._schedule(blobs[number], rows, attempts, min(due_at, expires_at or due_at), expires_at)
-            else:
-                self._append_rows(blobs[number], rows, attempts, expires_at, most)
+                blob, expires_at = extent.blob, extent.expires_at
+                name = (blob.number, attempts, expires_at, extent.together if released else together, self._due_at(fate, attempts, now))
+                rows = rows_of_part(part, chosen)
+                if name in back:
+                    back[name][1].update(rows)
+                else:
+                    back[name] = blob, rows
+                # The blob stays, whatever else is let go of before they are back.
+                blob.open += len(rows)
         return dying
 
+    def _bring_back(self, back: Back, now: Millis) -> None:
+        """Append what was gathered: neighbours of a blob that nothing tells apart are one extent, whatever leases they were in."""
+        for (_, attempts, expires_at, together, due_at), (blob, rows) in back.items():
+            if due_at > now:
+                self._schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, together)
+            else:
+                self._append_rows(blob, rows, attempts, expires_at, together)
+            blob.open -= len(rows)
+        back.clear()
+
     def _due_at(self, fate: Fate | None, attempts: int, now: Millis) -> Millis:
-        if fate is None or fate.verdict == "release":
-            return now
-        if fate.retry_at is not None:
-            return fate.retry_at
-        if fate.retry_after is not None:
-            return now + fate.retry_after
+        if fate is not None:
+            if fate.verdict == "release":
+                return now
+            if fate.retry_at is not None:
+                return fate.retry_at
+            if fate.retry_after is not None:
+                return now + fate.retry_after
         return now + self.backoff.after(attempts) if self.backoff is not None else now
 
     # ---- away -------------------------------------------------------------------------------------------------
@@ -371,26 +470,32 @@ class Partition(Gate):
     def tick(self, now: Millis, most: int | None = None) -> int:
         """Put back what ran out and what is due, and let die what expired, `most` leases and entries. Returns how many items moved."""
         moved = 0
+        back: Back = {}
         self._let_go_of_snapshots(now)
         for _ in range(TIMER_BATCH if most is None else most):
             if (at := self.next_timer()) is None or at > now:
                 break
             self._at(now)
-            if self.due_times and self.due_times[0][0] == at:
+            is_due = bool(self.due_times) and self.due_times[0][0] == at
+            if not is_due and self.deadlines and max(self.deadlines[0][0], self.grace_until) == at:
+                moved += self._run_out(self.leases[heapq.heappop(self.deadlines)[1]], now, back)
+                continue
+            self._bring_back(back, now)
+            if is_due:
                 moved += self._fall_due(self.dues[heapq.heappop(self.due_times)[1]], now)
-            elif self.deadlines and max(self.deadlines[0][0], self.grace_until) == at:
-                moved += self._run_out(self.leases[heapq.heappop(self.deadlines)[1]], now)
             else:
                 moved += self._expire(self.extents[heapq.heappop(self.expiries)[1]])
+        self._bring_back(back, now)
         return moved
 
-    def _run_out(self, lease: LeaseState, now: Millis) -> int:
-        now = self._at(now)
-        back = positions = lease.open_positions()
-        for reason, those in self._put_back(lease, positions, None, now).items():
+    def _run_out(self, lease: LeaseState, now: Millis, back: Back) -> int:
+        self._at(now)
+        positions = lease.open_positions()
+        expired = len(positions)
+        for reason, those in self._gather(lease, positions, None, now, back).items():
             self._die(lease, those, f"{reason}: the lease expired")
-            back = back - those
-        self.header.expired += len(back)
+            expired -= len(those)
+        self.header.expired += expired
         lease.tell("expired", positions)
         self._shut(lease, positions)
         self._leave(lease)

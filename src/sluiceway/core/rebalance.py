@@ -15,6 +15,9 @@ Why nothing is lost:
 * Items are moved only to partitions that stay: those are removed by a later rebalance, which begins when this one has ended, and so when
   nothing is on its way any more. A cancellation removes partitions that were moved to: it first has those that it opens again, under
   its own cursor, say that nothing of theirs is on its way; from then on what an earlier coordinator asks is refused there.
+* What a partition has answered as the target of intents (`core.keys`) it hands over to the homes of these keys, durably, before it can be
+  sealed. It takes nothing more from intents since it was shut. So a home whose intent names a partition that is no more knows that it had
+  nothing.
 * The homes of slots change in the record after the new ones have the keys, durably, and the former ones have closed the slots, durably.
 """
 
@@ -31,7 +34,7 @@ from sluiceway.core.slots import slots_of, spread
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
-from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
+from sluiceway.model.peers import GiveKeys, HandOverKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
 from sluiceway.model.queue import MOVING, PartitionRecord, PartitionState, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance, RebalanceState, StepDone, StepKind
 
@@ -63,7 +66,7 @@ class AskFor(NamedTuple):
     """Ask the partition's owner that, after so long."""
 
     partition: int
-    request: Shut | GiveKeys | TakeKeys | MoveOut
+    request: Shut | GiveKeys | TakeKeys | HandOverKeys | MoveOut
     delay: Millis = 0
 
 
@@ -100,6 +103,8 @@ class Heard:
             self.given[request.partition] = answer
         elif isinstance(request, TakeKeys):
             self.taken.add(request.partition)
+        elif isinstance(request, HandOverKeys):
+            self.looks.setdefault(request.partition, Look()).counts = None
         else:
             self._hear_moved(request, answer)
 
@@ -411,6 +416,9 @@ def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: Heard, each: Pa
     if look is None or look.counts is None:
         return _shutting(number, "sealed", record.cursor)
     counts = look.counts
+    if not counts.left and counts.keys:
+        # Nothing else keeps it from being sealed.
+        return AskFor(number, HandOverKeys(number, record.cursor, ASK_TIMEOUT))
     copies = rebalance.drain == "copy" and not rebalance.plan.in_order
     target = _target(record, heard, number)
     if look.move and target is not None and not counts.moving and (counts.scheduled or (copies and counts.ready)):

@@ -80,7 +80,8 @@ class Extent:
             and other.rows is None
             and self.attempts == other.attempts
             and self.expires_at == other.expires_at
-            and not (self.together or other.together or self.gone)
+            and self.together == other.together
+            and not (self.gone or other.gone)
             and self.first + self.count == other.first
             and self.row + self.count == other.row
         )
@@ -147,6 +148,8 @@ class LeaseState:
     fates: dict[Gone, BitMap] = field(default_factory=dict)
     target: str | None = None
     dues: list[tuple[Millis, int]] = field(default_factory=list)
+    target_incarnation: str | None = None
+    """Of a redrive: the one queue of that name to which it goes. None: not bound yet, as in a record from before it was noted."""
     nbytes: float = 0.0
     """Of the payloads, roughly; known only to the call that made the lease."""
 
@@ -186,7 +189,7 @@ class LeaseState:
 
 @dataclass(slots=True)
 class Due:
-    """Rows of a blob that wait beside the line until `due_at`."""
+    """Rows of a blob that wait beside the line until `due_at`. `together` as in an Extent: they had a lease that ran out."""
 
     number: int
     due_at: Millis
@@ -194,10 +197,12 @@ class Due:
     rows: BitMap
     attempts: int
     expires_at: Millis = 0
+    together: int = 0
 
 
 class Header(msgspec.Struct, array_like=True):
-    """The partition's own numbers. Nothing before `head` is ready; `next` is the next offset to give, `now` the time of the last turn.
+    """The partition's own numbers. Nothing before `head` is ready; `next` is the next offset to give, `now` the time of the last turn
+    (`Line._at`).
 
     Those from `shut` on belong to rebalances (`core.gate`): what the partition durably takes, whatever its owner knows of the queue. A
     header that was written before there were any has their defaults.
@@ -264,6 +269,7 @@ class LeaseRecord(msgspec.Struct, array_like=True):
     target: str | None = None
     closed: bool = False
     dues: list[tuple[Millis, int]] = []
+    target_incarnation: str | None = None
 
 
 class DueRecord(msgspec.Struct, array_like=True):
@@ -272,6 +278,7 @@ class DueRecord(msgspec.Struct, array_like=True):
     rows: bytes
     attempts: int
     expires_at: Millis = 0
+    together: int = 0
 
 
 pack = msgspec.msgpack.Encoder().encode
@@ -299,13 +306,19 @@ _PLAIN = b"\x01"
 """Begins a bit map that is written as plain bits from its first member on. The other form, Roaring's, never begins so."""
 
 
+_FEW = 64
+
+
 def pack_bits(bits: BitMap) -> bytes:
     """A bit map in the shorter of two forms: Roaring's (8 KiB from 4,096 members on that make no runs), or plain bits. None: nothing."""
     if not bits:
         return b""
+    count, first = len(bits), bits.min()
+    if count <= _FEW and bits.max() - first + 1 == count:
+        # The common case of a small lease, without a detour. The same bytes as below.
+        return _PLAIN + first.to_bytes(4, "little") + (((1 << count) - 1) << -count % 8).to_bytes(-(-count // 8), "big")
     bits.run_optimize()
     roaring: bytes = bits.serialize()
-    first = bits.min()
     if (bits.max() - first) // 8 + 6 >= len(roaring):
         return roaring
     plain = np.zeros(bits.max() - first + 1, np.bool_)
@@ -353,12 +366,13 @@ def lease_bytes(lease: LeaseState, closed: bool = False) -> bytes:
             lease.target,
             closed,
             lease.dues,
+            lease.target_incarnation,
         )
     )
 
 
 def due_bytes(due: Due) -> bytes:
-    return pack(DueRecord(due.due_at, due.blob.number, pack_bits(due.rows), due.attempts, due.expires_at))
+    return pack(DueRecord(due.due_at, due.blob.number, pack_bits(due.rows), due.attempts, due.expires_at, due.together))
 
 
 def by_part(lease: LeaseState, positions: BitMap) -> Iterator[tuple[Part, BitMap]]:

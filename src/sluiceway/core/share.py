@@ -8,8 +8,8 @@ from sluiceway.core.history import Tallies
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
-from sluiceway.core.spreading import Meter
-from sluiceway.core.tickets import Ticket
+from sluiceway.core.spreading import Average, Meter
+from sluiceway.core.tickets import Ticket, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.history import Tally
@@ -29,7 +29,8 @@ class Share(LogicalQueue):
         self._takeover_grace = takeover_grace
         self._graces: dict[int, Millis] = {}
         self._incarnation = incarnation
-        self._meter, self._busy = Meter(), 0
+        self._meter, self._queued, self.busy = Meter(), Average(), 0
+        """Last: how busy it is, in thousandths of what its instance can do; as it was judged to be."""
         self._tallies = Tallies()
         self._openings: dict[int, int] = {}
         """The last opening of each partition that it had: under one grant a number is never used twice."""
@@ -72,7 +73,11 @@ class Share(LogicalQueue):
             ticket.awaiting -= 1
             ticket.flying -= 1 if lane.flight_txn else 0
             if not ticket.done:
-                ticket.error = SluicewayError("outcome_unknown", f"partition {number} went to another instance while it was being written")
+                if ticket.route is not None and ticket.route.only_intends:
+                    ticket.error = not_here(number)
+                else:
+                    detail = f"partition {number} went to another instance while it was being written"
+                    ticket.error = SluicewayError("outcome_unknown", detail)
                 if not ticket.awaiting:
                     self._reply(ticket, ticket.error)
 
@@ -104,6 +109,14 @@ class Share(LogicalQueue):
         moved = request.key is not None and request.partition is None and lane.allows.produce and lane.partition.refuses(request.key)
         return lane.takes_work and moved
 
+    def _has_healthy_other_than(self, home: Lane | None) -> bool:
+        # Those of other owners are as good as any.
+        if super()._has_healthy_other_than(home):
+            return True
+        return self._record is not None and any(
+            each.state == "available" and each.partition not in self.lanes for each in self._record.partitions
+        )
+
     # ---- events, which may come late --------------------------------------------------------------------------
 
     def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
@@ -121,9 +134,9 @@ class Share(LogicalQueue):
             if lane.leaving and lane.state is not LaneState.COMMITTING:
                 self.drop(number)
 
-    def transferred(self, number: int, lease: int, done: bool, now: Millis, *, nowhere: bool = False) -> None:
+    def transferred(self, number: int, lease: int, end: TransferEnd, now: Millis) -> None:
         if number in self.lanes:
-            super().transferred(number, lease, done, now, nowhere=nowhere)
+            super().transferred(number, lease, end, now)
 
     def give_back(self, number: int, lease: int) -> None:
         if number in self.lanes:
@@ -144,14 +157,25 @@ class Share(LogicalQueue):
         wanted = any(ticket.lease_from is None for ticket in self.waiters.values())
         ready = 0 if wanted or "lease" in self.paused else sum(lane.servable for lane in working)
         takes = [lane for lane in working if lane.takes_items and not lane.degraded] if "produce" not in self.paused else []
-        return Load(ready, min((lane.has_or_will for lane in takes), default=None), self._busy)
+        return Load(ready, min((lane.has_or_will for lane in takes), default=None), self.busy)
 
     def tally(self) -> Tally:
         """What it has now, and what has happened in it since it began."""
         return self._tallies.tally(self.lanes.values())
 
     def measure(self, now: Millis) -> int:
-        """How busy it is, in thousandths of what one instance can do, on an average. To be asked about once a second."""
-        there = [each for each in self.stats().partitions if self.lanes[each.partition].takes_work]
-        self._busy = self._meter.note(now, self._tickets, {each.partition: each.produced + each.leased + each.completed for each in there})
-        return self._busy
+        """What it does, as `Meter` says. To be asked about once a second."""
+        headers = {lane.number: lane.partition.header for lane in self.lanes.values() if lane.takes_work}
+        done = {number: header.produced + header.leased + header.completed for number, header in headers.items()}
+        return self._meter.note(now, self._tickets, done)
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether requests wait behind a commit in each partition that takes work."""
+        working = self.board.working
+        writing = [lane for lane in self.board.writing() if lane.takes_work]
+        return 0 < working <= sum(bool(lane.waiting) for lane in writing)
+
+    def note_queued(self, now: Millis, share: int) -> int:
+        """For so many thousandths of the time since the last call it `is_queued`. Returns the average."""
+        return self._queued.note(now, share)

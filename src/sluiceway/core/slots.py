@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from sluiceway.core.distribution import slot
+from sluiceway.core.distribution import slot_of_name
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import ProduceKey
 
@@ -19,10 +19,15 @@ SLOTS = 256
 
 def home_of(record: QueueRecord, key: ProduceKey) -> int:
     """The partition that remembers the key; MOVING: nobody does for the moment."""
+    return home_of_name(record, key.group if key.group is not None else key.key)
+
+
+def home_of_name(record: QueueRecord, name: str) -> int:
+    """The same by the name of the key's group, or the key's own."""
     if record.slots:
-        return record.slots[slot(key, len(record.slots))]
+        return record.slots[slot_of_name(name, len(record.slots))]
     numbers = sorted(each.partition for each in record.partitions)
-    return numbers[slot(key, len(numbers))]
+    return numbers[slot_of_name(name, len(numbers))]
 
 
 def slots_of(record: QueueRecord) -> tuple[int, ...]:

@@ -10,9 +10,15 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.queue import LogicalQueues
 
 REQUESTS = 1_500
-"""Small requests that one instance does in a second of processor time, and ..."""
+"""Small requests that one instance does in a second of processor time where this was measured, and ..."""
 ITEMS = 2_500_000
-"""... items of 100 B: a call with 1,000 of them takes about 0.65 ms, and 0.4 µs for each (docs/performance.md)."""
+"""... items of 100 B: a call with 1,000 of them takes about 0.65 ms, and 0.4 µs for each (docs/performance.md).
+
+They weigh requests against items, and the work of one queue against that of another. What an instance can do here and now is measured.
+"""
+SLOWEST = 10
+"""Times. No machine is taken to need more for the same work than the one where it was measured: a queue with next to nothing to do is not
+what makes an instance busy, though it be the only one there."""
 
 
 class Pace(NamedTuple):
@@ -41,25 +47,52 @@ def wanted(logical_queues: LogicalQueues, at_first: int) -> int:
     return at_first if logical_queues == "auto" else logical_queues
 
 
-class Meter:
-    """How busy a share is: a moving average, from what it had done at each moment at which it was asked."""
+class Average:
+    """A moving average of something in thousandths, over `PACE.average`."""
 
     def __init__(self) -> None:
         self._average = PACE.average
         self._at: Millis | None = None
+        self.value = 0.0
+
+    def note(self, now: Millis, sample: float) -> int:
+        """It was so since the last time; the first time only begins."""
+        if self._at is not None and now > self._at:
+            self.value += (sample - self.value) * -math.expm1((self._at - now) / self._average)
+        self._at = now
+        return round(self.value)
+
+
+def load_of(work: int, all_work: int, busy: int, queued: int) -> int:
+    """How busy a share is, in thousandths of what its instance can do.
+
+    `busy`: for so much of the time the instance's event loop had something to do; the share has that part of it which its `work` is of all
+    that the instance did. `queued`: for so much of the time requests waited behind a commit in each of its partitions.
+    """
+    own = busy * work // max(1, work, all_work)
+    return min(max(own, queued), SLOWEST * work)
+
+
+class Meter:
+    """What a share does, in thousandths of what one instance did where that was measured: a moving average, from what it had done at each
+    moment at which it was asked."""
+
+    def __init__(self) -> None:
+        self._average = Average()
+        self._at: Millis | None = None
         self._requests = 0
         self._items: Mapping[int, int] = {}
-        self._busy = 0.0
 
     def note(self, now: Millis, requests: int, items: Mapping[int, int]) -> int:
         """What it has done so far: requests, and items by partition. What a partition had done before it came here does not count."""
         if self._at is not None and now > self._at:
             moved = sum(max(0, count - self._items[number]) for number, count in items.items() if number in self._items)
             seconds = (now - self._at) / 1_000
-            sample = 1_000 * ((requests - self._requests) / REQUESTS + moved / ITEMS) / seconds
-            self._busy += (sample - self._busy) * -math.expm1((self._at - now) / self._average)
+            self._average.note(now, 1_000 * ((requests - self._requests) / REQUESTS + moved / ITEMS) / seconds)
+        elif self._at is None:
+            self._average.note(now, 0)
         self._at, self._requests, self._items = now, requests, dict(items)
-        return round(self._busy)
+        return round(self._average.value)
 
 
 class Spreader:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from sluiceway.core.partition import Intended
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
@@ -13,7 +14,7 @@ from sluiceway.model.changes import Changes
 from sluiceway.model.few import Rows
 from sluiceway.model.inspection import Deleted, DeleteItems
 from sluiceway.model.leased import Slice
-from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, Shut, Shutted, TakeKeys
+from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, NoteKeys, Shut, Shutted, TakeKeys
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -29,6 +30,9 @@ from sluiceway.model.requests import (
     Settled,
 )
 
+if TYPE_CHECKING:
+    from sluiceway.core.lane import Lane
+
 
 @dataclass(slots=True)
 class TakeOut:
@@ -42,6 +46,8 @@ class TakeOut:
     target: str
     request_timeout: Millis
     opening: int | None = None
+    incarnation: str | None = None
+    """Of the target."""
 
 
 class TransferBegun(NamedTuple):
@@ -52,7 +58,17 @@ class TransferBegun(NamedTuple):
     items: int
 
 
-Rebalancing = Shut | GiveKeys | TakeKeys | MoveOut
+@dataclass(slots=True)
+class ForgetAnswers:
+    """The homes of these keys have noted what `partition` has answered as their target (see `HandOverKeys`). Answered by KeysTaken."""
+
+    partition: int
+    names: tuple[str, ...]
+    cursor: int
+    request_timeout: Millis
+
+
+Rebalancing = Shut | GiveKeys | TakeKeys | NoteKeys | ForgetAnswers | MoveOut
 """What a rebalance asks of one partition. A MoveOut is answered by TransferBegun: it has begun, and not ended."""
 
 Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | TakeOut | Rebalancing
@@ -75,8 +91,8 @@ class KeysTaken(NamedTuple):
 Whole = Produced | TransferBegun | Shutted | KeysGiven | KeysTaken
 """The answer of a request that is one lane's alone."""
 
-Answer = Whole | Settled | Extended | Cleared | Deleted | Grant | SluicewayError
-"""What one lane says."""
+Answer = Whole | Settled | Extended | Cleared | Deleted | Grant | Intended | SluicewayError
+"""What one lane says. Intended: the home of a produce's key does, and the produce goes on to the target."""
 
 Result = Whole | Settled | Extended | Cleared | Deleted | list[Grant]
 
@@ -87,6 +103,31 @@ _TOTALS: Mapping[type, Callable[[], Settled | Extended | Cleared | Deleted]] = {
     Clear: Cleared,
     DeleteItems: Deleted,
 }
+
+
+@dataclass(slots=True)
+class Route:
+    """The way of a produce with a key by its home (ADR 34): first its home has it, and then, if that has an intent, the intent's target."""
+
+    target: int | None = None
+    """At the home: the partition that the intent is to name; None: the home itself is to take the items."""
+    reserved: Lane | None = None
+    """The executor of that partition, which counts the items among those that it will have."""
+    intended: Intended | None = None
+    """At the target: the durable intent; None there if the home belongs to another owner, which asks for this."""
+    at_target: bool = False
+    was_sure: bool = False
+    """Before the target was asked it surely had nothing: so it has nothing again if it refuses."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Only while no other produce with its key is on its way it may be sure that a target has nothing."""
+        return self.target is not None or self.at_target
+
+    @property
+    def only_intends(self) -> bool:
+        """Whatever becomes of the commit that it is in, no item is written by it."""
+        return self.target is not None and not self.at_target
 
 
 @dataclass(slots=True, eq=False)
@@ -110,6 +151,8 @@ class Ticket:
     """Of a lease: payload bytes that its answer may still take."""
     grants: list[Grant] = field(default_factory=list)
     """Of a lease: those that are durable."""
+    route: Route | None = None
+    """Of a produce with a key, while it is on its way."""
     found: dict[tuple[int, ...], Grant] = field(default_factory=dict)
     """Of a keyed lease that waits: what an earlier call took, by partition and lease number, as last seen durable."""
 
@@ -139,6 +182,7 @@ class Ticket:
 
     def add(self, answer: Answer) -> None:
         """What a lane says has become true."""
+        assert not isinstance(answer, Intended), "that is not the end of a request"
         if isinstance(answer, Grant):
             self.grants.append(answer)
         elif isinstance(answer, (Settled, Extended, Cleared, Deleted)):  # A union would be made anew each time.
@@ -187,8 +231,10 @@ class Reply:
 class Transfer:
     """Produce these rows into the queue `target` (None: the dead queue), keyed by the lease number, and report `transferred`.
 
-    Without a `reason` they do not die, but go back to where they came from. With `moves_to` they go to that partition of the same queue,
-    as they are: `lives` are those of the rows of each slice.
+    A redrive goes to that `incarnation` of its target; None: learn which that is, and report it. With `instead` the dead queue is another
+    one by now: make sure that the target never takes them, and report `elsewhere`, or that it has. Without a `reason` they do not die, but
+    go back to where they came from. With `moves_to` they go to that partition of the same queue, as they are: `lives` are those of the rows
+    of each slice.
     """
 
     partition: int
@@ -198,6 +244,29 @@ class Transfer:
     target: str | None = None
     moves_to: int | None = None
     lives: tuple[Life, ...] = ()
+    incarnation: str | None = None
+    instead: str | None = None
+
+
+class TransferEnd(NamedTuple):
+    """What became of an attempt at a transfer. Not `done`, and nothing else: it is tried again.
+
+    `nowhere`: its target is no more. `elsewhere`: the old target never takes it, and that queue is to. `bound`: the target's incarnation.
+    """
+
+    done: bool = False
+    nowhere: bool = False
+    elsewhere: str | None = None
+    bound: str | None = None
+
+
+@dataclass(slots=True)
+class Forward:
+    """Ask the owner of that partition, which is not served here, to take the ticket's items by an intent, and report `forwarded`."""
+
+    ticket: Ticket
+    partition: int
+    request: Produce
 
 
 @dataclass(slots=True)
@@ -208,4 +277,4 @@ class Fault:
     error: Exception
 
 
-Effect = Open | Commit | Reply | Transfer | Fault
+Effect = Open | Commit | Reply | Transfer | Forward | Fault

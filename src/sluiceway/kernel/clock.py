@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
 from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import CLOCK_PATIENCE, MAX_CLOCK_STEP
 
 Millis = int
 """A point in time (`…_at`, `…_deadline`) or a duration (`…_timeout`), in milliseconds."""
@@ -18,6 +19,52 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _UNIT = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _LONGEST = 32
+_MILLI = 1_000_000
+"""Nanoseconds."""
+_SLEW = 8
+"""A difference from the wall clock is made good by at most this part (an eighth) of the time that passes."""
+
+
+class Clock:
+    """The time of a process, made from readings of the wall clock, which can be set, and of a steady clock, which cannot. Pure.
+
+    It runs with the steady clock and never goes back. Drift and small steps of the wall clock, up to MAX_CLOCK_STEP, are followed, by an
+    eighth of the time that passes. A larger difference is a jump: it is held for CLOCK_PATIENCE, in which the clock may be set right
+    again, and then followed at the same rate. All readings are in nanoseconds.
+    """
+
+    def __init__(self, wall: int, steady: int) -> None:
+        self._now = wall
+        self._steady = steady
+        self._ahead = 0
+        self._jumped_at: int | None = None
+
+    def read(self, wall: int, steady: int) -> Millis:
+        """Milliseconds since the epoch."""
+        passed = max(0, steady - self._steady)
+        self._steady += passed
+        ahead = wall - self._now - passed
+        if abs(ahead) <= MAX_CLOCK_STEP * _MILLI:
+            self._jumped_at = None
+        elif self._jumped_at is None or abs(ahead - self._ahead) > MAX_CLOCK_STEP * _MILLI:
+            # Also a further jump has its time in which it may be set right.
+            self._jumped_at = self._steady
+        if self._jumped_at is None or self._steady - self._jumped_at > CLOCK_PATIENCE * _MILLI:
+            most = passed // _SLEW
+            passed += max(-most, min(most, ahead))
+        self._now += passed
+        self._ahead = wall - self._now
+        return self._now // _MILLI
+
+    @property
+    def jump(self) -> Millis:
+        """By how much the wall clock is ahead of this one (negative: behind), if it has jumped; else 0."""
+        return 0 if self._jumped_at is None else round(self._ahead / _MILLI)
+
+    @property
+    def ahead(self) -> Millis:
+        """By how much the wall clock is ahead of this one, also if it has not jumped."""
+        return round(self._ahead / _MILLI)
 
 
 def parse_duration(text: object, field: str) -> Millis:

@@ -260,6 +260,15 @@ KINDS: dict[str, ErrorKind] = {
         "Every partition that could take it is closed or busy until `request_timeout`, or the server stops. Nothing was done.",
         "Repeat it, longer apart each time. `/readyz` says what does not serve; look at the disk or the database that it names.",
     ),
+    "storage_full": ErrorKind(
+        503,
+        True,
+        "The disk is full: nothing may be added",
+        "The disk of every partition that could take the items has less room left than is kept for settling, clearing and deleting. "
+        "Nothing was added.",
+        "Complete, clear or delete items, or make room on the disk, and repeat it. `/readyz` says how much is left; `disk_reserve` in "
+        "the configuration is what is kept.",
+    ),
     "queue_paused": ErrorKind(
         503,
         True,

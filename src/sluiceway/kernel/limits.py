@@ -8,6 +8,9 @@ MAX_ITEMS_JSON = 1_000
 MAX_ITEMS_ARROW = 10_000
 """Rows in an Arrow produce, and items in one lease: bounds a turn and an answer."""
 
+MAX_PAGE = 65_536
+"""Queues or items on one page of a listing; Querator's limit too. A page of items also ends at MAX_LEASE_BYTES."""
+
 MAX_BODY_BYTES = 32 << 20
 """A request body is held in memory whole."""
 
@@ -32,8 +35,8 @@ MAX_PIPELINED = 16
 MAX_PAYLOAD_BYTES = 8 << 20
 """One item. Larger things belong into an object store, with a reference in the queue."""
 
-MAX_TEXT_BYTES = 1_024
-"""`kind`, `encoding`, `reference`, a reason, a client id, an idempotency key."""
+MAX_TEXT_BYTES = 2_048
+"""`kind`, `encoding`, `reference`, a reason, a client id, an idempotency key. Querator's clients send references of up to 2,000."""
 
 MAX_HEADER_BYTES = 8_192
 """All header names and values of one item together."""
@@ -83,6 +86,12 @@ MAX_KEYS = 1_000_000
 MAX_KEYS_BYTES = 16 << 20
 """Of idempotency keys, as stored, that go to another partition in one call: it has to fit into MAX_PEER_BYTES. More go in several."""
 
+GENERATED_KEY = "auto/"
+"""Begins the keys that a client generates for one call. A call that was surely refused may be repeated under another one."""
+
+PLACED_LONGER = 3_600_000
+"""Milliseconds that the target of a keyed produce remembers the key beyond the key's home, which relies on it: more than clocks differ."""
+
 GROUP_KEEP = 30 * 86_400_000
 """Milliseconds after its last produce that an idempotency group is forgotten: a stream that stood still longer may repeat a batch."""
 
@@ -95,8 +104,10 @@ MAX_CLOSED_LEASES = 1_000
 MAX_WAITING = 100_000
 """Requests that wait on one logical queue. Beyond it a request is told to come back."""
 
-TIMER_BATCH = 1_000
-"""Leases, due entries and extents that one turn puts back or lets die, in all partitions together: a mass expiry must not stop the rest."""
+TIMER_BATCH = 200
+"""Leases, due entries and extents that one turn puts back or lets die, in all partitions together: a mass expiry must not stop the rest.
+
+These take some 15 ms of processor time, where each is a lease of one item; a call may wait for two such turns."""
 
 BODY_TIMEOUT = 30_000
 """Milliseconds a request's body may take to arrive: a slow sender holds memory and a connection."""
@@ -187,3 +198,10 @@ SEND_TIMEOUT = 30_000
 GOODBYE_TIMEOUT = 2_000
 """Milliseconds in which the client of a TLS connection that the server closes must take the rest and close it, too. Clients that only keep
 a connection open for later do not look, and each would hold up the stop of the server."""
+
+MAX_CLOCK_STEP = 10_000
+"""Milliseconds by which the wall clock may differ from the time of the process, or a partition's stored time be ahead of its owner's,
+before it is a jump. Corrections by a time service are far smaller."""
+
+CLOCK_PATIENCE = 3_600_000
+"""Milliseconds for which a jump of the wall clock is not followed: an operator has that long to set it right, and nothing comes early."""

@@ -26,6 +26,13 @@ class Fence(NamedTuple):
     opening: int
 
 
+class Least(NamedTuple):
+    """What a partition has at least, if it is the one that was acknowledged: the fence it was opened with, and the turn it had applied."""
+
+    fence: Fence
+    txn: int = 0
+
+
 class RecordKind(StrEnum):
     """The small records of a partition; `core/partition.py` says what each holds."""
 

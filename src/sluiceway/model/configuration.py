@@ -17,7 +17,13 @@ from sluiceway.model.settings import Settings, key
 DEFAULT_LISTEN = "127.0.0.1:2319"
 SQLITE_META = "sqlite:"
 SHUTDOWN_TIMEOUT: Millis = 10_000
+DISK_RESERVE = 64 << 20
+"""Bytes: the logs of some partitions and of the meta store, which grow to 4 MiB each."""
 """Below what service managers commonly wait before they kill."""
+
+
+CLUSTER_TIMES = ("settle_timeout", "round_interval", "heartbeat_interval", "beat_interval", "lease_timeout", "member_timeout")
+"""The keys of [cluster] by which its instances go, all of them: they are in the record that all follow."""
 
 
 class ServerSettings(Settings, frozen=True):
@@ -46,6 +52,14 @@ class ServerSettings(Settings, frozen=True):
     audit_entries: Annotated[
         int, Meta(ge=LEAST_AUDIT_ENTRIES, le=MAX_AUDIT_ENTRIES), key("how many entries of the audit trail are kept, the newest")
     ] = AUDIT_ENTRIES
+    disk_reserve: Annotated[
+        int,
+        Meta(ge=0),
+        key(
+            "bytes that produces leave free on each disk, but no more than a quarter of it; 0: none",
+            restart=True,
+        ),
+    ] = DISK_RESERVE
     workers: Annotated[int, Meta(ge=1, le=MAX_WORKERS), key("processes that serve the data directory together", restart=True)] = 1
 
 
@@ -68,8 +82,36 @@ class ClusterSettings(Settings, frozen=True):
         key("PEM file with the authorities whose certificates other instances have; empty: those of the system", "path", restart=True),
     ] = ""
     strategy: Annotated[
-        Literal["rounds", "claims"], key("how the instances divide the partitions; the same for all of them", restart=True)
-    ] = "rounds"
+        Literal["", "rounds", "claims"],
+        key("how the instances divide the partitions, for all of them; empty: as the cluster has it, and a new one by rounds"),
+    ] = ""
+    settle_timeout: Annotated[
+        Millis | None, key("a round is sealed once no instance has joined it for so long; not set: as the cluster has it", "duration")
+    ] = None
+    round_interval: Annotated[Millis | None, key("the least between two rounds; not set: as the cluster has it", "duration")] = None
+    heartbeat_interval: Annotated[Millis | None, key("there is a round at least so often; not set: as the cluster has it", "duration")] = (
+        None
+    )
+    beat_interval: Annotated[
+        Millis | None, key("how often an instance shows that it lives; not set: as the cluster has it", "duration")
+    ] = None
+    lease_timeout: Annotated[
+        Millis | None,
+        key("an instance that could not show it for so long serves nothing of its own; not set: as the cluster has it", "duration"),
+    ] = None
+    member_timeout: Annotated[
+        Millis | None,
+        key("an instance that was not heard of for so long is given up; not set: as the cluster has it", "duration"),
+    ] = None
+
+    @property
+    def times(self) -> dict[str, Millis]:
+        """The times of the cluster that are set here."""
+        return {name: value for name in CLUSTER_TIMES if (value := getattr(self, name)) is not None}
+
+    def changed_times(self, before: ClusterSettings) -> dict[str, Millis]:
+        """Those that are set, and were not or differently."""
+        return {name: value for name, value in self.times.items() if value != getattr(before, name)}
 
     @property
     def spans_machines(self) -> bool:

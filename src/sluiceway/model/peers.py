@@ -79,7 +79,8 @@ class Shut:
 class Shutted(NamedTuple):
     """How the partition is, durably, and what it has: ready, leased and scheduled items, and those on their way to elsewhere.
 
-    `moving`: those of the last that go to another partition of the queue.
+    `moving`: those of the last that go to another partition of the queue. `keys`: records of idempotency keys on which other partitions
+    rely, and that have to be handed over before it is sealed.
     """
 
     shutting: Shutting
@@ -88,6 +89,7 @@ class Shutted(NamedTuple):
     scheduled: int = 0
     transferring: int = 0
     moving: int = 0
+    keys: int = 0
 
     @property
     def left(self) -> int:
@@ -130,6 +132,27 @@ class TakeKeys:
     of: int
     cursor: int
     keys: dict[str, bytes] | None
+    request_timeout: Millis
+
+
+@dataclass(slots=True)
+class HandOverKeys:
+    """Have the homes of keys note, durably, what the partition has answered as the target of their intents, and let it forget that.
+
+    It is shut, so nothing is added. As much as fits into one call is handed over; answered by the number of records. For `cursor` see Shut.
+    """
+
+    partition: int
+    cursor: int
+    request_timeout: Millis
+
+
+@dataclass(slots=True)
+class NoteKeys:
+    """As the home of these keys, note, durably, that the target of their intents has these answers. Answered by their number."""
+
+    partition: int
+    keys: dict[str, bytes]
     request_timeout: Millis
 
 
@@ -187,6 +210,8 @@ ShareRequest = (
     | Shut
     | GiveKeys
     | TakeKeys
+    | HandOverKeys
+    | NoteKeys
     | MoveOut
 )
 """What can be asked of the partitions that an instance owns of a queue."""

@@ -28,7 +28,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Backoff(msgspec.Struct, frozen=True):
-    """How long a retry without a time of its own waits: `first` ms after the first attempt, twice as long each time, `most` ms at most."""
+    """How long an item waits after a retry without a time of its own, or after its lease ran out: `first` ms after the first attempt,
+    twice as long each time, `most` ms at most."""
 
     first: Millis
     most: Millis

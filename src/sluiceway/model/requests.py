@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT
+from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW, MAX_LEASE_TIMEOUT
 from sluiceway.model.queue import Backoff, LogicalQueues
 
 Offsets = npt.NDArray[np.int64]
@@ -36,6 +36,20 @@ class ProduceKey(NamedTuple):
     sequence: int = 0
     window: Millis = KEY_WINDOW
 
+    @property
+    def is_system(self) -> bool:
+        """A key of a transfer or a move: these have a fixed place."""
+        return self.group is not None and self.group.startswith((TRANSFER_GROUP, MOVE_GROUP))
+
+    @property
+    def is_generated(self) -> bool:
+        """The client can replace it."""
+        return self.group is None and self.key.startswith(GENERATED_KEY)
+
+    @property
+    def identity(self) -> tuple[str | None, str]:
+        return self.group, self.key
+
 
 class Life(NamedTuple):
     """What items that are moved to another partition have behind them: `rows` neighbours of a batch, to which the same befell.
@@ -56,8 +70,9 @@ class Produce:
     """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`; 1 row at least. It may be a
     `model.few.Few`.
 
-    Without a `partition` the queue chooses it; with a key the key does, and none is given. Only items that are moved have both, and `lives`
-    of all of their rows: their key is one of MOVE_GROUP, which that partition remembers whatever its slots are.
+    Without a `partition` the queue chooses it. Two kinds have a partition and a key. Items that are moved have `lives` of all of their
+    rows: their key is one of MOVE_GROUP, which that partition remembers whatever its slots are. A produce without `lives` comes from the
+    owner of its key's home, whose intent names that partition (ADR 34): `Produced` with 0 items says that it has refused the key for good.
     """
 
     batch: pa.RecordBatch
@@ -81,7 +96,8 @@ class Lease:
     """Ask for up to `batch_size` items from up to `max_partitions` partitions; wait `request_timeout` for the first.
 
     With a `partition` from that one only, and then the key is looked for there only. With `after`, the number of a lease of that partition,
-    too: refused as `stale_ids` if a later lease of that client was completed there, as far as that is remembered.
+    too: refused as `stale_ids` if a later lease of that client was completed there, as far as that is remembered. With `before`, only items
+    at offsets before the one that it has for their partition, and none of other partitions.
     """
 
     client_id: str
@@ -92,6 +108,7 @@ class Lease:
     lease_key: str | None = None
     partition: int | None = None
     after: int | None = None
+    before: Mapping[int, int] | None = None
 
 
 class LeaseInfo(NamedTuple):
@@ -331,6 +348,8 @@ class PartitionStats:
     """Items that a rebalance has moved out of it."""
     moved_in: int = 0
     """And into it."""
+    next_offset: int | None = None
+    """Of the next item that comes; None: the partition is not open."""
 
     @property
     def total(self) -> int:

@@ -46,13 +46,25 @@ class Group(NamedTuple):
     members: tuple[str, ...]
 
 
+class DeadLetters(msgspec.Struct, frozen=True):
+    """Records that the target does not take, and that went to the dead queue `queue` instead: `count` of them, the last, which was at
+    `position`, at `at`.
+    """
+
+    count: int
+    queue: str
+    position: str
+    at: Millis
+
+
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
     """What a position store keeps of a partition, beside the fence.
 
     `position`: up to there every record has been handed on; None: none was yet. `plan`: the end of the batch that is being handed on, or
     was when its owner went; whoever goes on hands on exactly that first, from `position` to `plan`, as batch number `batch`. None: there
     is none. `batch` is the number of the last batch that was planned; it rises by one each time. `at`: no record after `position` is older.
-    `behind`: by how long `position` was behind the end of the stream when that was last known. `records`: how many were handed on.
+    `behind`: by how long `position` was behind the end of the stream when that was last known. `records`: how many were handed on. `dead`:
+    those of them that became dead letters; None: there are none.
     """
 
     position: str | None = None
@@ -61,3 +73,4 @@ class Kept(msgspec.Struct, frozen=True, kw_only=True):
     at: Millis | None = None
     behind: Millis | None = None
     records: int = 0
+    dead: DeadLetters | None = None

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.adapters.disk import make_directory
+from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.lock import has_been_used
 from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.kernel.clock import Millis, format_time
@@ -40,7 +40,7 @@ async def keys_of(data: Path, meta_url: str = "") -> AsyncIterator[ApiKeys]:
 
     Raises `invalid_request` where a server has been that would see none of these, StoreUnavailableError, OSError.
     """
-    make_directory(data)
+    keep_private(data)
     own = data / "meta.sqlite"
     if not meta_url and has_been_used(data) and not own.exists():
         raise invalid(

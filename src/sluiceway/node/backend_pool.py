@@ -17,7 +17,9 @@ from sluiceway.model.backends import BackendSettings, MemoryBackend, PostgresBac
 from sluiceway.model.queue import PartitionRecord
 from sluiceway.node.backends import OPEN_TIMEOUT, Backend
 from sluiceway.node.configuration import check_backends
+from sluiceway.node.disk_room import BACKEND, DiskRoom
 from sluiceway.node.identity import identify, record_of
+from sluiceway.node.openings import Openings, adopt
 from sluiceway.node.stores import directory_of
 from sluiceway.ports.meta_store import ConflictError, MetaStore
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore
@@ -63,13 +65,15 @@ class BackendPool:
     Raises `invalid_request` for backends that cannot stand together.
     """
 
-    def __init__(self, data: Path, settings: Mapping[str, BackendSettings], open_store: OpenStore) -> None:
+    def __init__(self, data: Path, settings: Mapping[str, BackendSettings], open_store: OpenStore, room: DiskRoom | None = None) -> None:
         check_backends(settings)
         self._data = data
         self._settings = settings
         self._open_store = open_store
+        self._room = room
         self._backends: dict[str, Backend] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._openings: Openings | None = None
 
     @property
     def keeps_nothing(self) -> bool:
@@ -77,7 +81,9 @@ class BackendPool:
         return any(isinstance(each, MemoryBackend) for each in self._settings.values())
 
     async def start(self, meta: MetaStore) -> None:
-        """Open the stores. A directory that is not the one it was is not served, and a problem. Raises as `open_store` does."""
+        """Open the stores. A directory that is not the one it was is not served, and a problem. Raises as `open_store` and `adopt` do."""
+        await adopt(meta)
+        self._openings = Openings(meta)
         for name, settings in self._settings.items():
             self._backends[name] = await self._open(name, settings, meta)
 
@@ -87,7 +93,23 @@ class BackendPool:
             if problem is not None:
                 log.error("backend %s is not served: %s", name, problem)
                 return Backend(name, None, 0, problem)
-        return Backend(name, self._open_store(name, settings, self._data), settings.write_timeout)
+        store = self._open_store(name, settings, self._data)
+        self._watch(name, settings)
+        # A folder is recognised before it is opened, which would make one that is missing.
+        is_recognised = isinstance(settings, SqliteBackend)
+        return Backend(name, store, settings.write_timeout, openings=self.openings, is_recognised=is_recognised)
+
+    def _watch(self, name: str, settings: BackendSettings) -> None:
+        if self._room is not None and isinstance(settings, SqliteBackend):
+            directory = directory_of(name, settings, self._data)
+            # A store that was made by others need not have it.
+            if directory.is_dir():
+                self._room.watch(BACKEND + name, directory)
+
+    def note_room(self) -> None:
+        """Each backend is told whether its disk is low."""
+        for name, backend in self._backends.items():
+            backend.is_low = self._room is not None and self._room.is_low(name)
 
     async def _recognise(self, name: str, settings: SqliteBackend, meta: MetaStore) -> str | None:
         """Why its directory must not be served, in words."""
@@ -99,9 +121,15 @@ class BackendPool:
             with contextlib.suppress(ConflictError):
                 await meta.commit(dict.fromkeys(record), puts=record)
 
+    @property
+    def openings(self) -> Openings:
+        """What is known of the partitions' storage."""
+        assert self._openings is not None, "the pool is started first"
+        return self._openings
+
     def get(self, name: str) -> Backend:
         """That of the name; if none is configured, one that does not serve."""
-        return self._backends.setdefault(name, Backend(name, None, 0))
+        return self._backends.setdefault(name, Backend(name, None, 0, openings=self._openings))
 
     def place(self, requested: int) -> tuple[PartitionRecord, ...]:
         """The partitions of a new queue, divided by the affinities."""
@@ -174,12 +202,16 @@ class BackendPool:
         """From now on it is these. None of those that are removed holds a partition."""
         for name in set(self._settings) - set(replacement.settings):
             self._close_later(self._backends.pop(name))
+            if self._room is not None:
+                self._room.forget(BACKEND + name)
         for name, settings in replacement.settings.items():
             backend = self.get(name)
             store = replacement.opened.get(name)
             if store is not None:
-                self._close_later(backend.serve(store))
+                self._close_later(backend.serve(store, is_recognised=isinstance(settings, SqliteBackend)))
             backend.write_timeout = settings.write_timeout
+            if name not in self._settings:
+                self._watch(name, settings)
         self._settings = replacement.settings
 
     def _close_later(self, closed: Backend | PartitionStore | None) -> None:

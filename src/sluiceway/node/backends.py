@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from sluiceway.adapters import system
 from sluiceway.core.breaker import PROBE_INTERVAL, Breaker
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
+from sluiceway.node.identity import OtherStorageError, verify
+from sluiceway.node.openings import Openings, OpeningsError
 from sluiceway.ports.partition_store import (
     Changes,
     DamagedError,
     Fence,
     FencedError,
+    Least,
+    LostError,
     PartitionRef,
     PartitionStore,
     Snapshot,
@@ -42,9 +46,21 @@ class Backend:
 
     Once its partitions have failed together, only one of them at a time asks the store, at most every PROBE_INTERVAL; as soon as it
     answers, all of them are opened again. Without a `store` it stands for a backend that is not served, and says why.
+
+    With `openings` its storage proves that it is the one that was, in each partition and, unless it `is_recognised` already, as a whole,
+    before anything is answered from it.
     """
 
-    def __init__(self, name: str, store: PartitionStore | None, write_timeout: Millis, reason: str = NOT_CONFIGURED) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: PartitionStore | None,
+        write_timeout: Millis,
+        reason: str = NOT_CONFIGURED,
+        openings: Openings | None = None,
+        *,
+        is_recognised: bool = False,
+    ) -> None:
         self.name = name
         self.write_timeout = write_timeout
         self._store = store
@@ -55,6 +71,18 @@ class Backend:
         self._openings: dict[PartitionRef, asyncio.Task[Snapshot]] = {}
         self._releases: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._records = openings
+        self._seen: dict[PartitionRef, Least] = {}
+        """What each partition that was opened has, as far as it was acknowledged."""
+        self._identity: str | None = None
+        """That of its storage; None: not known yet."""
+        self._is_recognised = is_recognised
+        self._is_verified = False
+        self._verifying = asyncio.Lock()
+        self._is_other = False
+        """It was last found to be another storage."""
+        self.is_low = False
+        """Its disk has no room for more than is kept there."""
 
     @property
     def problem(self) -> str | None:
@@ -71,11 +99,14 @@ class Backend:
         """Why it does not serve, in words; None if it does."""
         if self._store is None:
             return f"backend {self.name}, which holds {len(self._partitions)} partitions, is not served: {self._reason}"
-        return f"backend {self.name} does not answer: {self._reason}" if self._breaker.is_open else None
+        if not self._breaker.is_open:
+            return None
+        return f"backend {self.name} {'is not served' if self._is_other else 'does not answer'}: {self._reason}"
 
-    def serve(self, store: PartitionStore) -> PartitionStore | None:
+    def serve(self, store: PartitionStore, *, is_recognised: bool = False) -> PartitionStore | None:
         """Use this store from now on, and open what waits for it. Returns the one before, for the caller to close: it may be in use."""
         before, self._store = self._store, store
+        self._is_recognised, self._is_verified = is_recognised, False
         for ref, retry in list(self._partitions.items()):
             retry(ref.partition)
         return before
@@ -88,10 +119,12 @@ class Backend:
         """It does so no more: what the store has open for it is let go in the background."""
         self._partitions.pop(ref, None)
         self._breaker.forget(ref)
+        seen = self._seen.pop(ref, None)
         if self._store is not None:
-            task = asyncio.get_running_loop().create_task(self._release(self._store, ref))
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
+            for work in (self._release(self._store, ref), self._note(ref, seen)):
+                task = asyncio.get_running_loop().create_task(work)
+                self._releases.add(task)
+                task.add_done_callback(self._releases.discard)
 
     async def _release(self, store: PartitionStore, ref: PartitionRef) -> None:
         if ref in self._partitions:
@@ -102,14 +135,24 @@ class Backend:
             async with asyncio.timeout(self.write_timeout / 1000):
                 await store.release(ref)
 
+    async def _note(self, ref: PartitionRef, seen: Least | None) -> None:
+        """Record what the partition has: then also a copy of its storage that has its fence, and is older, is known for that."""
+        if seen is not None and self._records is not None:
+            with contextlib.suppress(OpeningsError):
+                await self._records.note(ref, seen)
+
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
         """PartitionStore.open, within OPEN_TIMEOUT. Raises also BackendDownError."""
         if self._store is None or not self._breaker.admits(ref, system.now()):
             raise BackendDownError(self.why_down)
         try:
             async with asyncio.timeout(OPEN_TIMEOUT / 1000):
-                return await self._open(self._store, ref, fence)
-        except (DamagedError, FencedError):
+                snapshot = await self._prove(self._store, ref, fence)
+            self._seen[ref] = Least(fence, snapshot.txn)
+            return snapshot
+        except (DamagedError, FencedError, OpeningsError):
+            # They say nothing of the backend, which may not even have been asked.
+            self._breaker.forget(ref)
             raise
         except TimeoutError:
             error = StoreUnavailableError(f"no answer within {OPEN_TIMEOUT} ms")
@@ -119,11 +162,43 @@ class Backend:
             self._failed(ref, error)
             raise
 
-    async def _open(self, store: PartitionStore, ref: PartitionRef, fence: Fence) -> Snapshot:
+    async def _prove(self, store: PartitionStore, ref: PartitionRef, fence: Fence) -> Snapshot:
+        """Open the partition, if it is the one that was acknowledged."""
+        if self._records is None:
+            return await self._open(store, ref, fence, None)
+        await self._verify(store, self._records, first=False)
+        least = self._seen.get(ref)
+        # Under a grant that was confirmed there is no other owner, and its own memory is newer than any record.
+        confirmed = least is not None and least.fence[:2] == fence[:2]
+        if not confirmed:
+            least = await self._records.claim(ref, fence)
+        try:
+            snapshot = await self._open(store, ref, fence, least)
+        except LostError:
+            await self._note(ref, self._seen.get(ref))
+            self._is_verified = False
+            # If all of the storage is another one that is what is wrong, and may pass: the server may go back to the right one.
+            await self._verify(store, self._records, first=False)
+            raise
+        await self._verify(store, self._records, first=True)
+        if not confirmed:
+            await self._records.confirm(ref, fence)
+        return snapshot
+
+    async def _verify(self, store: PartitionStore, records: Openings, *, first: bool) -> None:
+        """Raises OtherStorageError, StoreUnavailableError."""
+        if self._is_verified or self._is_recognised:
+            return
+        async with self._verifying:
+            if not self._is_verified:
+                self._identity = await verify(self.name, store, records, self._identity, first=first)
+                self._is_verified = self._identity is not None
+
+    async def _open(self, store: PartitionStore, ref: PartitionRef, fence: Fence, least: Least | None) -> Snapshot:
         """An opening that was given up on goes on; no other is begun behind it, so that they do not pile up while a store hangs."""
         if ref in self._openings:
             await asyncio.wait([self._openings[ref]])
-        opening = asyncio.create_task(store.open(ref, fence))
+        opening = asyncio.create_task(store.open(ref, fence, least))
         self._openings[ref] = opening
         opening.add_done_callback(lambda done: self._opened(ref, done))
         await asyncio.wait([opening])
@@ -152,6 +227,8 @@ class Backend:
         else:
             reason = StoreUnavailableError("a commit ended unknown")
         if outcome is Outcome.DONE:
+            if ref in self._seen:
+                self._seen[ref] = Least(fence, changes.txn)
             self._succeeded()
         elif outcome is Outcome.UNKNOWN:
             self._failed(ref, reason)
@@ -172,10 +249,24 @@ class Backend:
             # No partition is opened anew for a read, so none would find out that the backend answers again.
             raise StoreUnavailableError(f"no answer within {self.write_timeout} ms") from None
 
+    async def reusable(self, ref: PartitionRef) -> int:
+        """Bytes that may be written to that partition without taking room from the disk, as far as the store knows; 0 where it does not."""
+        # Of stores that keep the room of what was deleted for what comes next.
+        reusable: Callable[[PartitionRef], Awaitable[int]] | None = getattr(self._store, "reusable", None)
+        if reusable is None or self._breaker.is_open:
+            return 0
+        try:
+            async with asyncio.timeout(self.write_timeout / 1000):
+                return await reusable(ref)
+        except Exception:
+            return 0
+
     async def drop(self, ref: PartitionRef) -> None:
-        """PartitionStore.drop."""
+        """PartitionStore.drop, of the storage that held it."""
         if self._store is None or self._breaker.is_open:
             raise BackendDownError(self.why_down)
+        if self._records is not None:
+            await self._verify(self._store, self._records, first=False)
         await self._store.drop(ref)
 
     async def close(self) -> None:
@@ -189,6 +280,7 @@ class Backend:
     # ---- the breaker ------------------------------------------------------------------------------------------
 
     def _failed(self, ref: PartitionRef, error: Exception) -> None:
+        self._is_verified, self._is_other = False, isinstance(error, OtherStorageError)
         if ref in self._partitions and self._breaker.failed(ref, len(self._partitions)):
             self._reason = str(error) or repr(error)
             log.error("%s", self.why_down)

@@ -52,6 +52,11 @@ class Catalog:
             raise SluicewayError("queue_not_found", f"there is no queue {queue_name[:64]!r}", "queue_name")
         return known.record
 
+    def find(self, queue_name: str) -> QueueRecord | None:
+        """The record, if there is one."""
+        known = self._known.get(queue_name)
+        return None if known is None else known.record
+
     def of(self, incarnation: str) -> QueueRecord | None:
         """The queue of that incarnation."""
         name = self._names.get(incarnation)

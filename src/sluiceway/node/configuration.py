@@ -331,6 +331,8 @@ def _check_cluster(configuration: Configuration) -> None:
     if cluster.meta and not _META.fullmatch(cluster.meta):
         # It may hold a password.
         raise invalid("cluster.meta", "expected sqlite:PATH, postgresql://USER@HOST/DATABASE or etcd://HOST:PORT, or env:NAME or file:PATH")
+    if cluster.times:
+        _check_times(cluster.times)
     if cluster.advertise:
         _check_advertise(cluster, server.workers)
     elif cluster.spans_machines and is_any(parse_address(server.listen, "server.listen").host):
@@ -339,6 +341,17 @@ def _check_cluster(configuration: Configuration) -> None:
     if configuration.is_clustered and any(isinstance(each, MemoryBackend) for each in configuration.backends.values()):
         field = "cluster.meta" if cluster.meta else "server.workers"
         raise invalid(field, "memory backends are of one process alone; use sqlite or postgres, or one server without a cluster")
+
+
+def _check_times(times: Mapping[str, Millis]) -> None:
+    """As they are where the cluster has the defaults beside them. What it has instead, they are checked against when they are applied."""
+    from sluiceway.core.assignment.group import with_times
+    from sluiceway.node.ownership import PARAMETERS
+
+    try:
+        with_times(PARAMETERS, times)
+    except SluicewayError as error:
+        raise invalid(f"cluster.{error.field}", error.detail.removeprefix(f"{error.field}: ")) from None
 
 
 def _check_advertise(cluster: ClusterSettings, workers: int) -> None:
@@ -372,7 +385,7 @@ def _written(key: Key, settings: Settings) -> Any:
     value = getattr(settings, key.name)
     if key.hidden and value:
         return MASK
-    return format_duration(value) if key.form == "duration" else value
+    return format_duration(value) if key.form == "duration" and value is not None else value
 
 
 def _table_schema(table: type[Settings]) -> dict[str, Any]:
@@ -381,7 +394,10 @@ def _table_schema(table: type[Settings]) -> dict[str, Any]:
     for each in keys(table):
         member = described["properties"][each.name]
         if each.form == "duration":
-            member |= {"type": "string", "examples": ["500ms", "30s", "1m30s"], "default": format_duration(each.default)}
+            unset = each.default is None
+            member.pop("anyOf", None)
+            member |= {"type": ["string", "null"] if unset else "string", "examples": ["500ms", "30s", "1m30s"]}
+            member["default"] = None if unset else format_duration(each.default)
         if each.form == "secret":
             member["pattern"] = "^((env|file):.+)?$"
         member["description"] += "; a change needs a restart" if each.restart else "; can change live"

@@ -18,7 +18,7 @@ from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.looking import load
 from sluiceway.core.share import Share
 from sluiceway.core.snapshots import Snapshot
-from sluiceway.core.tickets import Commit, Effect, Fault, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
+from sluiceway.core.tickets import Commit, Effect, Fault, Forward, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.history import Tally
@@ -26,9 +26,10 @@ from sluiceway.model.leased import Slice
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import MoveOut
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Lease, Leased, LeaseInfo, ProduceKey, QueueStats
+from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, Produced, ProduceKey, QueueStats
 from sluiceway.node.backends import Backend, BackendDownError
 from sluiceway.node.blobs import BlobCache
+from sluiceway.node.clock_watch import ClockWatch
 from sluiceway.node.closing import Closing
 from sluiceway.node.delivery import Delivery, Seat
 from sluiceway.node.transfers import Bury, Transfers
@@ -46,7 +47,8 @@ class Waiter(NamedTuple):
 
 class Around(NamedTuple):
     """What all drivers of an instance share. `backend` finds one by its name; `holds` says whether what was gained is still its own;
-    `may_reopen` whether a queue that was about to be deleted is still there, and stays; `snapshots` are those that partitions keep."""
+    `may_reopen` whether a queue that was about to be deleted is still there, and stays; `snapshots` are those that partitions keep;
+    `ask_owner` asks the owner of a partition, whoever that is by then."""
 
     backend: Callable[[str], Backend]
     cache: BlobCache
@@ -54,7 +56,11 @@ class Around(NamedTuple):
     holds: Callable[[], bool]
     may_reopen: Callable[[QueueRecord], Awaitable[bool]]
     snapshots: WeakSet[Snapshot]
+    clock: ClockWatch
+    ask_owner: Callable[[QueueRecord, int, Any], Awaitable[Any]]
     takeover_grace: Millis = 0
+    spend: Callable[[int], None] = lambda nbytes: None
+    """Told of the bytes that a produce is about to add."""
 
 
 class QueueDriver:
@@ -69,10 +75,11 @@ class QueueDriver:
         self._tokens: dict[int, Token] = {}
         self._queue = Share(record.incarnation, record.lease_timeout, around.takeover_grace)
         self._delivery = Delivery(around.cache, self._seat, self._stop_partition, self._return)
-        self.measure, self.withdraw, self.will_serve = self._queue.measure, self._queue.withdraw, self._queue.will_serve
+        self.share = self._queue
+        self.withdraw, self.will_serve = self._queue.withdraw, self._queue.will_serve
         self.load = self._queue.load
         self._tasks: set[asyncio.Task[None]] = set()
-        self._sending: dict[int, asyncio.Task[None]] = {}
+        self._sending: set[asyncio.Task[None]] = set()
         self.consumers = ConsumerBook()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
@@ -81,6 +88,10 @@ class QueueDriver:
         self._ended = False
         self._closing = Closing(lambda: around.may_reopen(self.record))
         self.close_for = self._closing.close_for
+        self._rooms: dict[int, int] = {}
+        """Of partitions whose disk is low."""
+        self._told: dict[int, str] = {}
+        """Why partitions could not be opened, as the log has it."""
         self._unopened: set[int] = set()
         self._removed: set[int] = set()
         """Partitions that the queue has no more, and in which something is still in flight."""
@@ -106,7 +117,22 @@ class QueueDriver:
                 self._queue.gain(number)
                 self._unopened.add(number)
                 self._backends[number].attach(self._ref(number), self._retry)
+        self.note_room()
         self._turn()
+
+    def note_room(self) -> None:
+        """The disks of some backends are low, or have room again."""
+        low = [number for number in self._queue.lanes if self._backends[number].is_low]
+        self._rooms = {number: self._rooms.get(number, 0) for number in low}
+        self._queue.set_rooms(self._rooms)
+        self._turn_soon()
+
+    async def measure_room(self) -> None:
+        """What was freed within files takes new items, also where the disk is low. Half of it: nothing else has room there."""
+        for number in list(self._rooms):
+            if number in self._backends:
+                self._rooms[number] = await self._backends[number].reusable(self._ref(number)) // 2
+        self.note_room()
 
     async def opened(self) -> None:
         """Returns when each partition is open, or has failed once (it is then tried again in the background), and nothing is in flight any
@@ -173,7 +199,7 @@ class QueueDriver:
         self._closing.stop()
         if self._timer is not None:
             self._timer.cancel()
-        for transfer in self._sending.values():
+        for transfer in self._sending:
             transfer.cancel()  # Who serves the partition next sends it again; its target may be long in coming.
         self._queue.close(final=False)
         self._turn()
@@ -237,6 +263,8 @@ class QueueDriver:
         now = system.now()
         ticket = Ticket(request, now + request.request_timeout)
         ticket.waiter = Waiter(asyncio.get_running_loop().create_future(), payload)
+        if isinstance(request, Produce):
+            self._around.spend(request.batch.nbytes)
         self._queue.submit(ticket)
         if isinstance(request, Lease):
             self.consumers.saw(request.client_id, now)
@@ -363,7 +391,13 @@ class QueueDriver:
         elif isinstance(effect, Open) and not self._stopped:
             self._spawn(self._open(effect))
         elif isinstance(effect, Transfer) and not self._stopped:
-            self._sending[effect.partition] = self._spawn(self._transfers.send(effect))
+            sending = self._spawn(self._transfers.send(effect))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+        elif isinstance(effect, Forward):
+            forwarding = self._spawn(self._forward(effect))
+            self._sending.add(forwarding)
+            forwarding.add_done_callback(self._sending.discard)
         elif isinstance(effect, Fault):
             log.error("queue %s, partition %d: a turn failed", self.record.queue_name, effect.partition, exc_info=effect.error)
 
@@ -417,6 +451,7 @@ class QueueDriver:
         try:
             snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
             loaded: Any = load(snapshot)
+            self._around.clock.opened(self.record.queue_name, effect.partition, loaded.header.now)
         except StoreUnavailableError as error:
             loaded = error
         except (DamagedError, FencedError) as error:
@@ -424,13 +459,35 @@ class QueueDriver:
         except Exception as error:
             log.exception("queue %s, partition %d: loading failed", self.record.queue_name, effect.partition)
             loaded, final = DamagedError(f"loading failed: {error!r}"), True
-        if isinstance(loaded, Exception) and not isinstance(loaded, BackendDownError):
+        if not isinstance(loaded, Exception):
+            self._told.pop(effect.partition, None)
+        elif not isinstance(loaded, BackendDownError) and self._told.get(effect.partition) != str(loaded):
+            # It is tried again every second or so: a state is told once.
+            self._told[effect.partition] = str(loaded)
             log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
         self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
         # Those that a backend's breaker answers at once share a turn.
         self._turn_soon()
         self._unopened.discard(effect.partition)
         self._moved.set()
+
+    async def _forward(self, effect: Forward) -> None:
+        # Also when it is cut off, as the server stops.
+        unknown = SluicewayError("outcome_unknown", f"the owner of partition {effect.partition} did not answer")
+        answer: Produced | SluicewayError = unknown
+        try:
+            answer = await self.ask_owner(effect.partition, effect.request)
+        except SluicewayError as error:
+            answer = error
+        except Exception:
+            log.exception("queue %s, partition %d: a produce could not be forwarded", self.record.queue_name, effect.partition)
+        finally:
+            self._queue.forwarded(effect.ticket, answer, system.now())
+            self._turn()
+
+    async def ask_owner(self, partition: int, request: Any) -> Any:
+        """What the owner of that partition says, whoever that is by then."""
+        return await self._around.ask_owner(self.record, partition, request)
 
     # ---- replies ----------------------------------------------------------------------------------------------
 

@@ -5,26 +5,44 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from sluiceway.core.assignment.group import MOST_MEMBERS, PATIENCE, Look, MemberRecord, Parameters, Plan, Resource, SealedRound, owners
+from sluiceway.core.assignment.group import (
+    MOST_MEMBERS,
+    PATIENCE,
+    Look,
+    MemberRecord,
+    Parameters,
+    Plan,
+    Resource,
+    SealedRound,
+    Strategy,
+    owners,
+)
 from sluiceway.core.routing import HERE, Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.access import Actor
 from sluiceway.model.health import Check
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, InstanceState, RoundInfo
 from sluiceway.model.queue import QueueRecord
+from sluiceway.node.audit import AuditTrail
 from sluiceway.node.ownership import Ownership, item_of
+from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 
 class Instances:
     """What an instance can tell of the cluster. Of others it may be out of date by the time of a look, which is a second or less."""
 
-    def __init__(self, ownership: Ownership, queues: Callable[[], Iterable[QueueRecord]]) -> None:
+    def __init__(
+        self, ownership: Ownership, queues: Callable[[], Iterable[QueueRecord]], audit: Callable[[], AuditTrail] | None = None
+    ) -> None:
         self._ownership = ownership
         self._queues = queues
+        self._audit = audit
 
     def owner(self, record: QueueRecord, partition: int) -> Peer | None:
         """The instance that the partition is given to, by its own name; None: nobody has it at the moment."""
@@ -52,6 +70,24 @@ class Instances:
         return ClusterInfo(
             sorted(instances, key=lambda each: each.name), resource.strategy, resource.era, parameters, last_round(look, resource)
         )
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor) -> ClusterInfo:
+        """Change the times by which the cluster goes, and how it divides the partitions; a round follows. What is not named stays.
+
+        Raises `invalid_request`, `unavailable`, `outcome_unknown`.
+        """
+        try:
+            before, after = await self._ownership.redefine(times, strategy)
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+        except MetaUnknownError as error:
+            raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+        old, new = ({"strategy": each.strategy, **msgspec.structs.asdict(each.parameters)} for each in (before, after))
+        changed = {name: {"from": old[name], "to": new[name]} for name in new if new[name] != old[name]}
+        if changed and self._audit is not None:
+            await self._audit().record("instances.update", by, detail=changed)
+        parameters = msgspec.structs.asdict(after.parameters)
+        return replace(self.cluster(), strategy=after.strategy, era=after.era, parameters=parameters)
 
     @property
     def holds(self) -> bool:

@@ -21,7 +21,7 @@ from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import RELEASE, Lease, Leased, ProduceKey, Selection, Settle
 from sluiceway.node.demand import Demand
 from sluiceway.node.driver import QueueDriver
-from sluiceway.node.router import Router, plain
+from sluiceway.node.router import NO_WAIT, Router, plain
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ BEING_WRITTEN: Millis = 100
 GIVE_BACK: Millis = 5_000
 AGAIN: Millis = 50
 """Before those are asked again who may have a key's leases and did not say."""
-GRACE: Millis = 1_000
+GRACE: Millis = 200
+"""How much longer than its own time a call waits for another one with its key: that one may be about to end."""
 
 
 class _Turn:
@@ -95,7 +96,7 @@ class Leasing:
         try:
             await self._soon(share, ticket, answer)
             while not answer.done():
-                leased = await self._offered(record, share, ticket, answer, request, payload)
+                leased = await self._offered(record, share, ticket, answer, request, payload, deadline)
                 if leased is not None:
                     return leased
                 if answer.cancelled():
@@ -109,7 +110,7 @@ class Leasing:
             raise
         if own.leases or request.request_timeout:
             return own
-        return await self._of_others(record, request, payload)
+        return await self._of_others(record, request, payload, deadline + NO_WAIT)
 
     async def _soon(self, share: QueueDriver, ticket: Ticket, answer: asyncio.Future[Leased]) -> None:
         """Returns when the lease is answered here, or when others should be asked."""
@@ -120,7 +121,14 @@ class Leasing:
                 return
 
     async def _offered(
-        self, record: QueueRecord, share: QueueDriver, ticket: Ticket, answer: asyncio.Future[Leased], request: Lease, payload: bool
+        self,
+        record: QueueRecord,
+        share: QueueDriver,
+        ticket: Ticket,
+        answer: asyncio.Future[Leased],
+        request: Lease,
+        payload: bool,
+        deadline: Millis,
     ) -> Leased | None:
         """Wait until the lease is answered here, or another instance has something. What was fetched from there; None: nothing."""
         wish = self._demand.wish(record.incarnation, request.batch_size)
@@ -129,26 +137,27 @@ class Leasing:
             await asyncio.wait((answer, wish.offer), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done() and share.withdraw(ticket):
                 answer.cancel()
-                leased = await self._fetch(record, wish.offer.result(), request, payload)
+                leased = await self._fetch(record, wish.offer.result(), request, payload, deadline)
             # It was called off, or else something is on its way to it.
             await asyncio.wait((answer,))
         finally:
             self._demand.end(wish, leased is not None)
         return leased
 
-    async def _of_others(self, record: QueueRecord, request: Lease, payload: bool) -> Leased:
+    async def _of_others(self, record: QueueRecord, request: Lease, payload: bool, deadline: Millis) -> Leased:
         """For a lease that does not wait: from one of the others, the fullest first."""
         loads = self._demand.loads(record.incarnation)
         others = [peer for peer in self._router.owners(record) if peer is not HERE]
         for peer in sorted(others, key=lambda peer: -loads[peer].ready if peer in loads else 0):
-            leased = await self._fetch(record, peer, request, payload)
+            leased = await self._fetch(record, peer, request, payload, deadline)
             if leased is not None:
                 return leased
         return Leased([])
 
-    async def _fetch(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool) -> Leased | None:
+    async def _fetch(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool, deadline: Millis) -> Leased | None:
         """What that instance has ready; None: nothing, or it does not say. What comes when nobody waits any more is given back."""
-        fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=0), payload))
+        within = max(0, deadline - system.now())
+        fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=0), payload, within))
         try:
             leased: Leased = await asyncio.shield(fetching)
             if request.lease_key is not None:
@@ -188,7 +197,7 @@ class Leasing:
         async with self._one_at_a_time(name, request.request_timeout):
             while True:
                 try:
-                    holders = await self._holders(record, request)
+                    holders = await self._holders(record, request, deadline)
                     break
                 except SluicewayError:
                     if system.now() >= deadline:
@@ -220,7 +229,7 @@ class Leasing:
             if not turn.calls:
                 del self._keys[name]
 
-    async def _holders(self, record: QueueRecord, request: Lease) -> list[Peer]:
+    async def _holders(self, record: QueueRecord, request: Lease, deadline: Millis) -> list[Peer]:
         """Who has leases under the key. Raises `unavailable` if that cannot be known."""
         assert request.lease_key is not None
         owned = by_owner(sorted(self._router.share(record).numbers), lambda number: self._router.owner(record, number))
@@ -230,7 +239,8 @@ class Leasing:
         # By name, so that who has a partition no more does not pass over what is leased there.
         asked = ((peer, FindLeases(request.client_id, request.lease_key, tuple(owned[peer]))) for peer in peers)
         try:
-            counts = await asyncio.gather(*(self._router.ask(record, peer, each) for peer, each in asked))
+            within = max(0, deadline - system.now()) if request.request_timeout else NO_WAIT
+            counts = await asyncio.gather(*(self._router.ask(record, peer, each, within=within) for peer, each in asked))
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             raise SluicewayError("unavailable", f"a partition that may hold this key's leases is not available: {plain(error)}") from error
         return [peer for peer, count in zip(peers, counts, strict=True) if count]

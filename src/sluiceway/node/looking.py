@@ -8,6 +8,7 @@ import pyarrow as pa
 
 from sluiceway.adapters import system
 from sluiceway.core import inspecting, looking
+from sluiceway.core.lane import LaneState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
@@ -126,12 +127,18 @@ def left(driver: QueueDriver) -> Left:
 
 
 def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[LeaseInfo]:
-    """The live leases under that key. Raises `unavailable` if a partition may have some that is not open."""
+    """The live leases under that key. Raises `unavailable` if a partition may have some that is not open, and `partition_damaged`."""
     now = system.now()
+    lanes = driver.lanes
+    for lane in lanes:
+        # One that was stopped may have been fenced off by another owner: what it holds is not known here.
+        if lane.state is LaneState.STOPPED or lane.may_hold((client_id, lease_key)):
+            raise lane.unavailable()
     return [
         LeaseInfo(lane.number, lease.number, lease.open, lease.deadline)
-        for lane in driver.lanes
-        for lease in driver.lane(lane.number).partition.keyed(client_id, lease_key)
+        for lane in lanes
+        if lane.takes_work
+        for lease in lane.partition.keyed(client_id, lease_key)
         if lease.deadline is not None and lease.deadline > now
     ]
 

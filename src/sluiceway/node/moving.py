@@ -1,4 +1,4 @@
-"""Moving items from a partition that is drained to another one of its queue."""
+"""Moving what a partition that is drained has to other partitions of its queue: items, and answers that homes of keys rely on."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from typing import TYPE_CHECKING
 
 from sluiceway.adapters import system
 from sluiceway.core.lane import not_here
+from sluiceway.core.slots import home_of_name
+from sluiceway.core.tickets import ForgetAnswers
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.peers import Moved, MoveOut
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_KEYS_BYTES
+from sluiceway.model.peers import HandOverKeys, Moved, MoveOut, NoteKeys
+from sluiceway.model.queue import MOVING
 
 if TYPE_CHECKING:
     from sluiceway.node.driver import QueueDriver
@@ -41,3 +46,23 @@ async def _arrived(arrival: asyncio.Future[bool], deadline: Millis) -> bool:
     """Whether it has by then."""
     await asyncio.wait((arrival,), timeout=max(0, deadline - system.now()) / 1000)
     return arrival.done() and not arrival.cancelled() and arrival.result()
+
+
+async def hand_over_keys(driver: QueueDriver, request: HandOverKeys) -> int:
+    """Have the homes of keys note what the partition has answered as the target of their intents, and then forget it there.
+
+    Returns the number of records. Raises what `QueueDriver.ask` raises; repeating it does no harm.
+    """
+    deadline = system.now() + request.request_timeout
+    if not driver.owns(request.partition):
+        raise not_here(request.partition)
+    given = driver.lane(request.partition).partition.keys.answers_as_target(request.partition, MAX_KEYS_BYTES // 2)
+    homes: dict[int, dict[str, bytes]] = {}
+    for name, data in given.items():
+        homes.setdefault(home_of_name(driver.record, name[1:]), {})[name] = data
+    if MOVING in homes:
+        raise SluicewayError("unavailable", "the memory of the queue's idempotency keys is on its way to other partitions")
+    for home, keys in homes.items():
+        await driver.ask_owner(home, NoteKeys(home, keys, max(1, deadline - system.now())))
+    await driver.ask(ForgetAnswers(request.partition, tuple(given), request.cursor, max(1, deadline - system.now())))
+    return len(given)

@@ -10,12 +10,25 @@ from typing import Protocol
 
 import msgspec
 
-from sluiceway.core.assignment.group import Keys, Look, Parameters, Resource, SealedRound, Strategy, Token, Writes, owners, rounds_of
+from sluiceway.core.assignment.group import (
+    Keys,
+    Look,
+    Parameters,
+    Resource,
+    SealedRound,
+    Strategy,
+    Token,
+    Writes,
+    owners,
+    rounds_of,
+    with_times,
+)
 from sluiceway.core.assignment.placing import begin, limit, place, remove
 from sluiceway.core.assignment.plan import UNLIMITED
 from sluiceway.core.routing import HERE, Peer
 from sluiceway.core.spreading import wanted
 from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import Stamp
 from sluiceway.model.queue import QueueRecord, decode_queue
 from sluiceway.node.catalog import QUEUE
@@ -35,6 +48,9 @@ FOLLOW: Millis = 2_000
 PARAMETERS = Parameters(settle_timeout=100, round_interval=200, beat_interval=500, lease_timeout=3_000, member_timeout=4_000)
 """Patient with a machine that is busy: to take partitions away from an instance that lives costs more than to wait a second longer for one
 that has died."""
+
+
+NO_TIMES: Mapping[str, Millis] = {}
 
 
 def item_of(incarnation: str, partition: int) -> str:
@@ -103,6 +119,13 @@ class Ownership(Protocol):
         ...
 
     async def start(self, meta: MetaStore, tell: Tell) -> None: ...
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
+        """Have the cluster go by these times, and divide its partitions so, from the round on that follows. What is not named stays.
+
+        Returns what was recorded, before and after. Raises `invalid_request`, StoreUnavailableError, MetaUnknownError.
+        """
+        ...
 
     async def leave(self) -> None:
         """Hand over everything, and go."""
@@ -186,6 +209,9 @@ class Static:
                 self._token = Token(era, grant)
                 return
 
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
+        raise invalid(next(iter(times), "strategy"), "this server is alone: it divides nothing with others, and has no such times")
+
     async def leave(self) -> None:
         """There is nobody to hand over to."""
 
@@ -221,14 +247,25 @@ class Static:
 
 
 class Clustered:
-    """The instances of a cluster divide the partitions as a group does. `address` is the URL by which others reach this one."""
+    """The instances of a cluster divide the partitions as a group does. `address` is the URL by which others reach this one.
+
+    A new cluster begins with these `parameters`. `times` and `strategy`, where given, it has from the start of this instance on.
+    """
 
     is_alone = False
 
-    def __init__(self, name: str, address: str, strategy: Strategy = "rounds", parameters: Parameters = PARAMETERS) -> None:
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        strategy: Strategy | None = None,
+        parameters: Parameters = PARAMETERS,
+        times: Mapping[str, Millis] = NO_TIMES,
+    ) -> None:
         self._wanted_name, self.address = name, address
-        self._strategy: Strategy = strategy
+        self._strategy = strategy
         self._parameters = parameters
+        self._times = times
         self._member: GroupMember | None = None
         self._tell: Tell | None = None
         self._meta: MetaStore | None = None
@@ -279,15 +316,32 @@ class Clustered:
         while True:
             view = await meta.read([KEYS.resource], [QUEUE])
             entry = view.entries.get(KEYS.resource)
-            if entry is not None and msgspec.json.decode(entry.value, type=Resource).strategy == self._strategy:
+            before = None if entry is None else msgspec.json.decode(entry.value, type=Resource)
+            known = before is not None and before.strategy != "static"
+            strategy: Strategy = self._strategy or (before.strategy if before is not None and known else "rounds")
+            parameters = with_times(before.parameters if before is not None and known else self._parameters, self._times)
+            if before is not None and (strategy, parameters) == (before.strategy, before.parameters):
                 return
             queues = [decode_queue(each.value) for each in view.prefix(QUEUE).values()]
             items = [item for record in queues for item in items_of(record)]
             limits = {record.incarnation: wanted(record.logical_queues, 1) for record in queues if record.logical_queues is not None}
-            _, writes = begin(KEYS, entry, items, self._strategy, self._parameters, limits, first_era=2)
+            _, writes = begin(KEYS, entry, items, strategy, parameters, limits, first_era=2)
             with contextlib.suppress(ConflictError):
                 await meta.commit(writes.checks, {QUEUE: view.stamp}, writes.puts)
                 return
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
+        assert self._meta is not None, "it is started first"
+        while True:
+            entry = (await self._meta.read([KEYS.resource])).entries[KEYS.resource]
+            before = msgspec.json.decode(entry.value, type=Resource)
+            parameters = with_times(before.parameters, times)
+            after, writes = begin(KEYS, entry, before.items, strategy or before.strategy, parameters)
+            if not writes.puts:
+                return before, after
+            with contextlib.suppress(ConflictError):
+                await self.follow(await self._meta.commit(writes.checks, puts=writes.puts))
+                return before, after
 
     def _takes_part(self) -> bool:
         look = self.member.look

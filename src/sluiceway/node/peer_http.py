@@ -24,7 +24,7 @@ _CONNECT_TIMEOUT: Final = 3_000
 _PORTS: Final = {"http": 80, "https": 443}
 _HEAD: Final = b"POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\nContent-Length: "
 _TYPE: Final = peer.CONTENT_TYPE.encode()
-_PASSED_ON: Final = frozenset({"body_too_large", "too_many_requests", "unavailable", "outcome_unknown", "internal"})
+_PASSED_ON: Final = frozenset({"body_too_large", "too_many_requests", "unavailable", "storage_full", "outcome_unknown", "internal"})
 """Codes of an instance that did not get as far as asking its share. Any other says that it does not take us for a peer of its."""
 
 

@@ -351,14 +351,17 @@ class QueueChanges:
         """Remove the data of a queue, or of a partition of it, that is removed already. Whether all of it is gone; if not, or if it is cut
         off, it is done again at the next start."""
         left = 0
-        for each in partitions:
+        refs = {PartitionRef(incarnation_of(key), each.partition): each.backend for each in partitions}
+        for ref, backend in refs.items():
             try:
-                await self._backends.get(each.backend).drop(PartitionRef(incarnation_of(key), each.partition))
+                await self._backends.get(backend).drop(ref)
             except StoreUnavailableError as error:
                 left += 1
                 log.warning("data of a removed partition stays until the next start: %s", error)
         if not left:
             try:
+                # Not before: what is still there must not be taken for new.
+                await self._backends.openings.forget(list(refs))
                 await self._meta.commit(deletes=(key,))
             except MetaUnknownError as error:
                 raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error

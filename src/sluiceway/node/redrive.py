@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -34,7 +34,7 @@ class _Arrival(NamedTuple):
     future: asyncio.Future[bool]
 
 
-async def redrive(driver: QueueDriver, request: Redrive, exists: Callable[[str], bool]) -> Redriven:
+async def redrive(driver: QueueDriver, request: Redrive, incarnation_of: Callable[[str], str | None]) -> Redriven:
     """Choose the items, begin their transfers, and wait for these until `request_timeout`. A transfer that has begun goes on after that.
 
     Raises `queue_not_found` if a target is not there (nothing was moved), and what `QueueDriver.ask` raises.
@@ -47,21 +47,28 @@ async def redrive(driver: QueueDriver, request: Redrive, exists: Callable[[str],
     for place, offsets in chosen.items():
         result.matched += len(offsets)
         result.targets[place.target] = result.targets.get(place.target, 0) + len(offsets)
-    missing = sorted(target for target in result.targets if not exists(target))
+    targets = {target: incarnation_of(target) for target in result.targets}
+    missing = sorted(target for target, incarnation in targets.items() if incarnation is None)
     if missing:
         raise SluicewayError("queue_not_found", f"there is no queue {missing[0]!r} to send items to; name another target", "target")
     if not request.dry_run:
         result.targets.clear()
-        await _count(result, await _begin(driver, chosen, deadline), deadline)
+        await _count(result, await _begin(driver, chosen, targets, deadline), deadline)
     return result
 
 
-async def _begin(driver: QueueDriver, chosen: dict[_Place, list[int]], deadline: Millis) -> list[_Arrival]:
-    """Begin the transfers. An error is raised only if none has begun: what has is on its way, and the answer says so."""
+async def _begin(
+    driver: QueueDriver, chosen: dict[_Place, list[int]], incarnations: Mapping[str, str | None], deadline: Millis
+) -> list[_Arrival]:
+    """Begin the transfers, each to that incarnation of its target.
+
+    An error is raised only if none has begun: what has is on its way, and the answer says so.
+    """
     arrivals: list[_Arrival] = []
     for place, offsets in chosen.items():
         try:
-            request = TakeOut(place.partition, np.array(sorted(offsets)), place.target, _left(deadline), place.opening)
+            incarnation = incarnations[place.target]
+            request = TakeOut(place.partition, np.array(sorted(offsets)), place.target, _left(deadline), place.opening, incarnation)
             begun = await driver.send_away(request)
         except SluicewayError:
             if not arrivals:

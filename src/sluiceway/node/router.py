@@ -25,6 +25,7 @@ from sluiceway.model.requests import (
     Explanation,
     Extend,
     Extended,
+    Lease,
     PartitionStats,
     Peek,
     Produce,
@@ -50,8 +51,12 @@ AGAIN: Millis = 50
 """How long to wait, unless the owners change sooner, before those who refused are asked again."""
 OLD: Millis = 500
 """How old what is known of the queues may be when an instance that should have a partition says that it has not."""
-ANSWER_MARGIN: Millis = 3_000
-"""How much longer than its `request_timeout` a peer may take: a lease waits a little for what is just being written."""
+ANSWER_MARGIN: Millis = 200
+"""How much longer than its `request_timeout` a peer may take: the answer's way. What it leases to a caller that is gone it takes back."""
+NO_WAIT: Millis = 1_000
+"""How long a lease that does not wait for items may take."""
+COUNT_TIMEOUT: Millis = 1_000
+"""How long counts wait for the owners. Those that do not answer are named by then: a page of counts is for people."""
 
 T = TypeVar("T")
 Summed = TypeVar("Summed", Settled, Extended, Cleared, Deleted)
@@ -110,8 +115,18 @@ class Router:
 
     # ---- one instance -----------------------------------------------------------------------------------------
 
-    async def ask(self, record: QueueRecord, peer: Peer | None, request: ShareRequest | LeaseAnywhere, payload: bool = True) -> Any:
-        """What that instance says. Raises `not_here`, PeerRefusedError, PeerUnknownError, and what the share raises."""
+    async def ask(
+        self,
+        record: QueueRecord,
+        peer: Peer | None,
+        request: ShareRequest | LeaseAnywhere,
+        payload: bool = True,
+        within: Millis | None = None,
+    ) -> Any:
+        """What that instance says, which another one may take so long to say; None: as long as the request allows.
+
+        Raises `not_here`, PeerRefusedError, PeerUnknownError, and what the share raises.
+        """
         if peer is None:
             raise not_here(None)
         if peer is HERE:
@@ -119,7 +134,7 @@ class Router:
             answer = await self._own(self.share(record), request, payload)
         else:
             assert self._transport is not None, "an instance that is alone has no peers"
-            timeout = timeout_of(request) + ANSWER_MARGIN
+            timeout = (timeout_of(request) if within is None else within) + ANSWER_MARGIN
             answer = await self._transport.ask(peer.address, Ask(record.incarnation, request, payload), timeout, REQUEST_ID.get())
         if not isinstance(request, FindLeases):
             note(peer.address, answer)
@@ -222,7 +237,7 @@ class Router:
                     done: Produced = await self.ask(record, peer, timed(request, deadline))
                     return done
             except SluicewayError as error:
-                if error.code not in ("not_here", "unavailable"):
+                if error.code not in ("not_here", "unavailable", "storage_full"):
                     raise
                 problem = error
                 if error.code == "not_here":
@@ -324,7 +339,7 @@ class Router:
     async def count(self, record: QueueRecord) -> WholeQueueStats:
         """The counts of all partitions. Of those whose owner does not answer it is only said that they are `unavailable`."""
         owners = self.owners(record)
-        answers = await self._ask_all(record, owners, Count())
+        answers = await self._ask_all(record, owners, Count(), COUNT_TIMEOUT)
         found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, QueueStats)}
         there: set[int] = set()
         record = self.share(record).record
@@ -378,9 +393,10 @@ class Router:
     async def _of_each(self, record: QueueRecord, request: ShareRequest) -> list[Any]:
         return await self._ask_all(record, self.owners(record), request)
 
-    async def _ask_all(self, record: QueueRecord, peers: Iterable[Peer], request: ShareRequest) -> list[Any]:
+    async def _ask_all(self, record: QueueRecord, peers: Iterable[Peer], request: ShareRequest, within: Millis | None = None) -> list[Any]:
         """The answer of each, or the error in its place."""
-        answers = await asyncio.gather(*(self.ask(record, peer, request) for peer in peers), return_exceptions=True)
+        asked = (self.ask(record, peer, request, within=within) for peer in peers)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
         return [plain(each) if isinstance(each, BaseException) else each for each in answers]
 
     # ---- one partition ----------------------------------------------------------------------------------------
@@ -446,7 +462,7 @@ def _is(error: BaseException, code: str) -> bool:
 def timeout_of(request: Any) -> Millis:
     """How long the request may take."""
     timeout: Millis = getattr(request, "request_timeout", LOOK_TIMEOUT)
-    return timeout
+    return NO_WAIT if timeout == 0 and isinstance(request, Lease | LeaseAnywhere) else timeout
 
 
 def timed(request: Any, deadline: Millis) -> Any:

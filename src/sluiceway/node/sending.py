@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
 
-from sluiceway.core.tickets import Transfer
+from sluiceway.core.tickets import Transfer, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
@@ -26,35 +26,85 @@ class Piece(NamedTuple):
 
 
 class Sending:
-    """`queues` are those that there are, by name; `queue` finds the record of one."""
+    """`queue` finds the record of a queue as far as it is known here, and `fresh` returns when all are known as they are now."""
 
-    def __init__(self, router: Router, queues: Collection[str], queue: Callable[[str], QueueRecord]) -> None:
+    def __init__(self, router: Router, queue: Callable[[str], QueueRecord | None], fresh: Callable[[Millis], Awaitable[None]]) -> None:
         self._router = router
-        self._queues = queues
         self._queue = queue
+        self._fresh = fresh
 
-    async def send(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> None:
-        """Produce the items of that transfer of that partition, once: the key is the transfer, and transfers of a partition come in order.
+    async def send(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> TransferEnd:
+        """Produce the items of that transfer of that partition, once: the key is the transfer, and those to one target come in order.
 
-        Returns when they are durable. Raises `queue_not_found` if it is sure that there is nowhere to send them.
+        `done` when they are durable. Raises `queue_not_found` if it is sure that there is nowhere to send them.
         """
         place = f"{source.incarnation}.{partition}"
         if transfer.moves_to is not None:
             await self._move(source, transfer.moves_to, f"{MOVE_GROUP}{place}", transfer, moved_rows(source, rows))
-            return
-        name = self._target(source, transfer)
-        if name is not None:
-            batch = dead_rows(source, transfer.reason, rows) if transfer.reason else redriven_rows(source, rows)
-            for key, piece in _keyed(f"{TRANSFER_GROUP}{place}", transfer.number, batch, ()):
-                await self._router.produce(self._queue(name), Produce(piece.batch, SEND_TIMEOUT, key))
+            return TransferEnd(done=True)
+        group = f"{TRANSFER_GROUP}{place}"
+        if transfer.reason:
+            return await self._bury(source, group, transfer, dead_rows(source, transfer.reason, rows))
+        target = await self._redriven_to(transfer)
+        if transfer.incarnation is None:
+            return TransferEnd(bound=target.incarnation)
+        for key, piece in _keyed(group, transfer.number, redriven_rows(source, rows), ()):
+            await self._router.produce(target, Produce(piece.batch, SEND_TIMEOUT, key))
+        return TransferEnd(done=True)
 
-    def _target(self, source: QueueRecord, transfer: Transfer) -> str | None:
-        """The name of the queue; None: the queue has lost its dead queue in the meantime, and what dies is dropped."""
-        if transfer.reason and transfer.target not in self._queues:
+    async def _redriven_to(self, transfer: Transfer) -> QueueRecord:
+        """That incarnation of the target, and no other of its name: those who may read the one need not be those who may read the other."""
+        name = transfer.target or ""
+        target = self._queue(name)
+        if target is None or transfer.incarnation not in (None, target.incarnation):
+            # Another instance may have bound it to a queue that is not known here yet.
+            await self._fresh(SEND_TIMEOUT)
+            target = self._queue(name)
+        if target is None or transfer.incarnation not in (None, target.incarnation):
+            why = f"the queue {name!r} to which the items were sent was deleted; they stay"
+            raise SluicewayError("queue_not_found", why, "target")
+        return target
+
+    async def _bury(self, source: QueueRecord, group: str, transfer: Transfer, batch: pa.RecordBatch) -> TransferEnd:
+        """To the dead queue; to the present one if the target has not taken them, and never will."""
+        name = transfer.target or source.dead_queue
+        target = None if name is None else self._queue(name)
+        if target is None and transfer.instead is not None:
             # The dead queue of that time was deleted by force, which gave up what was on its way there: the present one takes it. What had
             # arrived unheard of, and was handled there before the deletion, is handled twice.
-            return source.dead_queue
-        return transfer.target or source.dead_queue
+            return TransferEnd(elsewhere=transfer.instead)
+        if target is None and source.dead_queue is None:
+            return TransferEnd(done=True)  # The queue has no dead queue any more: what dies is dropped.
+        if target is None:
+            raise SluicewayError("queue_not_found", f"there is no dead queue {name!r}: create it, or name another one", "dead_queue")
+        sent = list(_keyed(group, transfer.number, batch, ()))
+        if transfer.instead is not None:
+            if await self._take_back(target, *sent[0]):
+                return TransferEnd(elsewhere=transfer.instead)
+            if len(sent) == 1:
+                return TransferEnd(done=True)
+        for key, piece in sent:
+            try:
+                await self._router.produce(target, Produce(piece.batch, SEND_TIMEOUT, key))
+            except SluicewayError as error:
+                if error.code == "key_conflict" and await self._take_back(target, *sent[0]):
+                    # It was taken back before, and its owner stopped before it had recorded where it goes instead.
+                    return TransferEnd(elsewhere=target.queue_name)
+                raise
+        return TransferEnd(done=True)
+
+    async def _take_back(self, target: QueueRecord, key: ProduceKey, first: Piece) -> bool:
+        """Whether the target has not taken the transfer, and never will: an empty produce under its key makes it refuse what comes late.
+
+        Pieces are sent in order, so where the first is not, none is.
+        """
+        try:
+            await self._router.produce(target, Produce(first.batch.slice(0, 0), SEND_TIMEOUT, key))
+        except SluicewayError as error:
+            if error.code != "key_conflict":
+                raise
+            return False
+        return True
 
     async def _move(self, source: QueueRecord, target: int, group: str, transfer: Transfer, batch: pa.RecordBatch) -> None:
         """To another partition of the queue, which takes it whatever its state is, unless it is sealed.

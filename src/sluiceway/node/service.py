@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -13,7 +13,7 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.adapters.disk import make_directory
+from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
@@ -58,9 +58,11 @@ from sluiceway.node.backend_changes import BackendChanges
 from sluiceway.node.backend_pool import BackendInfo, BackendPool, OpenStore
 from sluiceway.node.blobs import BlobCache
 from sluiceway.node.catalog import Catalog
+from sluiceway.node.clock_watch import ClockWatch
 from sluiceway.node.cluster_secret import secret_of
 from sluiceway.node.consumers import ConsumerView
 from sluiceway.node.demand import Demand
+from sluiceway.node.disk_room import DATA, LOOK_INTERVAL, DiskRoom
 from sluiceway.node.driver import Around, QueueDriver
 from sluiceway.node.following import Following
 from sluiceway.node.health import check_backends, check_meta, check_partitions
@@ -95,15 +97,18 @@ class Membership:
     open_transport: Callable[[str], Transport]
     address: str
     name: str = "instance"
-    strategy: Strategy = "rounds"
+    strategy: Strategy | None = None
+    """None: as the cluster has it."""
     parameters: Parameters = PARAMETERS
+    times: Mapping[str, Millis] = field(default_factory=dict)
+    """Those of the cluster from now on; the others stay as it has them."""
 
 
 class Service:
     """The queues of one data directory, served by this process alone, or with `membership` those of a cluster, by all its instances.
 
     `start` before use, `stop` after. Partitions lie on the configured `backends`; those of a queue whose backend is not among them are not
-    served. With memory backends nothing outlives the process, the queues included.
+    served. With memory backends nothing outlives the process, the queues included. `disk_reserve`: bytes that produces leave on each disk.
     """
 
     def __init__(
@@ -113,10 +118,12 @@ class Service:
         *,
         open_store: OpenStore | None = None,
         membership: Membership | None = None,
+        disk_reserve: int = 0,
     ) -> None:
         self._data = data
+        self.room = DiskRoom(disk_reserve, self._note_room)
         self._membership = membership
-        self._backends = BackendPool(data, backends, open_store or _opens(shared=membership is not None))
+        self._backends = BackendPool(data, backends, open_store or _opens(shared=membership is not None), self.room)
         self._meta: MetaStore | None = None
         self._audit: AuditTrail | None = None
         self._lock: DirectoryLock | None = None
@@ -125,6 +132,7 @@ class Service:
         """Counts what is asked of the others; None: there are none."""
         self.secret = ""
         """By which the cluster's instances know one another."""
+        self.clock = ClockWatch()
         self._cache = BlobCache()
         self._drivers: dict[str, QueueDriver] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,18 +140,21 @@ class Service:
         self._let_go_until: Millis = -LET_GO
         self.ownership: Ownership = Static()
         if membership is not None:
-            self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters)
-        self.instances = Instances(self.ownership, self.queues)
+            self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters, membership.times)
+        self.instances = Instances(self.ownership, self.queues, lambda: self.audit)
 
     # ---- life -------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Own the data directory, or join the cluster; finish deletions that were cut off; open what is this instance's of every queue."""
-        make_directory(self._data)
+        keep_private(self._data)
+        # Before anything is written: on a full disk the reserve is given up for it.
+        self.room.watch(DATA, self._data)
         self._lock = DirectoryLock(self._data, shared=self._membership is not None)
         self._meta = self._open_meta()
         self._audit = AuditTrail(self._meta)
         await self._backends.start(self._meta)
+        self._backends.note_room()
         if self._membership is not None:
             self.secret = await secret_of(self._meta)
             self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret))
@@ -152,7 +163,7 @@ class Service:
         self._catalog = Catalog(self._meta, self)
         self._following = Following(self._meta, self._catalog, self.ownership, self._transport)
         self._router = Router(self._driver, self.ownership, self._transport, self._perform, self._loads, self._following)
-        send = Sending(self._router, self._drivers.keys(), self.queue).send
+        send = Sending(self._router, self._catalog.find, self._following.fresh).send
         self._leasing = None if self._demand is None else Leasing(self._router, self._demand)
         self._changes = QueueChanges(self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self)
         self._rebalancing = Rebalancing(
@@ -160,7 +171,18 @@ class Service:
         )
         self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
         grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
-        self._around = Around(self._backends.get, self._cache, send, self.ownership.holds, self._changes.may_reopen, WeakSet(), grace)
+        self._around = Around(
+            self._backends.get,
+            self._cache,
+            send,
+            self.ownership.holds,
+            self._changes.may_reopen,
+            WeakSet(),
+            self.clock,
+            self._router.owner_of,
+            grace,
+            self.room.spend,
+        )
         await self.ownership.start(self._meta, self)
         await self._changes.drop_rest()
         # All of them are known before the first opens: it may have items on their way to another.
@@ -169,6 +191,21 @@ class Service:
             self._begin_to_follow()
         await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
         self._spawn(self._rebalancing.coordinator.run())
+        if self.room.disks:
+            self._spawn(self._keep_room())
+
+    async def _keep_room(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL / 1000)
+            self.room.look()
+            if self.room.any_low:
+                await asyncio.gather(*(driver.measure_room() for driver in self._drivers.values()))
+
+    def _note_room(self) -> None:
+        """A disk has become low, or is that no more."""
+        self._backends.note_room()
+        for driver in self._drivers.values():
+            driver.note_room()
 
     def _open_meta(self) -> MetaStore:
         if self._membership is not None:
@@ -313,8 +350,12 @@ class Service:
         return await self._perform(driver, asked.request, asked.payload)
 
     async def _perform(self, driver: QueueDriver, request: ShareRequest, payload: bool) -> Any:
-        done = await perform(driver, request, payload, self._drivers.__contains__)
+        done = await perform(driver, request, payload, self._incarnation_of)
         return done._replace(sender=self._sender_to(driver)) if isinstance(request, Close) else done
+
+    def _incarnation_of(self, queue_name: str) -> str | None:
+        found = self._catalog.find(queue_name)
+        return None if found is None else found.incarnation
 
     def _sender_to(self, target: QueueDriver) -> str | None:
         """A queue with items here that are, or may be, on their way to that one."""
@@ -333,7 +374,11 @@ class Service:
 
     async def reconfigure(self, old: Configuration, new: Configuration, also: Sequence[str] = (), by: Actor = SYSTEM) -> list[str]:
         """`BackendChanges.make`."""
-        return await self._backend_changes.make(old, new, also, by)
+        changed = await self._backend_changes.make(old, new, also, by)
+        times, strategy = new.cluster.changed_times(old.cluster), new.cluster.strategy
+        if times or strategy != old.cluster.strategy:
+            await self.instances.redefine(times, strategy or None, by)
+        return changed
 
     # ---- queues -----------------------------------------------------------------------------------------------
 
@@ -482,12 +527,19 @@ class Service:
     def problems(self) -> list[str]:
         """Why the instance is not fully ready; empty when it is."""
         of_partitions = [each for driver in self._drivers.values() for each in looking.problems(driver)]
-        return self.instances.problems() + self._backends.problems() + of_partitions
+        return self.instances.problems() + self.room.problems() + self._backends.problems() + of_partitions
 
     async def checks(self) -> list[Check]:
         """What the instance stands on, looked at now."""
         partitions = check_partitions(looking.stats(driver) for driver in self._drivers.values())
-        return [await check_meta(self.meta, GRANT), *self.instances.checks(), *check_backends(self.backends()), partitions]
+        return [
+            await check_meta(self.meta, GRANT),
+            *self.instances.checks(),
+            *check_backends(self.backends()),
+            *self.room.checks(),
+            partitions,
+            self.clock.check(),
+        ]
 
 
 def _opens(*, shared: bool) -> OpenStore:

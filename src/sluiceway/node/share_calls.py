@@ -11,19 +11,32 @@ from sluiceway.core.routing import numbers_of
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.model.inspection import Browse, DeleteItems, ListItems
-from sluiceway.model.peers import Close, Count, Explain, FindLeases, GiveKeys, MoveOut, Reload, ShareRequest, Shut, TakeKeys
+from sluiceway.model.peers import (
+    Close,
+    Count,
+    Explain,
+    FindLeases,
+    GiveKeys,
+    HandOverKeys,
+    MoveOut,
+    NoteKeys,
+    Reload,
+    ShareRequest,
+    Shut,
+    TakeKeys,
+)
 from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
 from sluiceway.node import looking
 from sluiceway.node.browsing import browse
 from sluiceway.node.driver import QueueDriver
-from sluiceway.node.moving import move_out
+from sluiceway.node.moving import hand_over_keys, move_out
 from sluiceway.node.redrive import redrive
 
-Exists = Callable[[str], bool]
-"""Whether there is a queue of that name."""
+IncarnationOf = Callable[[str], str | None]
+"""The incarnation of the queue of that name; None: there is none."""
 
 
-async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, exists: Exists) -> Any:
+async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, incarnation_of: IncarnationOf) -> Any:
     """Do it with the partitions that are served here; `model.peers` says what the answer is.
 
     Raises `not_here`, before anything is done, if it names one that is not.
@@ -42,15 +55,17 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, exi
         if isinstance(request, Lease) and request.partition is not None:
             _check_here(driver, (request.partition,))
         return await driver.ask(request, payload)
-    if isinstance(request, Shut | GiveKeys | TakeKeys):
+    if isinstance(request, Shut | GiveKeys | TakeKeys | NoteKeys):
         _check_here(driver, (request.partition,))
         done = await driver.ask(request)
-        return done.keys if isinstance(request, TakeKeys) else done
+        return done.keys if isinstance(request, TakeKeys | NoteKeys) else done
+    if isinstance(request, HandOverKeys):
+        return await hand_over_keys(driver, request)
     if isinstance(request, MoveOut):
         # It arrives as one produce.
         return await move_out(driver, replace(request, limit=min(request.limit, MAX_ITEMS_ARROW)))
     if isinstance(request, Redrive):
-        return await redrive(driver, request, exists)
+        return await redrive(driver, request, incarnation_of)
     if isinstance(request, Reload):
         return await driver.reload(request.request_timeout)
     if isinstance(request, ListItems):

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 
 from sluiceway.adapters import system
 from sluiceway.core.routing import HERE
-from sluiceway.core.spreading import Spreader
+from sluiceway.core.spreading import Average, Spreader, load_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.queue import QueueRecord
 from sluiceway.node.demand import Demand
@@ -22,6 +23,8 @@ log = logging.getLogger(__name__)
 
 LOOK: Millis = 1_000
 """Between two looks at the loads: as old as what the others have said may be."""
+GLANCES = 20
+"""In that time: at which queues have requests that wait behind commits."""
 
 Spread = Callable[[QueueRecord, int, int], Awaitable[None]]
 """Lets a queue lie on so many instances (the last number), and notes that it was so many."""
@@ -36,19 +39,56 @@ class Spreading:
         self._drivers = drivers
         self._spread = spread
         self._spreaders: dict[str, Spreader] = {}
+        self._busy = Average()
+        self._busy_before = 0.0
+        self._looked_at = 0.0
+        self._queued: Counter[str] = Counter()
+        """How often requests waited behind commits, of `_glances` times."""
+        self._glances = 0
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(LOOK / 1000)
+            for _ in range(GLANCES):
+                await asyncio.sleep(LOOK / GLANCES / 1000)
+                self._glance()
             try:
                 await self._look()
             except Exception:
                 log.exception("the loads of the queues could not be judged")
 
+    def _glance(self) -> None:
+        self._glances += 1
+        for driver in self._drivers():
+            if driver.record.logical_queues == "auto" and driver.share.is_queued:
+                self._queued[driver.record.incarnation] += 1
+
+    def _loop_busy(self, now: Millis) -> int:
+        """For how many thousandths of the time the event loop had something to do, on an average."""
+        busy, at = system.busy(), system.stopwatch()
+        share = (busy - self._busy_before) / max(1e-3, at - self._looked_at)
+        self._busy_before, self._looked_at = busy, at
+        return self._busy.note(now, 1_000 * min(1.0, max(0.0, share)))
+
+    def _measure(self) -> list[tuple[QueueRecord, int]]:
+        """How busy the shares are of those queues that the cluster spreads."""
+        now, drivers = system.steady(), list(self._drivers())
+        busy, glances, queued = self._loop_busy(now), max(1, self._glances), self._queued
+        self._glances, self._queued = 0, Counter()
+        if not any(driver.record.logical_queues == "auto" for driver in drivers):
+            return []
+        work = {driver.record.incarnation: driver.share.measure(now) for driver in drivers}
+        total = sum(work.values())
+        measured = []
+        for driver in drivers:
+            if driver.record.logical_queues == "auto":
+                name, share = driver.record.incarnation, driver.share
+                waits = share.note_queued(now, 1_000 * queued[name] // glances)
+                share.busy = load_of(work[name], total, busy, waits)
+                measured.append((driver.record, share.busy))
+        return measured
+
     async def _look(self) -> None:
-        measured = [
-            (driver.record, driver.measure(system.steady())) for driver in self._drivers() if driver.record.logical_queues == "auto"
-        ]
+        measured = self._measure()
         mine = [(record, busy) for record, busy in measured if self._is_mine(record)]
         for incarnation in self._spreaders.keys() - {record.incarnation for record, _ in mine}:
             del self._spreaders[incarnation]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
@@ -10,6 +11,11 @@ from sluiceway.kernel.errors import invalid
 from sluiceway.model.backends import BackendSettings, PostgresBackend, SqliteBackend
 from sluiceway.ports.partition_store import PartitionStore
 
+MAX_OPEN, MIN_OPEN = 256, 8
+"""Partitions of a SQLite store that are open at a time: more cost no commit anything, fewer make each wait for an opening."""
+OTHER_FILES = 48
+"""What a server has open besides: libraries, its log, listeners, the meta store."""
+
 
 def open_store(name: str, settings: BackendSettings, data: Path, *, shared: bool = False) -> PartitionStore:
     """The store of that backend; `shared` with the other processes of a cluster. Raises `invalid_request` for settings it cannot use, and
@@ -17,8 +23,16 @@ def open_store(name: str, settings: BackendSettings, data: Path, *, shared: bool
     if isinstance(settings, PostgresBackend):
         return _open_postgres(name, settings)
     if isinstance(settings, SqliteBackend):
-        return SqlitePartitionStore(directory_of(name, settings, data), shared=shared)
+        return SqlitePartitionStore(directory_of(name, settings, data), shared=shared, max_open=most_open(shared))
     return MemoryPartitionStore()
+
+
+def most_open(shared: bool) -> int:
+    """How many partitions a SQLite store keeps open, by the files that this process may open: half of them are for connections."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return MAX_OPEN
+    return min(MAX_OPEN, max(MIN_OPEN, (files // 2 - OTHER_FILES) // (3 if shared else 2)))
 
 
 def directory_of(name: str, settings: SqliteBackend, data: Path) -> Path:

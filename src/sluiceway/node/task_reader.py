@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Born, Kept
+from sluiceway.model.tasks import Born, DeadLetters, Kept
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeSink, ChangeStream, End, UnknownPositionError
 from sluiceway.ports.position_store import Opening, PositionStore
 
@@ -131,8 +131,12 @@ async def drop(read: asyncio.Task[Batch], patience: Millis) -> None:
         read.exception()
 
 
-def handed_on(kept: Kept, upto: str | None, at: Millis | None, behind: Millis | None, rows: int = 0) -> Kept:
-    """What is to be committed when so many records up to there are, or where there are none. The rest as in a Batch."""
+def handed_on(
+    kept: Kept, upto: str | None, at: Millis | None, behind: Millis | None, rows: int = 0, dead: DeadLetters | None = None
+) -> Kept:
+    """What is to be committed when so many records up to there are, or where there are none. The rest as in a Batch, and of a sink."""
+    if dead is not None and kept.dead is not None:
+        dead = replace(dead, count=kept.dead.count + dead.count)
     return replace(
         kept,
         position=kept.position if upto is None else upto,
@@ -140,6 +144,7 @@ def handed_on(kept: Kept, upto: str | None, at: Millis | None, behind: Millis | 
         at=kept.at if at is None else at if kept.at is None else max(kept.at, at),
         behind=kept.behind if behind is None else behind,
         records=kept.records + rows,
+        dead=dead or kept.dead,
     )
 
 
@@ -233,12 +238,11 @@ class _Reading:
         if batch.upto is not None and batch.end is None and not self._claim.stopping.is_set():
             self._position = batch.upto
             self._read_ahead()
-        await self._sink.write(self._claim.token, self._kept.batch, batch.records)
-        self._note(batch)
+        self._note(batch, await self._sink.write(self._claim.token, self._kept.batch, batch.records))
 
-    def _note(self, batch: Batch) -> None:
+    def _note(self, batch: Batch, dead: DeadLetters | None = None) -> None:
         """That it is handed on, or has nothing to be handed on."""
-        self._done = handed_on(self._done, batch.upto, batch.at, batch.behind, batch.records.num_rows)
+        self._done = handed_on(self._done, batch.upto, batch.at, batch.behind, batch.records.num_rows, dead)
         self._position = batch.upto or self._position
         self._end = batch.end
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from sluiceway.adapters import system
 from sluiceway.core.share import Share
-from sluiceway.core.tickets import Transfer
+from sluiceway.core.tickets import Transfer, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.leased import Slice
 from sluiceway.model.queue import QueueRecord
@@ -18,8 +18,8 @@ from sluiceway.ports.partition_store import DamagedError
 
 log = logging.getLogger(__name__)
 
-Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[None]]
-"""Produces a transfer's rows (of that partition of that queue) where they go; returns when they are durable there."""
+Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[TransferEnd]]
+"""Produces a transfer's rows (of that partition of that queue) where they go; `done` when they are durable there."""
 Rows = Callable[[int, int, Sequence[Slice]], Awaitable[list[pa.RecordBatch]]]
 
 
@@ -61,24 +61,24 @@ class Transfers:
 
     async def send(self, effect: Transfer) -> None:
         """Carry it out, as far as can be."""
-        done, nowhere = False, False
+        end = TransferEnd()
         try:
             rows = await self._rows(effect.partition, effect.number, effect.slices)
             if sum(batch.num_rows for batch in rows) == sum(len(piece.rows) for piece in effect.slices):
-                await self._bury(self._record(), effect.partition, effect, rows)
+                end = await self._bury(self._record(), effect.partition, effect, rows)
             else:
                 self._check_over(effect)
-            done = True
+                end = TransferEnd(done=True)
         except SluicewayError as error:
-            nowhere = error.code == "queue_not_found" and not effect.reason
+            end = TransferEnd(nowhere=error.code == "queue_not_found" and not effect.reason)
             log.warning("queue %s, partition %d: transfer %d: %s", self._record().queue_name, effect.partition, effect.number, error)
         except Exception:
             log.exception("queue %s, partition %d: transfer %d failed", self._record().queue_name, effect.partition, effect.number)
-        self._queue.transferred(effect.partition, effect.number, done, system.now(), nowhere=nowhere)
+        self._queue.transferred(effect.partition, effect.number, end, system.now())
         self._turn()
-        arrival = self._arrivals.pop((effect.partition, effect.number), None) if done or nowhere else None
+        arrival = self._arrivals.pop((effect.partition, effect.number), None) if end.done or end.nowhere else None
         if arrival is not None and not arrival.done():
-            arrival.set_result(done)
+            arrival.set_result(end.done)
 
     def _check_over(self, effect: Transfer) -> None:
         """Rows of a transfer are gone. So they should be once it is over; before, they are lost, and to say it is done would hide that."""

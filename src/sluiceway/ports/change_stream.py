@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import CHANGES, Born
+from sluiceway.model.tasks import CHANGES, Born, DeadLetters
 
 __all__ = [
     "CHANGES",
@@ -55,8 +55,10 @@ class Batch:
     """Records from a position, exclusive, up to `upto`, inclusive; reading goes on from `upto`. None: nothing to go on from is new.
 
     `records` has the columns of CHANGES and may be empty although `upto` has moved. `at`: no record after `upto` is older, as far as the
-    stream knows (its heartbeat). `behind`: by how long `upto` is behind the end of the stream; 0: there is nothing beyond it, None: that
-    is not known. `children`: what is known of the partition's children before it ends; `end` if it ends here. A batch that ends with no
+    stream knows (its heartbeat). `behind`: by how long `upto` is behind the end of the stream; None: that is not known. It is by the clock,
+    and of the moment of the read: all that was durable `behind` before the read began lies at or before `upto`; 0: all that was durable
+    when it began. Time since the newest record is not by the clock, and too little is worse than too much: a reader that reads up to now
+    ends by it. `children`: what is known of the partition's children before it ends; `end` if it ends here. A batch that ends with no
     `upto` ends where it began.
     """
 
@@ -112,10 +114,13 @@ class ChangeStream(Protocol):
 class ChangeSink(Protocol):
     """Where records go, in batches."""
 
-    async def write(self, partition: str, batch: int, records: pa.RecordBatch) -> None:
+    async def write(self, partition: str, batch: int, records: pa.RecordBatch) -> DeadLetters | None:
         """Durably, once: the same batch of a partition, said again by anybody, adds nothing; nor does one before the last.
 
         `batch` rises by one. Raises BrokenOffError: it may or may not be there; write the same again. StaleBatchError: a later one
         is there. SluicewayError: it is refused, and will be until somebody changes something.
+
+        What can never be taken, such as a record that is too large, must not keep the others back: it goes to a dead queue, in the same
+        way, and is returned, also when the batch is said again. None: there was nothing of that kind.
         """
         ...

@@ -9,12 +9,15 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+import msgspec
+
+from sluiceway import __version__
 from sluiceway.adapters.system import new_incarnation, stopwatch
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
 from sluiceway.node.served import REQUEST_ID, SERVED_BY, only_other
-from sluiceway.server.answer_memory import PIECE, AnswerMemory
+from sluiceway.server.answer_memory import BUILT_ALONE, PIECE, AnswerMemory
 from sluiceway.server.direct import Direct, WholeRequest
 from sluiceway.server.endpoints import Endpoint, Page
 from sluiceway.server.guard import OpenDoor
@@ -218,6 +221,9 @@ class App:
                 raise _no_endpoint(path)
             await self._site.serve(path, method, request, send)
             return
+        if path == "/" and method in ("GET", "HEAD"):
+            await self._begin(request, send)
+            return
         page = self._gets.get(path)
         if page is None:
             raise _no_endpoint(path)
@@ -226,6 +232,15 @@ class App:
         if method not in allowed:
             raise _wrong_method(", ".join(allowed))
         await self._get(page, request, send)
+
+    async def _begin(self, request: Request, send: _Sent) -> None:
+        """Where to go from the bare address: a browser to the dashboard, all else is told what there is."""
+        accepts = any(name == b"accept" and b"text/html" in value for name, value in request.scope["headers"])
+        if self._site is not None and accepts:
+            await send.respond(302, JSON, b"{}", request.request_id, (b"location", ui.ROOT.encode()))
+            return
+        places = {"docs": "/docs", "openapi": "/openapi.json", "ready": "/readyz"} | ({"dashboard": ui.ROOT} if self._site else {})
+        await send.respond(200, JSON, msgspec.json.encode({"name": "sluiceway", "version": __version__, **places}), request.request_id)
 
     async def _call(self, endpoint: Endpoint, request: Request, send: _Sent) -> None:
         request.caller = await self._guard.admit(request)
@@ -242,7 +257,10 @@ class App:
         if request.protobuf:
             form = protobuf.CALLS[endpoint.path]
             message, request.body = form.read(request.body)
-            status, said = form.write(message, bytes(await endpoint.handle(request)))
+            answer = bytes(await endpoint.handle(request))
+            # A page of 65,536 items takes seconds to translate, in which other calls are to be served.
+            is_long = len(answer) > BUILT_ALONE
+            status, said = await asyncio.to_thread(form.write, message, answer) if is_long else form.write(message, answer)
             await send.respond(status, PROTOBUF, said, request.request_id)
             return
         served_by: set[str] = set()

@@ -7,9 +7,10 @@ import resource
 from functools import cache
 from typing import Any, Final
 
+import httptools
 from uvicorn.config import Config
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from sluiceway.kernel.errors import SluicewayError
@@ -50,6 +51,10 @@ class _PipelineError(Exception):
     """Too many requests wait for the answer to an earlier one."""
 
 
+class _FramingError(Exception):
+    """It is in doubt where the request ends. The text says why."""
+
+
 class Connection(HttpToolsProtocol):
     """An HTTP connection that ends when its client does not get on.
 
@@ -57,6 +62,9 @@ class Connection(HttpToolsProtocol):
     that have had their answer and do not end their body within LEFTOVER_TIMEOUT; and those that take nothing of an answer for
     SEND_TIMEOUT, or send more than MAX_PIPELINED requests ahead. Headers beyond their limits are a 431, a connection beyond
     `most_connections` is a 503.
+
+    An upgrade that a client offers (HTTP/2, WebSocket) is ignored and the request served, as RFC 9110 has it. Nothing in a body is ever a
+    request: where it is in doubt where a request ends, the connection does.
 
     A call of the API whose body comes together with its head, and that waits for no other, takes the direct path (`direct.py`). All other
     requests are uvicorn's.
@@ -77,6 +85,8 @@ class Connection(HttpToolsProtocol):
         """The body so far of a call that may come whole."""
         self._patience: asyncio.TimerHandle | None = None
         self._framed = self._keeps = False
+        self._expected: RequestResponseCycle | None = None
+        """Of a request that asked for 100-continue, until its body is there."""
         self._path, self._query = "", b""
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since: float | None = None
@@ -111,7 +121,15 @@ class Connection(HttpToolsProtocol):
                 self.transport.abort()
             return
         messages = self._messages
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        try:
+            self._parse(data)
+        except httptools.HttpParserError as error:
+            cause = error.__context__
+            reason = str(cause if isinstance(cause, _FramingError) else error)
+            self.logger.warning("Invalid HTTP request received: %s", reason)
+            self.send_400_response(f"the request is not valid HTTP: {reason}")
+            return
         if self._parts is not None and self._patience is None:
             self._patience = self.loop.call_later(_TOGETHER, self._hand_over)
         # Also line ends between two requests, of which the parser says nothing.
@@ -121,6 +139,30 @@ class Connection(HttpToolsProtocol):
         # What is neither a header nor a body yet is kept by the parser, which has no limit of its own.
         if self._around > MAX_HEAD_BYTES + (_FRAMING + 1) * self._body_bytes:
             self._refuse_head()
+
+    def _parse(self, data: bytes | memoryview) -> None:
+        """Raises HttpParserError.
+
+        The parser skips the body of a request that offers an upgrade, and would take it for the next request. So another one gets the
+        head again, without the offer, and then what follows.
+        """
+        while True:
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as end:
+                data = memoryview(data)[end.args[0] :]
+                head = self._head_without_offer()
+                self.parser = httptools.HttpRequestParser(self)
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+                self.parser.feed_data(head)
+            else:
+                return
+
+    def _head_without_offer(self) -> bytes:
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
 
     def on_message_begin(self) -> None:
         self.url, self.headers, self.expect_100_continue, self._framed = b"", [], False, False
@@ -133,13 +175,17 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Also what follows a body in chunks comes here.
+        # Also what follows a body in chunks comes here: it is counted, and is no header of the request.
         self._headers += 1
         self._head_bytes += len(name) + len(value)
         if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
             raise _HeadError
+        if self._in_body:
+            return
         name = name.lower()
         if name == b"transfer-encoding":
+            if self._framed or value.strip(b" \t").lower() != b"chunked":
+                raise _FramingError("the only transfer-encoding is chunked, once")
             self._framed = True
         elif name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
@@ -148,19 +194,24 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
             raise _PipelineError
+        parser = self.parser
+        method, version = parser.get_method(), parser.get_http_version()
+        if method == b"CONNECT":
+            raise _FramingError("this server is no proxy: it does not take CONNECT")
+        if version not in ("1.1", "1.0") or (self._framed and version == "1.0"):
+            raise _FramingError("the version must be HTTP/1.1, or HTTP/1.0 without a transfer-encoding")
+        if parser.should_upgrade():
+            # It comes again, without the offer.
+            return
         self._in_head, self._in_body = False, True
         self._limit(None)
         target, _, self._query = self.url.partition(b"?")
         self._path = "" if b"#" in self._query else self._calls.get(target, "")
-        if self._path and self._may_be_direct():
-            self._parts, self._keeps = [], self.parser.should_keep_alive()
+        plain = not (self._framed or self.expect_100_continue or self._is_answering())
+        if self._path and plain and method == b"POST" and version == "1.1":
+            self._parts, self._keeps = [], parser.should_keep_alive()
         else:
             self._begin_asgi()
-
-    def _may_be_direct(self) -> bool:
-        parser = self.parser
-        plain = not (self._framed or self.expect_100_continue or self._is_answering() or parser.should_upgrade())
-        return plain and parser.get_method() == b"POST" and parser.get_http_version() == "1.1"
 
     def _begin_asgi(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
@@ -169,6 +220,9 @@ class Connection(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         super().on_headers_complete()
+        if expects and self.cycle.keep_alive:
+            # A client that has its answer first may leave the body out: what comes then could be either.
+            self._expected, self.cycle.keep_alive = self.cycle, False
 
     def _hand_over(self) -> None:
         """What has begun as a call that may come whole goes the way of all others."""
@@ -202,6 +256,10 @@ class Connection(HttpToolsProtocol):
             self._hand_over()
 
     def on_message_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return
+        if self._expected is not None:
+            self._expected.keep_alive, self._expected = not self._expected.response_started, None
         if self._parts is None:
             super().on_message_complete()
         else:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Literal, Protocol
 
 import msgspec
 
+from sluiceway import __version__
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller
 from sluiceway.server.endpoints import Page, Reply
@@ -14,6 +15,8 @@ from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request
 from sluiceway.server.service import QueueService
 from sluiceway.wire import shapes
+
+HEALTH_JSON: Final = b"application/health+json"
 
 
 class Door(Protocol):
@@ -29,7 +32,7 @@ class ReadyQuery(msgspec.Struct):
 
 
 class Health:
-    """`/livez` and `/readyz`. Whoever asks is told whether; what is wrong has names of queues in it, so not everybody is told what."""
+    """`/livez`, `/readyz` and Querator's `/health`. Any caller learns whether the server is ready; the causes need a key."""
 
     def __init__(self, service: QueueService, guard: Door, is_stopping: Callable[[], bool]) -> None:
         self._service = service
@@ -49,23 +52,43 @@ class Health:
                 statuses=(200, 503),
                 errors=("unauthenticated", "forbidden", "rate_limited"),
             ),
+            Page(
+                "/health",
+                None,
+                self._health,
+                "As /readyz, in the form of Querator's /health",
+                content_types=(HEALTH_JSON.decode(),),
+                answer=shapes.Health,
+                statuses=(200, 503),
+            ),
         ]
 
     async def _livez(self, request: Request) -> Reply:
         return Reply(b'{"alive":true}')
 
     async def _readyz(self, request: Request) -> Reply:
-        problems = self._service.problems()
         checks: list[shapes.CheckInfo] | msgspec.UnsetType = msgspec.UNSET
-        if request.flag("verbose"):
+        verbose = request.flag("verbose")
+        if verbose:
             _check_right(await self._guard.admit(request))
             checks = [shapes.CheckInfo(each.name, each.ok, each.detail, each.took) for each in await self._service.checks()]
-        elif problems and not await self._is_open(request):
-            problems = [f"{len(problems)} problems: ask for /readyz?verbose with a key that has the scope read:* or admin"]
-        if self._is_stopping():
-            problems = [*problems, "the server is stopping"]
+        problems = await self._problems(request, verbose)
         answer = shapes.Ready(not problems, problems, checks)
         return Reply(msgspec.json.encode(answer), status=503 if problems else 200)
+
+    async def _health(self, request: Request) -> Reply:
+        problems = await self._problems(request, False)
+        status: Literal["pass", "fail"] = "fail" if problems else "pass"
+        check = shapes.HealthCheck("datastore", status, "; ".join(problems))
+        answer = shapes.Health(status, __version__, {"queues:storage": [check]})
+        return Reply(msgspec.json.encode(answer), HEALTH_JSON, 503 if problems else 200)
+
+    async def _problems(self, request: Request, may_see: bool) -> list[str]:
+        """Why the server is not ready; with a count in place of the causes for a caller that may not see them."""
+        problems = self._service.problems()
+        if problems and not may_see and not await self._is_open(request):
+            problems = [f"{len(problems)} problems: ask for /readyz?verbose with a key that has the scope read:* or admin"]
+        return [*problems, "the server is stopping"] if self._is_stopping() else problems
 
     async def _is_open(self, request: Request) -> bool:
         """Whether it tells this one everything without asking who it is. A guard that wants keys would count a probe as a refusal."""

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import BODIES_SHARE, BODY_TIMEOUT, MAX_BODIES_BYTES, MAX_BODY_BYTES
+from sluiceway.kernel.limits import BODIES_SHARE, BODY_TIMEOUT, MAX_BODIES_BYTES, MAX_BODY_BYTES, MAX_TEXT_BYTES
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.access import ANYBODY, Action, Actor
 from sluiceway.wire import protobuf
@@ -75,6 +75,7 @@ class Request:
     __slots__ = (
         "_encoding",
         "_held",
+        "_keys",
         "_length",
         "_memory",
         "_scope",
@@ -100,6 +101,7 @@ class Request:
         self._scope = scope
         self._memory = memory
         self._held = 0
+        self._keys: list[bytes] = []
         self.whole = False
         self.receive = receive
         self._type = self._encoding = b""
@@ -135,6 +137,8 @@ class Request:
                 self.traceparent = value.decode()
             elif name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
                 self.request_id = value
+            elif name == b"idempotency-key":
+                self._keys.append(value)
         self.arrow = self._type == ARROW
         self.protobuf = self._type == PROTOBUF
         # The call is then made in JSON on its behalf.
@@ -184,6 +188,21 @@ class Request:
         self.caller.require(self.action, queue_name)
         self.queue_name = queue_name
         return queue_name
+
+    def keyed(self, given: str | None, field: str) -> str | None:
+        """The key that makes the call repeatable: that of the field, or of the header Idempotency-Key. Raises `invalid_request`."""
+        keys = {value.strip().decode("latin-1") for value in self._keys}
+        if not keys:
+            return given
+        key = keys.pop()
+        if len(key) > 1 and key[0] == key[-1] == '"':
+            # As the standard writes it.
+            key = key[1:-1]
+        if keys or not key or len(key) > MAX_TEXT_BYTES or not (key.isascii() and key.isprintable()):
+            raise invalid("Idempotency-Key", f"the header must be one key of 1 to {MAX_TEXT_BYTES:,} printable ASCII characters")
+        if given is not None and given != key:
+            raise invalid(field, "is another key than the header Idempotency-Key has; send one of them")
+        return key
 
     def flag(self, name: str) -> bool:
         """Whether the query string has that name, alone or with another value than `false` or `0`."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from sluiceway.adapters.system import now
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_ITEMS_JSON
+from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import Produced
 from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
@@ -59,7 +65,7 @@ class InspectionCalls:
                 json_inspection.ImportCall,
                 shapes.Produced,
                 "Store items in a partition of one's choice, as new ones",
-                ("queue_not_found", "too_many_items", "queue_paused"),
+                ("queue_not_found", "too_many_items", "queue_paused", "storage_full"),
             ),
             Endpoint(
                 "/v1/storage/items.delete",
@@ -98,7 +104,10 @@ class InspectionCalls:
         record = await self._queue(request, call.queue_name)
         page = await self._service.list_items(call.queue_name, call.request(record, scheduled))
         async with self._memory.building(sum(batch.nbytes for batch, _ in page.rows)):
-            return json_inspection.listed(record, call.partition, page)
+            if sum(batch.num_rows for batch, _ in page.rows) <= MAX_ITEMS_JSON:
+                return json_inspection.listed(record, call.partition, page)
+            # A long page takes a second of encoding, in which other calls are to be served.
+            return await asyncio.to_thread(json_inspection.listed, record, call.partition, page)
 
     async def _list_scheduled(self, request: Request) -> Body:
         return await self._list(request, True)
@@ -107,7 +116,21 @@ class InspectionCalls:
         call = json_inspection.decode_import(request.body)
         record = await self._queue(request, call.queue_name)
         wanted = call.request(record, now())
-        return answers.produced(record, await self._service.import_items(call.queue_name, wanted, request.actor))
+        produced = await self._service.import_items(call.queue_name, wanted, request.actor)
+        if not request.protobuf:
+            return answers.produced(record, produced)
+        return json_inspection.imported(record, produced, await self._stored(call.queue_name, produced))
+
+    async def _stored(self, queue_name: str, produced: Produced) -> ItemsPage:
+        """The items as they are stored; without those that are gone already, or cannot be read. They were stored in any case."""
+        found = ItemsPage([])
+        for scheduled in (False, True):
+            wanted = ListItems(produced.partition, produced.first_offset, produced.items, scheduled)
+            try:
+                found.rows += (await self._service.list_items(queue_name, wanted)).rows
+            except SluicewayError:
+                break
+        return found
 
     async def _delete(self, request: Request) -> Body:
         call = json_inspection.decode_delete_items(request.body)

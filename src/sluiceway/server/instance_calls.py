@@ -31,7 +31,7 @@ def may_stay(service: QueueService, request: Request, record: QueueRecord, parti
 
 
 class InstanceCalls:
-    """Show who is there, and how they have divided the partitions."""
+    """Show who is there, and how they have divided the partitions; and change how they do."""
 
     def __init__(self, service: QueueService) -> None:
         self._service = service
@@ -47,6 +47,14 @@ class InstanceCalls:
                 "List the instances of the cluster, and how each is",
             ),
             Endpoint(
+                "/v1/instances.update",
+                "admin",
+                self._update,
+                json_instances.InstancesUpdateCall,
+                json_instances.InstanceList,
+                "Change the times by which the instances go, and how they divide the partitions; a round follows",
+            ),
+            Endpoint(
                 "/v1/rounds.list",
                 "read",
                 self._rounds,
@@ -60,6 +68,10 @@ class InstanceCalls:
         _check_right(request)
         decode_no_fields(request.body)
         return json_instances.instance_list(self._service.instances.cluster())
+
+    async def _update(self, request: Request) -> Body:
+        call = json_instances.decode_instances_update(request.body)
+        return json_instances.instance_list(await self._service.instances.redefine(call.times(), call.wanted_strategy(), request.actor))
 
     async def _rounds(self, request: Request) -> Body:
         _check_right(request)

@@ -40,7 +40,15 @@ class ItemCalls:
                 json_items.ProduceCall,
                 shapes.Produced,
                 "Store items, all in one partition or none",
-                ("queue_not_found", "too_many_items", "key_conflict", "stale_sequence", "queue_paused", "partition_damaged"),
+                (
+                    "queue_not_found",
+                    "too_many_items",
+                    "key_conflict",
+                    "stale_sequence",
+                    "queue_paused",
+                    "storage_full",
+                    "partition_damaged",
+                ),
                 query=json_items.ProduceFields,
             ),
             Endpoint(
@@ -137,10 +145,12 @@ class ItemCalls:
     async def _produce(self, request: Request) -> Body:
         if request.arrow:
             query = from_query(request.query(), json_items.ProduceFields)
+            query.idempotency_key = request.keyed(query.idempotency_key, "idempotency_key")
             record = await self._queue(request, query.queue_name)
             wanted = arrow_codec.produce_request(query, request.body, record, now())
         else:
             call = json_items.decode_produce(request.body)
+            call.idempotency_key = request.keyed(call.idempotency_key, "idempotency_key")
             record = await self._queue(request, call.queue_name)
             wanted = call.request(record, now())
             if request.traceparent:
@@ -150,6 +160,7 @@ class ItemCalls:
 
     async def _lease(self, request: Request) -> Body:
         call = json_items.decode_lease(request.body)
+        call.lease_key = request.keyed(call.lease_key, "lease_key")
         record = await self._queue(request, call.queue_name)
         wanted = call.request(record)
         work = self._service.lease(call.queue_name, wanted, call.payload)

@@ -31,9 +31,9 @@ def bind(host: str, port: int, field: str = "server.listen") -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(address)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        raise OSError(error.errno, f"{field}: {url_at(Address(host, port), False).removeprefix('http://')}: {error.strerror}") from None
     return sock
 
 

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from sluiceway import __version__
-from sluiceway.adapters.system import now, stopwatch
+from sluiceway.adapters.system import clock_ahead, now, stopwatch
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import ClusterInfo
 from sluiceway.node.service import Service
@@ -103,6 +103,7 @@ class Metrics:
             if stopwatch() >= self._fresh_until:
                 self._queues.divided = self._labels.divide(await self._look())
                 self._queues.backends = {state.name: state.problem is None for state in self._service.backends()}
+                self._queues.disks = {name: (disk.free, disk.is_low) for name, disk in self._service.room.disks.items()}
                 self._cluster.look()
                 self._text = await asyncio.to_thread(generate_latest, self._registry)
                 self._fresh_until = stopwatch() + _FRESH
@@ -157,6 +158,7 @@ class _Quiet(Collector):
 class _Build(Collector):
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily("sluiceway_build", "What is running.", {"version": __version__, "python": platform.python_version()})
+        yield GaugeMetricFamily("sluiceway_clock_ahead_seconds", "The machine's clock minus the server's time.", value=clock_ahead() / 1000)
 
 
 class _Queues(Collector):
@@ -166,6 +168,7 @@ class _Queues(Collector):
         self.divided: list[Seen] = []
         self.rebalances = 0
         self.backends: dict[str, bool] = {}
+        self.disks: dict[str, tuple[int, bool]] = {}
 
     def collect(self) -> Iterator[Metric]:
         yield self._gauges("items", "Items in the queue.", "state", [each.items for each in self.divided])
@@ -198,6 +201,12 @@ class _Queues(Collector):
         for name, answers in self.backends.items():
             up.add_metric([name], answers)
         yield up
+        free = GaugeMetricFamily("sluiceway_disk_free_bytes", "Room that is left on the disk.", labels=["disk"])
+        low = GaugeMetricFamily("sluiceway_disk_low", "1: only the reserve is left, and produces are refused.", labels=["disk"])
+        for name, (left, is_low) in self.disks.items():
+            free.add_metric([name], left)
+            low.add_metric([name], is_low)
+        yield from (free, low)
 
     def _gauge(self, name: str, documentation: str, values: Sequence[float]) -> Metric:
         family = GaugeMetricFamily(f"sluiceway_queue_{name}", documentation, labels=["queue"])

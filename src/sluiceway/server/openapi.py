@@ -164,7 +164,7 @@ class _Description:
         }
 
     def _page(self, page: Page) -> Json:
-        content = {kind: {"schema": self._made[page.answer]} if kind == JSON.decode() else {} for kind in page.content_types}
+        content = {kind: {"schema": self._made[page.answer]} if kind.endswith("json") else {} for kind in page.content_types}
         operation: Json = {
             "operationId": _operation_id(page.path),
             "summary": page.summary,

@@ -40,6 +40,8 @@ from sluiceway.model.configuration import (
 from sluiceway.node.configuration import Loaded, load
 from sluiceway.node.peer_http import HttpTransport
 from sluiceway.node.service import Membership, Service
+from sluiceway.node.stores import MAX_OPEN, most_open
+from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server import logs
 from sluiceway.server.app import App
@@ -62,6 +64,8 @@ _HANDING_OVER = 0.5
 _LINGER = 250
 """Milliseconds after which an idle connection is closed once the server stops: a client that is busy has sent its next request by then."""
 _LOOK = 10
+MIN_FILES = 128
+"""Handles: some 40 for the process, the least that keeps partitions and connections going beside them."""
 _GARBAGE = 10_000
 """So many objects more than there were make the collector look through the youngest: some megabytes, if all of them are garbage."""
 _LOOPBACK = "127.0.0.1"
@@ -202,6 +206,23 @@ def _open_more_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def _check_files() -> None:
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    raise_it = "raise it: ulimit -n 65536, or LimitNOFILE=65536 in the systemd unit"
+    if files != resource.RLIM_INFINITY and files < MIN_FILES:
+        raise SluicewayError(
+            "unavailable", f"a process started here may open {files} files, and a server needs {MIN_FILES} at least; {raise_it}"
+        )
+    if most_open(shared=False) < MAX_OPEN:
+        log.warning(
+            "a process started here may open %d files: %d partitions of a SQLite backend stay open at a time, and %d connections; %s",
+            files,
+            most_open(shared=False),
+            most_connections(),
+            raise_it,
+        )
+
+
 def spare_the_collector() -> None:
     """Nearly all garbage here is in no cycle, and goes at once. With Python's own thresholds up to a third of a small call's time went into
     looking for the rest, mostly through modules, which stay."""
@@ -324,11 +345,16 @@ def _run(
     ready: Callable[[], None],
     own: Own | None = None,
 ) -> None:
-    service = Service(data, loaded.configuration.backends, membership=None if cluster is None else _membership(cluster))
+    service = Service(
+        data,
+        loaded.configuration.backends,
+        membership=None if cluster is None else _membership(cluster),
+        disk_reserve=loaded.configuration.server.disk_reserve,
+    )
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(run(service, loaded, door, socks, ready, own))
-        except (DirectoryInUseError, StoreUnavailableError) as error:
+        except (DirectoryInUseError, StoreUnavailableError, MetaUnknownError) as error:
             raise SluicewayError("unavailable", str(error), "data") from error
 
 
@@ -339,13 +365,15 @@ def _membership(cluster: ClusterSettings) -> Membership:
         except OSError as error:
             raise invalid("cluster.ca", f"{cluster.ca} cannot be used: {error}; expected a PEM file with certificates") from error
 
-    return Membership(lambda: open_meta_store(cluster.meta), transport, cluster.advertise, strategy=cluster.strategy)
+    strategy = cluster.strategy or None
+    return Membership(lambda: open_meta_store(cluster.meta), transport, cluster.advertise, strategy=strategy, times=cluster.times)
 
 
 def _prepare(configuration: Configuration) -> None:
     _ignore_hangups()
     _open_more_files()
     logs.configure(configuration.log.format, configuration.log.level)
+    _check_files()
 
 
 def _tls(settings: ServerSettings) -> TlsFiles | None:

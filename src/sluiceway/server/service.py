@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import pyarrow as pa
 
-from sluiceway.core.assignment.group import SealedRound
+from sluiceway.core.assignment.group import SealedRound, Strategy
 from sluiceway.core.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.access import SYSTEM, Actor
@@ -57,6 +57,11 @@ class ClusterView(Protocol):
 
     async def why(self, record: QueueRecord, partition: int) -> Belonging:
         """Whose that partition of the queue is, and why. Raises `unavailable`."""
+        ...
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor) -> ClusterInfo:
+        """Change the times by which the cluster goes, and how it divides the partitions. Raises `invalid_request`, `unavailable`,
+        `outcome_unknown`."""
         ...
 
 

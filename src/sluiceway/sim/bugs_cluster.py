@@ -17,6 +17,7 @@ from sluiceway.node.demand import Demand
 from sluiceway.node.driver import QueueDriver
 from sluiceway.node.group import GroupMember
 from sluiceway.node.leasing import Leasing
+from sluiceway.node.openings import Openings
 from sluiceway.node.router import Router
 from sluiceway.node.service import Service
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
@@ -58,6 +59,16 @@ def takes_an_unheard_answer_for_a_refusal(original: Any) -> Any:
             raise PeerRefusedError(str(error)) from error
 
     return ask
+
+
+@ablation(Openings, "claim")
+def makes_what_is_missing_as_new(original: Any) -> Any:
+    """A partition that is not where it was is created, as if the meta store had never heard of it."""
+
+    async def claim(self: Any, ref: Any, fence: Fence) -> None:
+        await original(self, ref, fence)
+
+    return claim
 
 
 # ---- routing --------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from pyroaring import BitMap
@@ -14,7 +15,7 @@ from sluiceway.core.lane import Lane
 from sluiceway.core.line import Line
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
-from sluiceway.core.records import REDRIVEN, LeaseState
+from sluiceway.core.records import REDRIVEN, Extent, LeaseState
 from sluiceway.model.requests import Fate
 from sluiceway.sim.planting import Bug, shelf
 
@@ -52,10 +53,28 @@ def backs_off_by_one_attempt_more(original: Any) -> Any:
     return lambda self, fate, attempts, now: original(self, fate, attempts + 1, now)
 
 
+@bug(Partition, "_due_at")
+def serves_at_once_what_ran_out(original: Any) -> Any:
+    """An item whose lease ran out is offered again at once, whatever the queue's back-off says."""
+    return lambda self, fate, attempts, now: now if fate is None else original(self, fate, attempts, now)
+
+
+@bug(Line, "_schedule")
+def forgets_halving_while_it_waits(original: Any) -> Any:
+    """Items of a lease that ran out come back in one as large, once their back-off is over."""
+    return lambda self, blob, rows, attempts, due_at, expires_at, together=0: original(self, blob, rows, attempts, due_at, expires_at)
+
+
 @bug(Line, "_append_rows")
 def does_not_halve(original: Any) -> Any:
     """Items of a lease that ran out may come back in one as large."""
     return lambda self, blob, rows, attempts, expires_at, together=0: original(self, blob, rows, attempts, expires_at)
+
+
+@bug(Extent, "continued_by")
+def joins_what_is_not_alike(original: Any) -> Any:
+    """Neighbours of a blob that come back become one extent, whatever their attempts are."""
+    return lambda self, other: original(self, replace(other, attempts=self.attempts))
 
 
 @bug(looking, "unpack_extent")
@@ -122,9 +141,9 @@ def forgets_expiry_at_loading(original: Any) -> Any:
 def expires_from_production_on(original: Any) -> Any:
     """A scheduled item expires as if it had been due at once."""
 
-    def schedule(self: Any, blob: Any, rows: Any, attempts: int, due_at: int, expires_at: int) -> None:
+    def schedule(self: Any, blob: Any, rows: Any, attempts: int, due_at: int, expires_at: int, *rest: int) -> None:
         early = expires_at - due_at + self.header.now if expires_at and not attempts else expires_at
-        original(self, blob, rows, attempts, due_at, early)
+        original(self, blob, rows, attempts, due_at, early, *rest)
 
     return schedule
 
@@ -200,6 +219,31 @@ def forgets_where_it_goes_at_loading(original: Any) -> Any:
             partition.transfers[number].target = None
 
     return load_lease
+
+
+@bug(looking, "_load_lease")
+def forgets_which_queue_of_that_name_at_loading(original: Any) -> Any:
+    """After a restart a redriven item goes to any queue of its target's name."""
+
+    def load_lease(partition: Any, number: int, *rest: Any) -> None:
+        original(partition, number, *rest)
+        if number in partition.transfers:
+            partition.transfers[number].target_incarnation = None
+
+    return load_lease
+
+
+@bug(Away, "redirect_waiting")
+def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
+    """With another dead queue, all that is on its way goes there, also what the former may have taken."""
+
+    def redirect_waiting(self: Any, target: str, most: int) -> bool:
+        found = [number for number, each in self.transfers.items() if each.transfer and each.moves_to is None and each.target != target]
+        for number in found[:most]:
+            self.redirect(number, target)
+        return bool(found)
+
+    return redirect_waiting
 
 
 @bug(Away, "call_back")

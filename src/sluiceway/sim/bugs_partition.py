@@ -10,6 +10,7 @@ from sluiceway.core import looking
 from sluiceway.core.keys import KeyMemory
 from sluiceway.core.line import Line
 from sluiceway.core.partition import Partition
+from sluiceway.kernel.clock import Clock
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Settled
@@ -59,6 +60,39 @@ def lets_time_go_back(original: Any) -> Any:
         return now
 
     return at
+
+
+@bug(Line, "_at")
+def believes_any_stored_time(original: Any) -> Any:
+    """A time that a clock an hour ahead has written stands until that hour is over."""
+
+    def at(self: Any, now: int) -> int:
+        self._changed, self.header.now = True, max(self.header.now, now)
+        return int(self.header.now)
+
+    return at
+
+
+@bug(Partition, "produce")
+def decides_by_the_stored_time(original: Any) -> Any:
+    """What is due is decided by the time that is stored, which may be ahead of the owner's."""
+
+    def produce(self: Any, batch: Any, now: int, *rest: Any) -> Any:
+        return original(self, batch, self._at(now), *rest)
+
+    return produce
+
+
+@bug(Clock, "read")
+def follows_every_jump(original: Any) -> Any:
+    """The time of a process is that of the wall clock as soon as that is set ahead."""
+
+    def read(self: Any, wall: int, steady: int) -> int:
+        self._now = max(wall, self._now + steady - self._steady)
+        self._steady = steady
+        return int(self._now // 1_000_000)
+
+    return read
 
 
 @bug(Partition, "tick")
@@ -214,8 +248,8 @@ def stamps_each_transfer(original: Any) -> Any:
 def does_not_write_keys(original: Any) -> Any:
     """An idempotency key is in memory only."""
 
-    def remember(self: Any, *args: Any) -> None:
-        original(self, *args)
+    def remember(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
         self.touched.clear()
 
     return remember
@@ -225,36 +259,30 @@ def does_not_write_keys(original: Any) -> Any:
 def remembers_one_key_of_a_group(original: Any) -> Any:
     """A new key of a group pushes out the others."""
 
-    def remember(self: Any, key: Any, *rest: Any) -> None:
+    def remember(self: Any, key: Any, *rest: Any, **options: Any) -> None:
         record = self.records.get(f"g{key.group}")
         if record is not None:
             record.seen.clear()
-        original(self, key, *rest)
+        original(self, key, *rest, **options)
 
     return remember
 
 
-@bug(KeyMemory, "find")
+@bug(Partition, "_repeat")
 def takes_any_body_for_the_first(original: Any) -> Any:
     """Another body under a known key is answered as its repetition."""
-
-    def find(self: Any, key: Any, digest: bytes) -> Any:
-        record = self.records.get(f"k{key.key}" if key.group is None else f"g{key.group}")
-        seen = None if record is None else record.seen.get(key.key)
-        return original(self, key, digest if seen is None else seen.digest)
-
-    return find
+    return lambda self, key, seen, digest: original(self, key, seen, seen.digest)
 
 
 @bug(KeyMemory, "find")
 def lets_a_sequence_go_back(original: Any) -> Any:
     """A group's lower sequence is taken, and its keys are those that count."""
 
-    def find(self: Any, key: Any, digest: bytes) -> Any:
+    def find(self: Any, key: Any, **options: Any) -> Any:
         record = self.records.get(f"g{key.group}")
         if key.group is not None and record is not None and key.sequence < record.sequence:
             return None
-        return original(self, key, digest)
+        return original(self, key, **options)
 
     return find
 

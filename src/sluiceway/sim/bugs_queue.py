@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import heapq
 from itertools import count
 from typing import Any
 
 from sluiceway.core import dealing, logical_queue
 from sluiceway.core.dealing import Dealing
+from sluiceway.core.keys import KeyMemory
 from sluiceway.core.lane import Lane, LaneState
 from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.tickets import Reply
+from sluiceway.core.partition import Intended
+from sluiceway.core.tickets import Reply, Route
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.sim.planting import Bug, shelf
@@ -142,8 +145,8 @@ def calls_unknown_unavailable(original: Any) -> Any:
 def lets_go_of_a_transfer_that_failed(original: Any) -> Any:
     """Dead items are dropped before the dead queue has them."""
 
-    def transferred(self: Any, number: int, lease: int, done: bool, now: int, **rest: Any) -> None:
-        original(self, number, lease, True, now, **rest)
+    def transferred(self: Any, number: int, lease: int, end: Any, now: int) -> None:
+        original(self, number, lease, end._replace(done=True), now)
 
     return transferred
 
@@ -199,7 +202,25 @@ def looks_away_from_closed_partitions(original: Any) -> Any:
 @bug(Dealing, "_hides_leases")
 def waits_for_stopped_partitions(original: Any) -> Any:
     """While one partition is damaged, no lease with a key is served."""
-    return lambda _, lanes: any(not lane.takes_work for lane in lanes)
+    return lambda self, ticket: any(not lane.takes_work for lane in self.lanes.values())
+
+
+@bug(LogicalQueue, "committed")
+def takes_what_is_unknown_for_refused(original: Any) -> Any:
+    """Leases of a commit whose outcome is not known are held to be none."""
+
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, *rest: Any, **options: Any) -> None:
+        if outcome is Outcome.UNKNOWN and opening == self.lanes[number].opening:
+            self.lanes[number].partition.keys_refused()
+        original(self, number, opening, outcome, *rest, **options)
+
+    return committed
+
+
+@bug(Dealing, "_hides_leases")
+def keeps_lease_keys_waiting_for_all(original: Any) -> Any:
+    """While any partition that will open again is closed, no lease with a key is served."""
+    return lambda self, ticket: any(not lane.takes_work and lane.state is not LaneState.STOPPED for lane in self.lanes.values())
 
 
 @bug(Dealing, "_servable")
@@ -297,3 +318,67 @@ def moves_a_key_about(original: Any) -> Any:
     """A repetition is sent to another partition than the first call."""
     calls = count()
     return lambda record, key: record.partitions[next(calls) % len(record.partitions)].partition
+
+
+# ---- keyed produces -------------------------------------------------------------------------------------------
+
+
+@bug(LogicalQueue, "_target")
+def always_stays_at_home(original: Any) -> Any:
+    """A produce with a key goes to its home, however much waits there."""
+    return lambda self, home, request: home
+
+
+@bug(LogicalQueue, "_commit")
+def writes_the_target_before_the_intent(original: Any) -> Any:
+    """The items go to their target while the home's intent is being written."""
+
+    def commit(self: Any, lane: Any, now: int) -> None:
+        original(self, lane, now)
+        if lane.state is LaneState.COMMITTING:
+            intends = [pair for pair in lane.answers if isinstance(pair[1], Intended) and not pair[0].done]
+            lane.answers = [pair for pair in lane.answers if pair not in intends]
+            for ticket, intended in intends:
+                ticket.awaiting -= 1
+                ticket.flying -= 1
+                self._follow_intent(ticket, intended, now)
+
+    return commit
+
+
+@bug(KeyMemory, "intend")
+def keeps_intents_in_memory(original: Any) -> Any:
+    """An intent is forgotten when its home is loaded anew."""
+
+    def intend(self: Any, key: Any, *rest: Any) -> Any:
+        seen = original(self, key, *rest)
+        self.touched.clear()
+        return seen
+
+    return intend
+
+
+@bug(KeyMemory, "is_sure")
+def goes_elsewhere_while_the_target_is_unknown(original: Any) -> Any:
+    """An intent is replaced though its target may have the items."""
+    return lambda self, key, intent: True
+
+
+@bug(Route, "is_alone")
+def sends_two_of_a_key_at_once(original: Any) -> Any:
+    """A repetition does not wait for a produce with its key that is on its way to a target."""
+    return property(lambda self: False)
+
+
+@bug(KeyMemory, "remember")
+def forgets_at_the_target_first(original: Any) -> Any:
+    """The target of a keyed produce remembers the key for a moment only."""
+
+    def remember(self: Any, key: Any, seen: Any, now: int, *, placed: bool = False) -> None:
+        original(self, key, seen, now, placed=placed)
+        if placed:
+            record = self.records[f"tk{key.key}" if key.group is None else f"tg{key.group}"]
+            record.until = now + 100
+            heapq.heappush(self._ends, (record.until, f"tk{key.key}" if key.group is None else f"tg{key.group}"))
+
+    return remember

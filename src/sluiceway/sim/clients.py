@@ -130,7 +130,8 @@ class Clients:
         if random.random() < 0.4:
             # Under one key a client always asks for the same.
             timeout: Millis | None = random.choice(TIMEOUTS)
-            request = Lease(f"k{timeout}", 5, random.choice([0, 0, 100, 3_000]), timeout, self.partitions, f"L{random.randint(0, 2)}")
+            key = f"L{random.randint(0, 2)}" if self.asked % 4 else f"new {self.asked}"
+            request = Lease(f"k{timeout}", 5, random.choice([0, 0, 100, 3_000]), timeout, self.partitions, key)
         else:
             most, size = random.randint(1, self.partitions), random.choice([1, 3, 10])
             request = Lease(f"c{self.asked}", size, random.choice([0, 0, 100, 3_000]), random.choice(TIMEOUTS), most)
@@ -355,6 +356,8 @@ class Clients:
         offsets = [offset for piece in ready_slices(lane.partition, 100) for offset in piece.offsets.tolist()]
         if not offsets:
             return
+        # The queue of that name which there was before is no target.
+        incarnation = target if self.random.random() < 0.8 else f"{target}, long ago"
         some = sorted(self.random.sample(offsets, self.random.randint(1, len(offsets))))
         self.ledger.asks.redrive(partition, some, target)
 
@@ -365,4 +368,4 @@ class Clients:
             else:
                 self.refused(answer)
 
-        self.queue.submit(TakeOut(partition, np.array(some, dtype=np.int64), target, 2_000), answered)
+        self.queue.submit(TakeOut(partition, np.array(some, dtype=np.int64), target, 2_000, None, incarnation), answered)

@@ -29,13 +29,15 @@ from random import Random
 from typing import Any
 
 from sluiceway.core.assignment.group import Strategy, Token
+from sluiceway.core.lane import Lane
+from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import BackendSettings, MemoryBackend
 from sluiceway.model.queue import decode_queue
 from sluiceway.model.requests import DONE, Lease, QueuePatch, QueueSpec
 from sluiceway.node.catalog import QUEUE
-from sluiceway.node.ownership import Clustered
+from sluiceway.node.ownership import Clustered, item_of
 from sluiceway.node.service import Membership, Service
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
@@ -51,6 +53,7 @@ from sluiceway.sim.logs import listening
 from sluiceway.sim.loop import Loop, Process, simulated
 from sluiceway.sim.meta import SharedMeta, SimMetaStore
 from sluiceway.sim.network import Network
+from sluiceway.sim.planting import Bug, planted
 from sluiceway.sim.store import Store
 from sluiceway.sim.world import EventLog
 
@@ -96,6 +99,7 @@ class ClusterWorld:
     """One history, wholly determined by its seed. `live` raises a BrokenPromiseError at what must not be."""
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
+        self.seed = seed
         self.random = Random(seed)
         self.log = log
         self.loop = Loop(self.random)
@@ -130,6 +134,8 @@ class ClusterWorld:
             stack.enter_context(simulated(self.loop))
             stack.enter_context(listening(self.note, self.loop.fail))
             stack.enter_context(self.vault.noting_turns())
+            if self.seed % 4:
+                stack.enter_context(planted(_scattered(self.random)))
             stack.callback(self.loop.close)
             self.loop.after_step = self._look
             self.loop.run_until_complete(self._history())
@@ -294,6 +300,7 @@ class ClusterWorld:
             (weather.joins, self._start),
             (weather.changes, self._change_strategy),
             (weather.updates, self._update),
+            (weather.losses, self._lose_storage),
         )
         for times, act in script:
             for _ in range(times):
@@ -364,6 +371,33 @@ class ClusterWorld:
         if clients.ledger.queue != "dead":
             self.loop.begin(self.loop.outside, clients.update(patch))
 
+    def _lose_storage(self) -> None:
+        """A partition's storage is empty, as where a disk is not mounted. Then it is there again, and its owners are restarted."""
+        there = [ref for ref, kept in self.vault.partitions.items() if kept.store.txn]
+        if not there:
+            return
+        # Longer than it takes to give its owner up, mostly.
+        ref, span = self.random.choice(there), self.random.randrange(3_000, 12_000)
+        self.note("the storage of", *ref, "is away for", span)
+        self.vault.away.add(ref)
+
+        def back() -> None:
+            self.vault.away.discard(ref)
+            self._restart_stopped()
+
+        self.loop.after(span, back)
+        if self.random.random() < 0.7:
+            # Otherwise nobody may have a reason to open it meanwhile.
+            for instance in list(self.instances):
+                if item_of(*ref) in instance.owns():
+                    self._kill(instance, 100)
+
+    def _restart_stopped(self) -> None:
+        """What an operator does once the right storage is back."""
+        for instance in self._serving():
+            if instance.serves and any("is not there" in each for each in instance.process.context.run(instance.service.problems)):
+                self._kill(instance, 100)
+
     # ---- the end ----------------------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
@@ -375,7 +409,10 @@ class ClusterWorld:
         for instance in self.instances:
             instance.meta.free(*DIRECTIONS)
             instance.store.free(*DIRECTIONS)
+        self.vault.away.clear()
         await asyncio.sleep((LINGERING + 6_000) / 1000)
+        # An answer from before may have come since.
+        self._restart_stopped()
         if not self._serving():
             self._start()
         deadline = self.loop.now + HEALING
@@ -457,6 +494,16 @@ class ClusterWorld:
                     instance.owned = owns
                     check_overlap(((each.name, each.owns()) for each in self.instances), self.loop.now)
                     self.tokens.serve(instance.name, owns)
+
+
+def _scattered(random: Random) -> Bug:
+    """Produces with a key go anywhere, so that intents are as frequent as what befalls them."""
+
+    def target(self: Any, home: Lane, _: object) -> Lane:
+        able: list[Lane] = [lane for lane in self.lanes.values() if lane.takes_items]
+        return random.choice(able or [home])
+
+    return Bug("scattered", "", LogicalQueue, "_target", lambda _: target)
 
 
 def run_cluster(seed: int, log: EventLog | None = None) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 PARTINGS: list[Millis] = [0, 300, 2_000, 8_000]
 """How long a client waits beyond its request's time-out."""
-SURE = ("unavailable", "queue_paused", "key_conflict", "stale_sequence", "queue_not_found")
+SURE = ("unavailable", "partition_damaged", "queue_paused", "key_conflict", "stale_sequence", "queue_not_found")
 """Refusals: with these nothing was done."""
 UNSURE = ("outcome_unknown",)
 

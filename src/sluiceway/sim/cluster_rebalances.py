@@ -49,7 +49,7 @@ BURST = 16
 """Produces under keys that an instance is asked for while it does not hear what is recorded."""
 AFFINITIES = [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (1.0, 0.3)]
 DECLINED = ("rebalance_open", "nothing_to_rebalance", "invalid_request", "plan_changed", "not_cancellable", "rebalance_not_found")
-MAYBE = ("unavailable", "outcome_unknown", "version_conflict", "queue_not_found")
+MAYBE = ("unavailable", "partition_damaged", "outcome_unknown", "version_conflict", "queue_not_found")
 
 
 class _Removed:

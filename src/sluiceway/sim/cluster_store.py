@@ -11,7 +11,7 @@ from sluiceway.core.tickets import Commit, Effect
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.node.driver import QueueDriver
-from sluiceway.ports.partition_store import Changes, Fence, FencedError, PartitionRef, Snapshot, StoreUnavailableError
+from sluiceway.ports.partition_store import Changes, Fence, FencedError, Least, LostError, PartitionRef, Snapshot, StoreUnavailableError
 from sluiceway.sim.checks import check
 from sluiceway.sim.link import Link, NoAnswerError, NotSentError
 from sluiceway.sim.store import Store
@@ -36,6 +36,9 @@ class Vault:
 
     def __init__(self, new_store: Callable[[PartitionRef], Store], dropped: Callable[[PartitionRef], None] = lambda _: None) -> None:
         self.partitions: dict[PartitionRef, Kept] = {}
+        self.identities: dict[str, str] = {}
+        self.away: set[PartitionRef] = set()
+        """Partitions whose storage is not what it was, for a while."""
         self.commits = 0
         self.shut_out = 0
         """Commits that a fence refused."""
@@ -59,10 +62,21 @@ class Vault:
         finally:
             setattr(QueueDriver, "_carry_out", original)  # noqa: B010
 
-    async def open(self, owner: str, ref: PartitionRef, fence: Fence, backend: str = "default") -> Snapshot:
-        if ref not in self.partitions:
-            self.partitions[ref] = Kept(self._new_store(ref), backend)
-        kept = self.partitions[ref]
+    async def identify(self, backend: str, new: str | None) -> str | None:
+        if new is not None:
+            self.identities.setdefault(backend, new)
+        return self.identities.get(backend)
+
+    async def open(self, owner: str, ref: PartitionRef, fence: Fence, least: Least | None, backend: str = "default") -> Snapshot:
+        kept = self.partitions.get(ref)
+        name = f"{ref.incarnation}-{ref.partition}"
+        if kept is not None and self.is_away(ref):
+            # An empty storage lies where it was. What was never acknowledged in may be made anew there.
+            check(least is not None, f"{owner} makes {name} anew, which has acknowledged turn {kept.store.txn}")
+            raise LostError(name, "is not there")
+        LostError.check(name, None if kept is None else Least(Fence(*kept.store.fence), kept.store.txn), least)
+        if kept is None:
+            kept = self.partitions[ref] = Kept(self._new_store(ref), backend)
         check(kept.backend == backend, f"{owner} looks for {ref} in {backend}, and it lies in {kept.backend}")
         if self.is_shut_out(kept.store, fence):
             raise FencedError(f"partition {ref.incarnation}.{ref.partition} was opened with {kept.store.fence}, above {fence}")
@@ -71,6 +85,10 @@ class Vault:
         check(kept.store.fence != fence, f"{owner} opens {ref.incarnation}.{ref.partition} twice under {fence}")
         kept.store.open(fence)
         return kept.store.snapshot()
+
+    def is_away(self, ref: PartitionRef) -> bool:
+        """It has something, which cannot be found where it was."""
+        return ref in self.away and self.partitions[ref].store.txn > 0
 
     @staticmethod
     def is_shut_out(store: Store, fence: Fence) -> bool:
@@ -85,7 +103,7 @@ class Vault:
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         kept = self.partitions.get(ref)
         _, turn = self._turns.pop(id(changes), (changes, None))
-        if kept is None or not self.may_write(kept.store, fence) or changes.txn > kept.store.txn + 1:
+        if kept is None or self.is_away(ref) or not self.may_write(kept.store, fence) or changes.txn > kept.store.txn + 1:
             self.shut_out += 1
             return Outcome.REFUSED
         if changes.txn == kept.store.txn + 1:
@@ -95,6 +113,8 @@ class Vault:
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
         kept = self.partitions.get(ref)
+        if kept is not None and self.is_away(ref):
+            raise StoreUnavailableError("there is no such partition")
         return {} if kept is None else {number: kept.store.blobs[number] for number in blobs if number in kept.store.blobs}
 
     async def browse(self, ref: PartitionRef) -> Snapshot:
@@ -119,9 +139,15 @@ class SimPartitionStore:
     def at_once(self, ref: PartitionRef) -> bool:
         return False
 
-    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+    async def identify(self, new: str | None) -> str | None:
         try:
-            return await self._link.call(lambda: self._vault.open(self._owner, ref, fence, self._backend), PATIENCE)
+            return await self._link.call(lambda: self._vault.identify(self._backend, new), PATIENCE)
+        except (NotSentError, NoAnswerError) as error:
+            raise _unavailable() from error
+
+    async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
+        try:
+            return await self._link.call(lambda: self._vault.open(self._owner, ref, fence, least, self._backend), PATIENCE)
         except (NotSentError, NoAnswerError) as error:
             raise _unavailable() from error
 

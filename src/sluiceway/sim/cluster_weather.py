@@ -22,6 +22,8 @@ class Weather:
     joins: int = 0
     changes: int = 0
     updates: int = 0
+    losses: int = 0
+    """Partitions that are not where they were, for a while."""
     late_commits: bool = False
     """Many commits reach their store when their instance has given up, and others have taken over."""
 
@@ -42,6 +44,7 @@ def weather_of(random: Random) -> Weather:
         joins=pick([0, 0, 1]),
         changes=pick([0, 0, 1]),
         updates=pick([0, 2]),
+        losses=pick([0, 1, 3]),
     )
 
 

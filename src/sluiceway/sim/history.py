@@ -40,7 +40,7 @@ class History:
         queues: dict[str, SimQueue] = {}
         if self.random.random() < 0.7:
             self._new_queue("dead", pick([1, 2]), None, queues)
-            if self.random.random() < 0.3:
+            if self.random.random() < 0.6:
                 self._new_queue("dead 2", 1, None, queues)
         for number in range(pick([1, 1, 2])):
             keeps_dead = "dead" in queues and (number == 0 or self.random.random() < 0.7)
@@ -160,7 +160,16 @@ class History:
         queue = self.random.choice(self.queues)
         settings = self._some_settings()
         if queue.record.dead_queue is not None:
-            settings["dead_queue"] = self.random.choice([each.incarnation for each in self.queues if each.incarnation.startswith("dead")])
+            dead = [each for each in self.queues if each.incarnation.startswith("dead")]
+            settings["dead_queue"] = self.random.choice(dead).incarnation
+            former = next(each for each in dead if each.incarnation == queue.record.dead_queue)
+            if len(dead) > 1 and self.random.random() < 0.7:
+                # It takes nothing for a while, and another one is named meanwhile.
+                former.configure(paused=("produce",))
+                self.world.after(self.random.randint(2_000, 6_000), lambda: former.configure(paused=()))
+                other = next(each.incarnation for each in dead if each is not former)
+                self.world.after(self.random.randint(0, 2_000), lambda: queue.configure(**{**settings, "dead_queue": other}))
+                return
         queue.configure(lease_timeout=self.random.choice([300, 2_000]), **settings)
 
     def _redrive(self) -> None:

@@ -19,6 +19,8 @@ class Way:
 
     source: str
     target: str | None
+    incarnation: str | None = None
+    """Of the target, if it was bound to one."""
     nowhere: bool = False
     """Its partition was told that the target is no more."""
     arrived: set[str] = field(default_factory=set)

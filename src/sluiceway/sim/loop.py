@@ -20,7 +20,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
 from sluiceway.adapters import system
-from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.clock import Clock, Millis
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
 from sluiceway.sim.checks import BrokenPromiseError
 from sluiceway.sim.world import START
@@ -60,7 +60,7 @@ class Process:
         self.dead = False
         self.ready: deque[tuple[int, asyncio.Handle]] = deque()
         self.tasks: dict[_Task, None] = {}
-        self._seen: tuple[Millis, Millis] | None = None
+        self._clock: Clock | None = None
         self.context = Context()
         self.context.run(_process.set, self)
 
@@ -75,12 +75,11 @@ class Process:
         return int(self.local(true) * 1000)
 
     def wall(self, true: float) -> Millis:
-        """What `system.now` says: like the wall clock, but it never goes back."""
-        now, steady = START + int(true * 1000) + self.wall_ahead, self.steady(true)
-        if self._seen is not None:
-            now = max(now, self._seen[0] + steady - self._seen[1])
-        self._seen = now, steady
-        return now
+        """What `system.now` says."""
+        wall, steady = (START + int(true * 1000) + self.wall_ahead) * 1_000_000, self.steady(true) * 1_000_000
+        if self._clock is None:
+            self._clock = Clock(wall, steady)
+        return self._clock.read(wall, steady)
 
 
 _process: ContextVar[Process] = ContextVar("process")

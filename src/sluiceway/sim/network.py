@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.peers import Ask, GiveKeys, Learn, LeaseAnywhere, MoveOut, PeerRequest, Shut, TakeKeys
+from sluiceway.model.peers import Ask, GiveKeys, Learn, LeaseAnywhere, MoveOut, NoteKeys, PeerRequest, Shut, TakeKeys
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Produce
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.sim.checks import BrokenPromiseError
@@ -90,7 +90,7 @@ class Network:
     def check_hop(self, caller: Process, request: PeerRequest) -> None:
         """Whoever answers from its own share asks nobody else; who leases for others asks only for what is theirs."""
         answering = _answering.get()
-        if not isinstance(answering, Ask) or not isinstance(request, Ask) or _is_transfer(request):
+        if not isinstance(answering, Ask) or not isinstance(request, Ask) or _is_transfer(request) or _ends_there(request):
             return
         anywhere = isinstance(answering.request, LeaseAnywhere)
         if not anywhere or isinstance(request.request, LeaseAnywhere):
@@ -102,6 +102,12 @@ def _is_transfer(request: Ask) -> bool:
     """It is begun by a turn, which may be that of a peer's request."""
     asked = request.request
     return isinstance(asked, Produce) and asked.key is not None and (asked.key.group or "").startswith((TRANSFER_GROUP, MOVE_GROUP))
+
+
+def _ends_there(request: Ask) -> bool:
+    """The owner of a key's home, or of a target that goes, asks this of another one, which asks nobody."""
+    asked = request.request
+    return isinstance(asked, NoteKeys) or (isinstance(asked, Produce) and asked.key is not None and asked.partition is not None)
 
 
 class SimTransport:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from functools import partial
+from random import Random
 from typing import NamedTuple, Protocol
 
 from sluiceway.core.dealing import LEASE_PATIENCE
@@ -12,8 +14,8 @@ from sluiceway.core.lane import LONGEST_SAMPLE, Lane, LaneState
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
 from sluiceway.core.slots import home_of
-from sluiceway.core.tickets import Commit, Effect, Grant, Open, Reply, Request, Result, TakeOut, Ticket, Transfer
-from sluiceway.kernel.clock import Millis
+from sluiceway.core.tickets import Commit, Effect, Forward, Grant, Open, Reply, Request, Result, TakeOut, Ticket, Transfer, TransferEnd
+from sluiceway.kernel.clock import Clock, Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
@@ -42,6 +44,8 @@ class Around(Protocol):
     incarnation: str
     sides: list[list[int]]
     """The partitions of each logical queue: of all of them one, or several side by side."""
+    lease_keys: Counter[tuple[str, str]]
+    """How often each (client, lease key) was asked with."""
 
     def carry_over(self, owner: Owner, effect: Transfer) -> None:
         """Produce a transfer's rows into its target, and report `transferred`."""
@@ -56,14 +60,37 @@ class Around(Protocol):
         ...
 
 
+class WatchedQueue(LogicalQueue):
+    """Whose choices are looked at, and then, with `scatter`, replaced: so that intents are as frequent as what befalls them."""
+
+    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis, scatter: Random | None) -> None:
+        super().__init__(incarnation, partitions, lease_timeout)
+        self.tolerance = 0
+        self._scatter = scatter
+
+    def _target(self, home: Lane, request: Produce) -> Lane:
+        target = super()._target(home, request)
+        quick = [lane.has_or_will for lane in self.lanes.values() if lane.takes_items and not lane.degraded]
+        if target is home and quick and not home.degraded:
+            more = max(self.tolerance, request.batch.num_rows // 2, min(quick) // 8)
+            check(home.has_or_will <= min(quick) + more, "a produce with a key goes to its home, and another partition has far less")
+        check(target is home or target.takes_items, "a produce with a key is to go to a partition that takes none")
+        if self._scatter is None or home.degraded:
+            return target
+        return self._scatter.choice([lane for lane in self.lanes.values() if lane.takes_items] or [home])
+
+
 class Owner:
-    """Until it dies. Its clock is that of `adapters.system`: set ahead it jumps, set back it runs on."""
+    """Until it dies. Its clock is that of `adapters.system`: whatever the one on the wall is set to, it runs on."""
 
     def __init__(self, world: World, queue: Around, grant: int) -> None:
         self.world = world
         self.queue = queue
         self.grant = grant
-        self.machines = [LogicalQueue(queue.incarnation, side, queue.record.lease_timeout) for side in queue.sides]
+        self.machines = [
+            WatchedQueue(queue.incarnation, side, queue.record.lease_timeout, world.random if world.seed % 4 else None)
+            for side in queue.sides
+        ]
         self.machine_of = {number: machine for machine in self.machines for number in machine.lanes}
         self.configure()
         self.waiting: dict[Ticket, Waiting] = {}
@@ -72,8 +99,9 @@ class Owner:
         self.dirty = True
         self.wake: Millis | None = None
         self.replies = 0
-        self._ahead = world.wall_ahead
-        self._moment = world.now
+        self._clock = Clock(*self._readings())
+        self._began = self._shown = self._clock.read(*self._readings())
+        self._began_at = self._moment = world.now
         self._tasks = 0
         # Of each partition: openings since its last good commit, and when the first of them was.
         self._openings = dict.fromkeys(self.machine_of, (0, 0))
@@ -94,8 +122,14 @@ class Owner:
         # Not within a moment: its events and its turn are one.
         if self._moment != self.world.now:
             self._moment = self.world.now
-            self._ahead = max(self._ahead, self.world.wall_ahead)
-        return self.world.now + self._ahead
+            self._shown = self._clock.read(*self._readings())
+            true, own = self._moment - self._began_at, self._shown - self._began
+            check(abs(own - true) <= true // 8 + 1, "an owner's time does not pass as the true time does")
+        return self._shown
+
+    def _readings(self) -> tuple[int, int]:
+        """In nanoseconds: the clock on the wall, and one that nobody sets."""
+        return (self.world.now + self.world.wall_ahead) * 1_000_000, self.world.now * 1_000_000
 
     def configure(self) -> None:
         """Follow the queue's settings as they are now."""
@@ -110,7 +144,7 @@ class Owner:
         """Ask the logical queue that has the partition; where there is none to name, that which the request belongs to."""
         machine = self._machine_for(request) if partition is None else self.machine_of[partition]
         ticket = Ticket(request, self.now() + request.request_timeout)
-        pauses = isinstance(request, Produce) and "produce" in self.record.paused
+        pauses = isinstance(request, Produce) and bool(request.batch.num_rows) and "produce" in self.record.paused
         try:
             machine.submit(ticket)
         except SluicewayError as error:
@@ -195,8 +229,10 @@ class Owner:
     def _check_overdue(self) -> None:
         for ticket, (_, deadline) in self.waiting.items():
             if deadline < self.world.now and not self.stopping:
+                # An owner's clock that is set right loses an eighth of the time.
                 patience = LEASE_PATIENCE if isinstance(ticket.request, Lease) else 0
-                check(self.world.now <= deadline + patience, f"{type(ticket.request).__name__.lower()} {ticket.number} is overdue")
+                slack = (ticket.request.request_timeout + patience) // 7 + 1
+                check(self.world.now <= deadline + patience + slack, f"{type(ticket.request).__name__.lower()} {ticket.number} is overdue")
 
     def _check_idle(self, machine: LogicalQueue) -> None:
         """Nobody waits for what is there."""
@@ -205,6 +241,10 @@ class Owner:
         if any(lane.state is LaneState.READY and lane.partition.ready_count for lane in machine.lanes.values()):
             waits = any(not ticket.keyed for ticket in machine.waiters.values())
             check(not waits, "items are ready, and a consumer waits")
+            # A closed partition that was open cannot hold leases of a key that nobody has used before.
+            known = all(lane.takes_work or lane.knows_keys or lane.state is LaneState.STOPPED for lane in machine.lanes.values())
+            new = known and any(self.queue.lease_keys[name] == 1 for ticket in machine.waiters.values() if (name := ticket.key_name))
+            check(not new, "items are ready, and a consumer with a new lease key waits")
 
     def _check_hung(self, machine: LogicalQueue) -> None:
         """No produce that could be done elsewhere waits behind a commit that hangs, while half of the partitions are quick."""
@@ -243,6 +283,8 @@ class Owner:
                 self._tasks += 1
                 self.world.note(self.queue.incarnation, "transfer", effect.partition, effect.number, "begins")
                 self.world.after(self.world.latency(), lambda: self.queue.carry_over(self, effect))
+        elif isinstance(effect, Forward):
+            raise AssertionError("an intent names a partition that the logical queue has not")
         elif isinstance(effect.error, InjectedMistakeError):
             self.world.note(self.queue.incarnation, "partition", effect.partition, "made a mistake")
         else:
@@ -341,10 +383,10 @@ class Owner:
 
     # ---- transfers and damage ---------------------------------------------------------------------------------
 
-    def transferred(self, effect: Transfer, done: bool, nowhere: bool = False) -> None:
-        what = "has nowhere to go" if nowhere else "is done" if done else "failed"
+    def transferred(self, effect: Transfer, end: TransferEnd) -> None:
+        what = "has nowhere to go" if end.nowhere else "is done" if end.done else f"goes to {end.elsewhere}" if end.elsewhere else "failed"
         self.world.note(self.queue.incarnation, "transfer", effect.partition, effect.number, what)
-        self.machine_of[effect.partition].transferred(effect.partition, effect.number, done, self.now(), nowhere=nowhere)
+        self.machine_of[effect.partition].transferred(effect.partition, effect.number, end, self.now())
         self._ended()
 
     def make_a_mistake(self, partition: int, step: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
 
 from sluiceway.core.dealing import LEASE_PATIENCE
-from sluiceway.core.tickets import Request, Result, Ticket, Transfer
+from sluiceway.core.tickets import Request, Result, Ticket, Transfer, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
@@ -39,6 +40,8 @@ class SimQueue:
             self.sides = [numbers[:cut], numbers[cut:]]
         self.ledger = Ledger(record.incarnation, len(numbers))
         self.stores = self.ledger.stores
+        self.lease_keys: Counter[tuple[str, str]] = Counter()
+        """How often each (client, lease key) was asked with."""
         self.hurt = False
         """Some of its data has been damaged."""
         self.mistaken = False
@@ -56,6 +59,8 @@ class SimQueue:
         """Ask. Where nobody serves the queue, the client finds that out at once."""
         if isinstance(request, Lease):
             self.ledger.asks.lease_timeouts[request.client_id] = request.lease_timeout
+            if request.lease_key is not None:
+                self.lease_keys[request.client_id, request.lease_key] += 1
         if self.owner is not None and not self.owner.stopping:
             self.owner.submit(request, handler, partition)
         else:
@@ -153,40 +158,63 @@ class SimQueue:
         world, way = self.world, self.ledger.trails[effect.partition].ways[effect.number]
         name = self.record.dead_queue if effect.target is None else effect.target
         check(name == way.target, "a transfer goes to another queue than was decided")
-        if effect.reason and name not in self.queues:
-            name = way.target = self.record.dead_queue
+        check(effect.incarnation == way.incarnation, "a redrive goes to another queue of the same name")
         target = None if name is None else self.queues.get(name)
+        if target is not None and effect.incarnation not in (None, target.incarnation):
+            target = None
         store = self.stores[effect.partition]
         rows = store.transfer_rows(effect.partition, effect.number, effect.slices)
         if store.is_damaged(effect.slices):
             owner.stop_partition(effect.partition, "a blob fails its checksum")
-            owner.transferred(effect, False)
+            owner.transferred(effect, TransferEnd())
         elif target is None and effect.reason:
-            owner.transferred(effect, True)
+            owner.transferred(effect, TransferEnd(done=True))
         elif target is None:
             way.nowhere = True
-            owner.transferred(effect, False, nowhere=True)
+            owner.transferred(effect, TransferEnd(nowhere=True))
         elif rows is None:
             alive = effect.number in owner.lanes[effect.partition].partition.transfers
             check(not alive or owner.haunts, "rows on their way to another queue are lost")
-            owner.transferred(effect, not alive)
+            owner.transferred(effect, TransferEnd(done=not alive))
         elif world.chance(world.weather.transfer_fails):
-            owner.transferred(effect, False)
+            owner.transferred(effect, TransferEnd())
         else:
             group = f"{TRANSFER_GROUP}{self.incarnation}.{effect.partition}"
             key = ProduceKey(f"{group}/{effect.number}", group, effect.number)
             dies = bool(effect.reason)
             sent = burial.dead_rows(self.record, effect.reason, rows) if dies else burial.redriven_rows(self.record, rows)
+            if effect.instead is not None:
+                nothing = Produce(sent.slice(0, 0), BURIAL_TIMEOUT, key)
+                target.submit(nothing, partial(self._taken_back, owner, effect, effect.instead))
+                return
             produce = Produce(sent, BURIAL_TIMEOUT, key)
             items = [self.ledger.items[row.payload] for row in store.rows_of(effect.slices)]
             batch = target.ledger.arriving(key, items, produce.batch, way)
-            target.submit(produce, partial(self._carried, owner, effect, target, batch))
+            taken_back = partial(self._taken_back, owner, effect, target.incarnation)
+            again = partial(target.submit, Produce(sent.slice(0, 0), BURIAL_TIMEOUT, key), taken_back)
+            target.submit(produce, partial(self._carried, owner, effect, target, batch, again))
 
-    def _carried(self, owner: Owner, effect: Transfer, target: SimQueue, batch: Batch, result: Result | SluicewayError | None) -> None:
+    def _taken_back(self, owner: Owner, effect: Transfer, instead: str, result: Result | SluicewayError | None) -> None:
+        """The old dead queue never takes them, or has."""
+        taken = isinstance(result, SluicewayError) and result.code == "key_conflict"
+        elsewhere = instead if isinstance(result, Produced) and not self.world.chance(self.world.weather.transfer_fails / 2) else None
+        self.world.after(0, lambda: owner.transferred(effect, TransferEnd(done=taken, elsewhere=elsewhere)))
+
+    def _carried(
+        self,
+        owner: Owner,
+        effect: Transfer,
+        target: SimQueue,
+        batch: Batch,
+        again: Callable[[], None],
+        result: Result | SluicewayError | None,
+    ) -> None:
         if isinstance(result, Produced):
             target.ledger.produced(batch, result)
-        elif isinstance(result, SluicewayError):
-            check(result.code != "key_conflict", "the same transfer has other rows when it is repeated")
+        elif isinstance(result, SluicewayError) and result.code == "key_conflict":
+            check(bool(effect.reason) and batch.answer is None, "the same transfer has other rows when it is repeated")
+            again()
+            return
         # It may have arrived, and the source does not hear of it.
         done = isinstance(result, Produced) and not self.world.chance(self.world.weather.transfer_fails / 2)
-        self.world.after(0, lambda: owner.transferred(effect, done))
+        self.world.after(0, lambda: owner.transferred(effect, TransferEnd(done=done)))

@@ -49,7 +49,7 @@ class Store:
         self.txn = 0
         self.header: bytes | None = None
         self.now: Millis = 0
-        """The time in the header."""
+        """The latest time at which anything was done here."""
         self.records: dict[RecordKey, bytes] = {}
         self.blobs: dict[int, bytes] = {}
         self.written: Written | None = None
@@ -107,9 +107,8 @@ class Store:
     def _land(self, changes: Changes) -> None:
         check(changes.txn == self.txn + 1, "a change set does not follow the last")
         check(not changes.blobs.keys() & changes.dropped_blobs, "a blob is new and dropped at once")
-        now = unpack_header(changes.header).now
-        check(now >= self.now, "the stored time goes back")
-        self.txn, self.header, self.now, self._seen, self._scene = changes.txn, changes.header, now, None, None
+        self.now = max(self.now, unpack_header(changes.header).now)
+        self.txn, self.header, self._seen, self._scene = changes.txn, changes.header, None, None
         self.records.update(changes.puts)
         for key in changes.deletes:
             self.records.pop(key, None)

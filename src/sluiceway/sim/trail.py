@@ -10,6 +10,7 @@ from sluiceway.core.records import REDRIVEN, Header, partition_target
 from sluiceway.core.states import allows
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
+from sluiceway.kernel.limits import MAX_CLOCK_STEP
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Fate, IgnoredReason
 from sluiceway.sim.asks import Asks
@@ -18,6 +19,8 @@ from sluiceway.sim.items import Item, Way
 from sluiceway.sim.scene import DUE, LEASED, READY, Place, Scene
 
 FOR_EVER: Millis = 10**15
+_TIMED = ("produced", "leased", "completed", "retried", "expired", "released", "cleared")
+"""Counters of what happens at a time that is noted."""
 
 
 class Turn(NamedTuple):
@@ -72,18 +75,22 @@ class Trail:
     def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
         """One change set has become durable. Raises BrokenPromiseError."""
         self.old, self.new, self.turn, self.record = old, new, turn, turn.record
-        # What a partition decides, it decides at its own time, which never goes back; what is due, it is by its owner's clock.
-        self.at = new.header.now
+        self._check_time(old.header, new.header, turn.now)
         self._steps.clear()
         self._unsure = False
         left = {payload: number for number, payload in new.leaving if (number, payload) not in old.leaving}
         for number in sorted({*left.values()}):
             lease = new.transfers[number]
-            self.ways[number] = Way(self.name, self.record.dead_queue if lease.target is None else lease.target)
+            target = self.record.dead_queue if lease.target is None else lease.target
+            self.ways[number] = Way(self.name, target, lease.target_incarnation)
         for payload, was in old.alive.items():
             if payload not in new.alive:
                 self._leaves(self.items[payload], was, left.pop(payload, None))
+        before = {payload: number for number, payload in old.leaving if number not in new.transfers}
         for payload, number in left.items():
+            if payload in before:
+                self._goes_elsewhere(payload, before[payload], number)
+                continue
             check(payload not in new.alive and new.transfers[number].moves_to is not None, "an item goes to another queue and stays")
             # It has come in the same turn.
             place = _place_beyond(new, number, payload)
@@ -94,7 +101,7 @@ class Trail:
             if was_at != place:
                 self._moves(payload, was_at, place)
         for number, payload in old.leaving:
-            if (number, payload) not in new.leaving:
+            if (number, payload) not in new.leaving and payload not in left:
                 self._is_let_go(number, payload)
         self._check_leases()
         self._check_counters()
@@ -104,6 +111,12 @@ class Trail:
         """Who had that item when the last turn began."""
         lease = next((each.lease for each in self.old.alive.values() if each.offset == offset and each.lease), 0)
         return self.clients.get(lease)
+
+    def _check_time(self, old: Header, new: Header, now: Millis) -> None:
+        """A partition notes its own time, which may be a little ahead of its owner's. All is decided by the owner's."""
+        if any(getattr(old, name) != getattr(new, name) for name in _TIMED):
+            check(now <= new.now <= now + MAX_CLOCK_STEP, "a partition's time is not that of its owner")
+        check(new.now >= old.now or old.now > now + MAX_CLOCK_STEP, "a partition's time has gone back")
 
     # ---- within the partition ---------------------------------------------------------------------------------
 
@@ -143,7 +156,7 @@ class Trail:
                 self._steps["arrived"] += 1
             else:
                 self._is_born(item, place)
-            timeout, due = self.record.expire_timeout, place.due_at or self.at
+            timeout, due = self.record.expire_timeout, place.due_at or self.turn.now
             check(place.expires_at == (due + timeout if timeout else 0), f"{item.payload} is to expire at another time")
             check(place.attempts == 0, f"{item.payload} begins with attempts")
             self._steps["produced"] += 1
@@ -157,7 +170,7 @@ class Trail:
         check(own is not None and allows(self.record, own).produce, f"a partition takes items that must not: {own}")
         check(not self.old.header.shut, f"{item.payload} was taken by a partition that is shut")
         check(item.batch.may_exist, f"{item.payload} exists although its produce was refused")
-        check(place.due_at == item.due_at or (not place.due_at and item.due_at <= self.at), f"{item.payload} is due at another time")
+        check(place.due_at == item.due_at or (not place.due_at and item.due_at <= self.turn.now), f"{item.payload} is due at another time")
         item.origin = str(ItemId(self.incarnation, self.partition, place.first))
 
     def _ran_out(self, lease: int) -> bool:
@@ -170,7 +183,7 @@ class Trail:
         asked = self.asks.of(self.partition, was.lease, was.offset)
         if self._ran_out(was.lease) and not (self.grace and (not counted or place.kind == DUE)):
             check(counted == 1, f"{item.payload}: its lease ran out and does not count")
-            check(place.kind != DUE, f"{item.payload}: its lease ran out, and it waits")
+            self._check_wait(item, place, [Fate("retry")], "its lease ran out, and it is served")
             fate: IgnoredReason = "expired"
             if not (self.grace and asked):
                 self._limits[item.payload] = max(1, self.old.leases[was.lease].open // 2)
@@ -199,19 +212,22 @@ class Trail:
 
     def _check_retry(self, item: Item, place: Place, retries: list[Fate]) -> None:
         check(bool(retries), f"{item.payload} is offered again without a cause")
+        self._check_wait(item, place, retries, "it is retried")
+
+    def _check_wait(self, item: Item, place: Place, retries: list[Fate], what: str) -> None:
         # What would be due after it expires is looked at when it expires.
         dues = {min(self._due_at(each, place.attempts), place.expires_at or FOR_EVER) for each in retries}
         if place.kind == DUE:
-            check(place.due_at in dues, f"{item.payload} is retried at another time than was asked")
+            check(place.due_at in dues, f"{item.payload}: {what} at another time than was asked")
         else:
-            check(min(dues) <= self.at, f"{item.payload} is retried too early")
+            check(min(dues) <= self.turn.now, f"{item.payload}: {what} too early")
 
     def _due_at(self, fate: Fate, attempts: int) -> Millis:
         if fate.retry_at is not None:
             return fate.retry_at
         if fate.retry_after is not None:
-            return self.at + fate.retry_after
-        return self.at + (0 if self.record.retry_backoff is None else self.record.retry_backoff.after(attempts))
+            return self.turn.now + fate.retry_after
+        return self.turn.now + (0 if self.record.retry_backoff is None else self.record.retry_backoff.after(attempts))
 
     def _is_leased(self, item: Item, place: Place) -> None:
         lease = self.new.leases[place.lease]
@@ -247,7 +263,7 @@ class Trail:
         check(place.attempts == was.attempts, f"{item.payload} has lost attempts on its way, or has more")
         check(place.expires_at == was.expires_at, f"{item.payload} expires at another time than before it was moved")
         check(place.enqueued_at == was.enqueued_at, f"{item.payload} was enqueued at another time than before it was moved")
-        due = place.due_at == was.due_at or (not place.due_at and was.due_at <= self.at)
+        due = place.due_at == was.due_at or (not place.due_at and was.due_at <= self.turn.now)
         check(due, f"{item.payload} is due at {place.due_at} and was at {was.due_at}, before it was moved")
         if item.payload in way.limits:
             self._limits[item.payload] = way.limits[item.payload]
@@ -305,7 +321,7 @@ class Trail:
         asked = {each.verdict for each in self.asks.of(self.partition, was.lease, was.offset)} if self.grace or not ran_out else set()
         counted = ran_out or "retry" in asked
         spent = counted and self._is_spent(was.attempts + 1)
-        stale = (counted or "release" in asked or self._may_be_given_back(was.lease)) and 0 < was.expires_at <= self.at
+        stale = (counted or "release" in asked or self._may_be_given_back(was.lease)) and 0 < was.expires_at <= self.turn.now
         dies = spent or stale or "dead" in asked
         if number is not None:
             transfer = self.new.transfers[number]
@@ -333,6 +349,15 @@ class Trail:
 
     def _may_be_given_back(self, lease: int) -> bool:
         return (self.partition, lease) not in self.heard and self.old.leases[lease].lease_key is None
+
+    def _goes_elsewhere(self, payload: str, before: int, number: int) -> None:
+        """It was on its way to a dead queue that never takes it, and is on its way to another one."""
+        old, new = self.old.transfers[before], self.new.transfers[number]
+        check(payload not in self.ways[before].arrived, f"{payload} is sent elsewhere although it has arrived")
+        dies = old.transfer != REDRIVEN and old.moves_to is None
+        check(dies and new.transfer == old.transfer, f"{payload} goes elsewhere without a cause")
+        self.items[payload].way = self.ways[number]
+        self._steps["goes elsewhere"] += 1
 
     def _check_reason(self, item: Item, reason: str, spent: bool, stale: bool) -> None:
         if reason.startswith("max_attempts"):

@@ -6,6 +6,8 @@ those again under their keys, goes on where it stopped, and leaves none of them 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,16 +35,27 @@ class Admission:
         self._consumer = consumer
         self._most_bytes = most_bytes
 
-    def take(self, queue: str, key: str, most: int, lease_timeout: Millis, wait: Millis, partition: int | None = None) -> list[HeldLease]:
+    def take(
+        self,
+        queue: str,
+        key: str,
+        most: int,
+        lease_timeout: Millis,
+        wait: Millis,
+        partition: int | None = None,
+        tails: Mapping[str, int] | None = None,
+    ) -> list[HeldLease]:
         """Up to `most` items, by one keyed call after another until one answers with none; the first waits so long for an item.
 
         Call k always has the same key, so a driver that died in between finds the first calls' leases again and goes on from there.
-        With a `partition` only from that one.
+        With a `partition` only from that one; with `tails` of the queue only what was there when they were told.
         """
         leases: list[HeldLease] = []
         items = calls = 0
         nbytes = 0.0
-        where = {"max_partitions": MAX_PARTITIONS} if partition is None else {"partition": partition}
+        where: dict[str, object] = {"max_partitions": MAX_PARTITIONS} if partition is None else {"partition": partition}
+        if tails is not None:
+            where["before_offsets"] = tails
         average = self._average_next(queue, partition) if self._most_bytes is not None and most > 0 else 0.0
         while items < most:
             answer = self._client.call(

@@ -32,8 +32,9 @@ _LINGER: Millis = 50
 
 
 class _Offer(NamedTuple):
-    """A batch without its records."""
+    """A batch without its records. `began`: by the steady clock, when the read that gave it began."""
 
+    began: Millis
     upto: str
     rows: int
     at: Millis | None
@@ -58,7 +59,9 @@ class _Held:
     """Its plan is in an offset that Spark was given."""
     failed: Exception | None = None
     reached: bool = False
+    """Nothing is left that is older than the moment of `read_up_to_now`."""
     past: bool = False
+    """`position` is past that moment."""
     committed_at: Millis = 0
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -140,12 +143,13 @@ class Offering:
         stopping = held.claim.stopping
         done = held.kept
         while not stopping.is_set():
+            began = system.steady()
             batch = await self._next(held)
             if batch is None:
                 break
             if batch.upto is not None and batch.records.num_rows:
                 held.kept = await self._record(held, done)
-                held.offer = _offer(batch.upto, batch)
+                held.offer = _offer(began, batch.upto, batch)
                 return None
             done = handed_on(done, batch.upto, batch.at, batch.behind)
             held.position = batch.upto or held.position
@@ -156,7 +160,7 @@ class Offering:
             if self._habits.is_due(held.kept, done, held.committed_at):
                 held.kept = await self._record(held, done)
                 await self._hint(held)
-            self._reach(held, _offer(held.position, batch))
+            self._reach(held, _offer(began, held.position, batch))
             if self._until is not None and held.reached:
                 self._news.set()
                 await stopping.wait()
@@ -248,11 +252,11 @@ class Offering:
 
     async def _look(self, held: _Held, plan: str) -> bool:
         """A plan that was found: what is it?"""
-        held.busy = True
+        held.busy, began = True, system.steady()
         try:
             batch = await read_planned(self._stream, held.claim, held.position, plan, self._habits)
             held.claim.reads = True
-            held.offer = _offer(plan, batch)
+            held.offer = _offer(began, plan, batch)
             return True
         except (BrokenOffError, UnknownPositionError, SluicewayError) as error:
             held.failed = error
@@ -316,22 +320,22 @@ class Offering:
             held.changed.set()
 
     def _reach(self, held: _Held, offer: _Offer | None) -> None:
-        """Whether, by that batch, which is done with, nothing older than the moment is left.
+        """Note whether, after that batch, which is handed on, nothing older than the moment is left.
 
-        A position that is past the moment need not be past an end that lay before it, and an end may stand alone: so one more read, which
-        tells of the end if there is one, must follow.
+        `behind` was true while the batch was read, which may be long before it is handed on: so it is held against when that read began.
+        The end is reached by an empty read at the tip that began after the moment. Or, lest a stream to which records keep coming is read
+        for ever, by the batch after one that ended past the moment: a child's parent may end just there, and one more read tells that.
         """
-        if self._until is None or offer is None:
+        if self._until is None or offer is None or offer.behind is None:
+            # Not known, so it may be anything: too many calls for now, a queue that is paused.
             return
-        if offer.behind is None:
-            # Nobody knows, so it may be anything: too many calls for now, a queue that is paused.
-            return
-        held.reached = held.reached or held.past or (not offer.rows and offer.behind == 0)
-        held.past = held.past or offer.behind <= system.steady() - self._until
+        ended = held.past
+        held.past = held.past or offer.behind < offer.began - self._until
+        held.reached = held.reached or ended or (held.past and not offer.rows and offer.behind == 0)
 
 
-def _offer(upto: str, batch: Batch) -> _Offer:
-    return _Offer(upto, batch.records.num_rows, batch.at, batch.behind, batch.end)
+def _offer(began: Millis, upto: str, batch: Batch) -> _Offer:
+    return _Offer(began, upto, batch.records.num_rows, batch.at, batch.behind, batch.end)
 
 
 async def _relay(stopping: asyncio.Event, changed: asyncio.Event) -> None:

@@ -1,14 +1,20 @@
 """The columns that a reader makes: some of an item's, or, with `payloadFormat=json`, those of a user's schema.
 
-Payloads are parsed many at once. A payload that does not fit is found by halving, so that no other row is moved or lost for it: all of
-its columns are null, and it stands as text in the column `_corrupt_record`, if the schema has that.
+Payloads are parsed many at once. What does not fit is found by halving down to some hundreds of rows, and there by reading each of them
+alone, in one pass, so that no other row is moved or lost for it: all of its columns are null, and it stands as text in the column
+`_corrupt_record`, if the schema has that.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -35,6 +41,14 @@ ITEM = "_item"
 
 CORRUPT = "_corrupt_record"
 """Spark's name for it."""
+
+_PIECE = 1_000
+"""Rows that are read one by one in Python where the parser refuses them together. More: one bad row costs more; fewer: many cost more."""
+
+_TIME = re.compile(
+    r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])(?:[ T]\d\d(?::?\d\d(?::?\d\d(?:\.\d*)?)?)?(?:Z|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
+)
+"""Every text that the parser takes for a point in time is like this. Not all that are like this are one."""
 
 _PLAIN = (BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)
 
@@ -91,18 +105,89 @@ class JsonColumns:
         return pa.RecordBatch.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
 
 
-def _parse(payloads: pa.Array, kind: pa.StructType) -> Iterator[pa.StructArray]:
-    """One struct for each payload, in order; null for one that does not fit."""
+def _parse(payloads: pa.Array, kind: pa.StructType, *, sieved: bool = False) -> Iterator[pa.StructArray]:
+    """One struct for each payload, in order; null for one that does not fit. `sieved`: they were read one by one already."""
     if not len(payloads):
         yield pa.nulls(0, kind)
     elif (found := _parsed(payloads, kind)) is not None:
         yield found
     elif len(payloads) == 1:
         yield pa.nulls(1, kind)
+    elif len(payloads) <= _PIECE and not sieved:
+        yield _sieved(payloads, kind)
     else:
         middle = len(payloads) // 2
-        yield from _parse(payloads[:middle], kind)
-        yield from _parse(payloads[middle:], kind)
+        yield from _parse(payloads[:middle], kind, sieved=sieved)
+        yield from _parse(payloads[middle:], kind, sieved=sieved)
+
+
+def _sieved(payloads: pa.Array, kind: pa.StructType) -> pa.StructArray:
+    """The same, where some do not fit: those of which that is certain are left out, and the parser has the last word on the others."""
+    may_fit = _may_fit(kind)
+    good = np.fromiter((_may_be(payload, may_fit) for payload in payloads.to_pylist()), bool, len(payloads))
+    # Where nothing was found, halving is all that is left.
+    parsed = pa.concat_arrays(list(_parse(payloads.filter(pa.array(good)), kind, sieved=True)))
+    places = np.where(good, np.cumsum(good) - 1, 0)
+    return parsed.take(pa.array(places, pa.int64(), mask=~good))
+
+
+class _Repeating(dict[str, Any]):
+    """An object of JSON in which members are `repeated`."""
+
+    def __init__(self, pairs: list[tuple[str, Any]]) -> None:
+        super().__init__(pairs)
+        self.repeated = {name for name, times in Counter(name for name, _ in pairs).items() if times > 1}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    return value if len(value) == len(pairs) else _Repeating(pairs)
+
+
+_read = json.JSONDecoder(object_pairs_hook=_object).decode
+
+
+def _may_be(payload: bytes, may_fit: Callable[[Any], bool]) -> bool:
+    """False: the parser refuses it, certainly."""
+    try:
+        value = _read(payload.decode())
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        return False
+    except (ValueError, RecursionError):
+        # A number with thousands of digits, or values nested as deep: the parser may pass over them.
+        return True
+    return value is not None and may_fit(value)
+
+
+def _may_fit(kind: pa.DataType) -> Callable[[Any], bool]:
+    """What tells of a value that json has read whether the parser may take it for one of this type. False is certain."""
+    if pa.types.is_struct(kind):
+        members = [(field.name, _may_fit(field.type)) for field in kind]
+        names = {name for name, _ in members}
+
+        def may_be_struct(value: Any) -> bool:
+            if not isinstance(value, dict):
+                return value is None
+            # The parser refuses a member that is there twice, unless it passes over it.
+            once = not isinstance(value, _Repeating) or names.isdisjoint(value.repeated)
+            return once and all(may(value.get(name)) for name, may in members)
+
+        return may_be_struct
+    if pa.types.is_list(kind):
+        each = _may_fit(kind.value_type)
+        return lambda value: value is None or (isinstance(value, list) and all(map(each, value)))
+    if pa.types.is_integer(kind):
+        most = 1 << (kind.bit_width - 1)
+        return lambda value: value is None or (type(value) is int and -most <= value < most)
+    if pa.types.is_floating(kind):
+        return lambda value: value is None or type(value) in (int, float)
+    if pa.types.is_boolean(kind):
+        return lambda value: value is None or value is True or value is False
+    if pa.types.is_string(kind):
+        return lambda value: value is None or type(value) is str
+    if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
+        return lambda value: value is None or type(value) in (int, float) or (type(value) is str and _TIME.fullmatch(value) is not None)
+    return lambda value: True
 
 
 def _parsed(payloads: pa.Array, kind: pa.StructType) -> pa.StructArray | None:

@@ -76,5 +76,5 @@ class ConsumeReader(DataSourceReader):
             client.close()
         if gone:
             why = "is closed or expired, so what this DataFrame has taken cannot be read any more as it was"
-            raise SluicewayError("lease_not_found", f"lease {gone[0]} {why}; load again, which takes what is ready now")
+            raise SluicewayError("lease_not_found", f"lease {next(iter(gone))} {why}; load again, which takes what is ready now")
         yield from read_slices(slices, self._options, self._columns)

@@ -7,7 +7,7 @@ from collections.abc import MutableMapping
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceReader, DataSourceStreamArrowWriter
 from pyspark.sql.types import StructType
 
-from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.spark.browse import BROWSED, BrowseReader
 from sluiceway.spark.columns import JsonColumns
 from sluiceway.spark.consume import ConsumeReader, give_back, take
@@ -16,7 +16,7 @@ from sluiceway.spark.options import browse_options, consume_options, consumes, l
 from sluiceway.spark.rows import SCHEMA
 from sluiceway.spark.settle import BatchSettle, StreamSettle
 from sluiceway.spark.sink import BatchSink, StreamSink
-from sluiceway.spark.source import LeaseStreamReader
+from sluiceway.spark.source import LeaseStreamReader, RefusedReader
 
 
 class SluicewaySource(DataSource):
@@ -54,9 +54,14 @@ class SluicewaySource(DataSource):
         return BrowseReader(schema, browse_options(self.options))
 
     def streamReader(self, schema: StructType) -> LeaseStreamReader:
-        self._only_read()
-        options = source_options(self.options)
-        return LeaseStreamReader(options, _columns(schema, json=options.json))
+        try:
+            self._only_read()
+            options = source_options(self.options)
+            return LeaseStreamReader(options, _columns(schema, json=options.json))
+        except SluicewayError as error:
+            # Spark does not say at `load` that it is for a stream, so this is where that can be told. What is raised here, PySpark buries
+            # under an UnboundLocalError of its own.
+            return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         self._only_read()

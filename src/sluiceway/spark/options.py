@@ -30,19 +30,33 @@ _STATES: tuple[BrowseState, ...] = ("ready", "leased", "scheduled")
 
 _LARGEST = 2**31 - 1
 
+HOLD_FOR = "7d"
+"""More than the day between two runs of a nightly job, and a weekend: a query that stands still for longer has lost its leases."""
+
 _OF_A_TABLE = "option."
 """What `CREATE TABLE … OPTIONS (…)` says is handed over twice: as it is, and with this before it."""
+
+_OF_A_CATALOG = (
+    "Spark hands the OPTIONS of a catalog's table to no SELECT, INSERT or CREATE TABLE … AS SELECT of this source: use a DataFrame, as in "
+    'df.write.format("sluiceway").mode("append").options(url=…, queue=…).save() and spark.read.format("sluiceway").options(url=…, queue=…)'
+)
 
 _KAFKAS = {
     **dict.fromkeys(("subscribe", "subscribepattern", "topic"), "queue"),
     **dict.fromkeys(("startingoffsets", "startingoffsetsbytimestamp", "startingtimestamp"), ""),
     **dict.fromkeys(("endingoffsets", "endingoffsetsbytimestamp", "endingtimestamp", "includeheaders", "minoffsetspertrigger"), ""),
+    **dict.fromkeys(("maxrecordsperpartition", "maxtriggerdelay"), ""),
+    **dict.fromkeys(("fetchoffset.numretries", "kafkaconsumer.polltimeoutms"), "requestTimeout"),
+    **dict.fromkeys(("kafka.group.id", "groupidprefix"), "consumer"),
+    "kafka.bootstrap.servers": "url",
     "assign": "partitions",
     "maxoffsetspertrigger": "maxItemsPerTrigger",
     "failondataloss": "failOnLeaseLoss",
-    "groupidprefix": "consumer",
 }
 """Options of Spark's Kafka connector, and which of ours is the nearest: left over, they would promise what nothing keeps."""
+
+_KAFKAS_KEYS = ("kafka.security.", "kafka.ssl.", "kafka.sasl.")
+_OF_KEYS = "an https url, caFile and apiKey"
 
 _BYTES = re.compile(r"([0-9]{1,18})([kmgt]?)b?", re.IGNORECASE)
 _SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
@@ -67,7 +81,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options of `readStream`. `consumer` owns the leases; `hold_for` (ms) is how long they outlive a stopped query.
+    """Options of `readStream`. `consumer` owns the leases; `hold_for` (ms) is how long they outlive a stopped query. Where it
+    `hold_for_is_default`, it is less for queues that do not allow so much.
 
     `queues` are those that are read, `server` names the first of them. `max_bytes_per_trigger`: None is any number. `partitions` are those
     that are leased from; None: from all. With `json` payloads are read as JSON.
@@ -83,6 +98,7 @@ class SourceOptions:
     fail_on_lease_loss: bool = True
     partitions: tuple[int, ...] | Literal["draining"] | None = None
     json: bool = False
+    hold_for_is_default: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +138,13 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
         consumer=check_text(required(options, "consumer", "the name that owns this query's leases"), "consumer"),
         max_items_per_trigger=count(options, "maxItemsPerTrigger", 50_000, _LARGEST),
         min_partitions=count(options, "minPartitions", 1, 100_000),
-        hold_for=duration(options, "holdFor", "1d", 1_000, MAX_LEASE_TIMEOUT),
+        hold_for=duration(options, "holdFor", HOLD_FOR, 1_000, MAX_LEASE_TIMEOUT),
         queues=queues,
         max_bytes_per_trigger=_size(options, "maxBytesPerTrigger"),
         fail_on_lease_loss=_yes(options, "failOnLeaseLoss", default=True),
         partitions=_partitions(options),
         json=_json(options),
+        hold_for_is_default=get(options, "holdFor") is None,
     )
     if read.partitions is not None and len(queues) > 1:
         raise invalid("partitions", "their numbers are those of one queue; read each queue by a query of its own")
@@ -219,6 +236,8 @@ def server_options(options: Mapping[str, str]) -> Server:
 
 def _server(options: Mapping[str, str]) -> tuple[Server, tuple[str, ...]]:
     """The server, with the first queue that is named, and all of them."""
+    if not any(get(options, name) for name in ("url", "queue")):
+        raise invalid("url", f"neither url nor queue is given, and both are required. {_OF_A_CATALOG}")
     url = required(options, "url", "the server, such as http://127.0.0.1:2319").rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
@@ -282,7 +301,7 @@ def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str)
             continue
         name = every.get(key.lower())
         if key.lower() in _KAFKAS or key.lower().startswith("kafka."):
-            ours = _KAFKAS.get(key.lower())
+            ours = _OF_KEYS if key.lower().startswith(_KAFKAS_KEYS) else _KAFKAS.get(key.lower())
             instead = f"see {ours}" if ours else "leave it out"
             raise invalid(key, f"this is an option of Kafka's connector, and does nothing here; {instead} (docs/from-kafka.md)")
         if name is None:

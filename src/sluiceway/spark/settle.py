@@ -12,18 +12,21 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
 from pyspark import TaskContext
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import IntegralType, StringType, StructType
 
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE, MAX_TEXT_BYTES
 from sluiceway.model.chunks import recut
 from sluiceway.spark.http import Client
 from sluiceway.spark.options import SinkOptions
 from sluiceway.spark.rows import SCHEMA, join_id
-from sluiceway.spark.sink import QUERY_ID
+from sluiceway.spark.sink import QUERY_ID, check_once, in_lower_case
+from sluiceway.spark.spark_errors import ours
 
 log = logging.getLogger("sluiceway.spark")
 
@@ -67,36 +70,45 @@ def settle(
 
     Columns: `id`, or `partition` and `offset`; `outcome` (`done`, `retry` or `dead`); optionally `retry_after_ms` (milliseconds,
     with `retry`) and `reason` (text). The stream source's other columns may stay; any other column is an error. An outcome that is
-    null or unknown fails the write and is named in the error. Items not named are done when the batch is closed. Safe to repeat,
-    so it belongs into `foreachBatch`.
+    null or unknown, a `retry_after_ms` that is out of range or not with `retry`, and a `reason` of more than 2,048 bytes fail the write
+    with `invalid_request`, which names the column and an item; types are checked before anything runs. Items not named are done when the
+    batch is closed. Safe to repeat, so it belongs into `foreachBatch`.
 
     With `close`, which is for what `spark.read` has taken, the leases that the column `lease_id` names are closed when all outcomes are
     staged, and these take effect. Raises, and closes nothing, unless every item that is open in them is named. `api_key`, `ca_file` and
     `direct` are the options `apiKey`, `caFile` and `direct` of `docs/spark.md`.
     """
     check_columns(df.schema)
-    unused = _POSITION if "id" in df.columns else ()
-    wanted = [name for name in (*_USED, *(["lease_id"] if close else [])) if name in df.columns and name not in unused]
+    names = {name.lower(): name for name in df.columns}
+    unused = _POSITION if "id" in names else ()
+    wanted = [names[name] for name in (*_USED, *(["lease_id"] if close else [])) if name in names and name not in unused]
     options = {"url": url, "queue": queue, "requestTimeout": request_timeout, "apiKey": api_key, "caFile": ca_file}
     options |= {"direct": str(direct), "close": str(close), "mode": "settle"}
-    df.select(*wanted).write.format("sluiceway").mode("append").options(**options).save()
+    try:
+        df.select(*wanted).write.format("sluiceway").mode("append").options(**options).save()
+    except (PySparkException, Py4JJavaError) as error:
+        # The stacks of the workers say nothing more.
+        if (refused := ours(error)) is not None:
+            raise refused from None
+        raise
 
 
 def check_columns(schema: StructType) -> None:
     """Raises `invalid_request` that names the column at fault."""
+    check_once(schema)
     known = {*_USED, *SCHEMA.names}
+    names = [name.lower() for name in schema.names]
     for name in schema.names:
-        if name not in known:
+        if name.lower() not in known:
             raise invalid(name, f"there is no such column of an outcome; there are {', '.join(_USED)}")
-    if "outcome" not in schema.names:
+    if "outcome" not in names:
         raise invalid("outcome", f"this column is required; the columns are {', '.join(schema.names)}")
-    if "id" not in schema.names and not all(name in schema.names for name in _POSITION):
+    if "id" not in names and not all(name in names for name in _POSITION):
         raise invalid("id", "the column id is required, or partition and offset")
-    for field in schema.fields:
-        text = field.name in ("id", "outcome", "reason")
-        if text and not isinstance(field.dataType, StringType):
+    for name, field in zip(names, schema.fields, strict=True):
+        if name in ("id", "outcome", "reason") and not isinstance(field.dataType, StringType):
             raise invalid(field.name, f"the column must be string, not {field.dataType.simpleString()}")
-        if field.name in (*_POSITION, "retry_after_ms") and not isinstance(field.dataType, IntegralType):
+        if name in (*_POSITION, "retry_after_ms") and not isinstance(field.dataType, IntegralType):
             raise invalid(field.name, f"the column must be a whole number, not {field.dataType.simpleString()}")
 
 
@@ -105,7 +117,7 @@ class _Settle:
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         check_columns(schema)
-        if options.close and "lease_id" not in schema.names:
+        if options.close and "lease_id" not in [name.lower() for name in schema.names]:
             raise invalid("lease_id", f"to close leases this column is required; the columns are {', '.join(schema.names)}")
         self._server = options.server
         self._close = options.close
@@ -115,6 +127,7 @@ class _Settle:
         staged, ignored = 0, 0
         lease_ids: set[str] = set()
         ids: list[pa.Array] = []
+        batches = map(in_lower_case, batches)
         if self._close:
             batches = _noting(batches, lease_ids)
         try:
@@ -226,11 +239,7 @@ def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
             )
     names = [name for name in batch.schema.names if name in _USED and name != "queue"]
     batch = batch.select(names)
-    outcome = batch.column("outcome")
-    wrong = outcome.filter(pc.invert(pc.is_in(outcome, pa.array(OUTCOMES))))
-    if len(wrong):
-        value = wrong[0].as_py()
-        raise invalid("outcome", f"{'null' if value is None else repr(value[:40])} is not an outcome; it is done, retry or dead")
+    _check_values(batch)
     if "id" in names:
         good = pc.match_substring_regex(batch.column("id"), _ID)
         bad = batch.column("id").filter(pc.invert(good), null_selection_behavior="emit_null")
@@ -240,6 +249,36 @@ def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
         if "id" not in names and batch.column(name).null_count:
             raise invalid(name, "null is not the position of an item")
     return batch
+
+
+def _check_values(batch: pa.RecordBatch) -> None:
+    """Raises `invalid_request` that names the column and an item, for a value that the server would refuse."""
+
+    def check(name: str, wrong: pa.Array, what: str) -> None:
+        rows = pc.indices_nonzero(wrong)
+        if len(rows):
+            row = rows[0].as_py()
+            value = batch.column(name)[row].as_py()
+            shown = "null" if value is None else repr(value[:40]) if isinstance(value, str) else f"{value:,}"
+            more = f" ({len(rows):,} such rows at once)" if len(rows) > 1 else ""
+            raise invalid(name, f"{shown} of item {_named(batch, row)} {what}{more}")
+
+    outcome = batch.column("outcome")
+    check("outcome", pc.invert(pc.is_in(outcome, pa.array(OUTCOMES))), "is not an outcome; it is done, retry or dead")
+    if "retry_after_ms" in batch.schema.names:
+        after = batch.column("retry_after_ms").cast(pa.int64())
+        out_of_range = pc.or_(pc.less(after, 0), pc.greater(after, MAX_SCHEDULE)).fill_null(False)
+        check("retry_after_ms", out_of_range, f"is not from 0 to {MAX_SCHEDULE:,} milliseconds")
+        alone = pc.and_(after.is_valid(), pc.not_equal(outcome, "retry"))
+        check("retry_after_ms", alone, "is only meant with the outcome retry; it is null with others")
+    if "reason" in batch.schema.names:
+        long = pc.greater(pc.binary_length(batch.column("reason")), MAX_TEXT_BYTES).fill_null(False)
+        check("reason", long, f"is longer than {MAX_TEXT_BYTES:,} bytes")
+
+
+def _named(batch: pa.RecordBatch, row: int) -> str:
+    names = ("id",) if "id" in batch.schema.names else _POSITION
+    return ".".join(str(batch.column(name)[row].as_py())[:64] for name in names)
 
 
 def _check_known(ignored: Sequence[dict[str, str]], queue: str) -> None:

@@ -59,21 +59,39 @@ class Written(WriterCommitMessage):
 
 
 def check_columns(schema: StructType) -> str:
-    """Return the name of the column that holds the payload. Raises `invalid_request` that names the column at fault."""
-    bodies = [name for name in schema.names if name in _BODIES]
+    """Return the name of the column that holds the payload, in lower case: names are compared without regard to case, as in Spark.
+
+    Raises `invalid_request` that names the column at fault.
+    """
+    check_once(schema)
+    bodies = [name.lower() for name in schema.names if name.lower() in _BODIES]
     if len(bodies) != 1:
         have = ", ".join(schema.names) or "none"
         raise invalid("payload", f"expected exactly one column named payload or value (binary or string); the columns are {have}")
     for field in schema.fields:
-        if field.name in _BODIES:
+        name = field.name.lower()
+        if name in _BODIES:
             if not isinstance(field.dataType, BinaryType | StringType):
                 raise invalid(field.name, f"the column must be binary or string, not {field.dataType.simpleString()}")
-        elif field.name not in _COLUMNS:
+        elif name not in _COLUMNS:
             raise invalid(field.name, f"there is no such column of an item; beside payload or value there are {', '.join(_COLUMNS)}")
-        elif field.dataType.simpleString() != _COLUMNS[field.name].simpleString():
-            expected = _COLUMNS[field.name].simpleString()
+        elif field.dataType.simpleString() != _COLUMNS[name].simpleString():
+            expected = _COLUMNS[name].simpleString()
             raise invalid(field.name, f"the column must be {expected}, not {field.dataType.simpleString()}")
     return bodies[0]
+
+
+def check_once(schema: StructType) -> None:
+    """Raises `invalid_request` for a column that is there twice, but for the case of its letters."""
+    lower = [name.lower() for name in schema.names]
+    for name in schema.names:
+        if lower.count(name.lower()) > 1:
+            raise invalid(name, f"this column is there more than once; the columns are {', '.join(schema.names)}")
+
+
+def in_lower_case(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The same columns, by the names that they have here."""
+    return batch.rename_columns([name.lower() for name in batch.schema.names])
 
 
 def to_items(batch: pa.RecordBatch, body: str) -> pa.RecordBatch:
@@ -105,7 +123,7 @@ class _Produce:
         """Write a task's rows; those that no queue can take go, keyed alike, to the queue for bad rows, if there is one."""
         options, number = self._options, _task().partitionId()
         sieve = Sieve(self._body, number, keep=options.bad_rows is not None)
-        rows = (to_items(batch, self._body) for batch in sieve.good(batches) if batch.num_rows)
+        rows = (to_items(batch, self._body) for batch in sieve.good(map(in_lower_case, batches)) if batch.num_rows)
         sent = _whole(rows, number) if options.atomic else rows
         written = _send_all(options.server, sent, options.chunk_items, prefix, sequence)
         bad = sieve.bad()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
 from typing import Protocol
 
 import pyarrow as pa
@@ -268,6 +269,29 @@ class ChangeStreamSuite:
                 batch = await follower.step(stream, token)
                 assert not batch.records.num_rows
                 assert batch.end is None
+        await stream.close()
+
+    @driven
+    async def test_how_far_a_batch_is_behind_is_never_too_little(self, world: World) -> None:
+        """A reader that reads up to now ends by that: nothing may be left where it says that all which was durable then has been read."""
+        stream, follower = await world.open(), Follower(world.names, limit=3)
+        await follower.seek(stream)
+        written = await world.write(40)
+        durable_at = monotonic()
+        done: set[str] = set()
+        told: dict[str, int] = {}
+        while len(done) < len(follower.positions):
+            for token in set(follower.open) - done:
+                began = monotonic()
+                batch = await follower.step(stream, token)
+                left = (began - durable_at) * 1_000
+                if batch.behind is not None and batch.behind < left:
+                    # Whatever it had was read by then.
+                    told.setdefault(token, len(follower.read[token]))
+                if batch.behind == 0 and not batch.records.num_rows:
+                    done.add(token)
+        assert sorted(follower.everything) == sorted(written)
+        assert told == {token: len(names) for token, names in follower.read.items()}
         await stream.close()
 
     @driven

@@ -8,7 +8,17 @@ import os
 import pytest
 
 from sluiceway.model.outcomes import Outcome
-from sluiceway.ports.partition_store import Changes, Fence, FencedError, PartitionRef, PartitionStore, RecordKind, Snapshot
+from sluiceway.ports.partition_store import (
+    Changes,
+    Fence,
+    FencedError,
+    Least,
+    LostError,
+    PartitionRef,
+    PartitionStore,
+    RecordKind,
+    Snapshot,
+)
 from sluiceway.testing.drive import Opened, OpenStore, driven, with_store
 
 REF = PartitionRef("k7f3q2ma", 0)
@@ -342,3 +352,71 @@ class PartitionStoreSuite:
             txn = snapshot.txn + 1
             assert snapshot == (after(snapshot.txn) if snapshot.txn else EMPTY)
             assert await store.apply(REF, turn(txn), fence) is Outcome.DONE
+
+    # Being the storage that it was
+
+    @with_store
+    async def test_it_has_one_name_for_good(self, store: PartitionStore) -> None:
+        assert await store.identify(None) is None
+        names = set(await asyncio.gather(*(store.identify(new) for new in ("aaaaaaaa", "bbbbbbbb", "cccccccc"))))
+        assert len(names) == 1
+        assert names < {"aaaaaaaa", "bbbbbbbb", "cccccccc"}
+        assert {await store.identify(None), await store.identify("dddddddd")} == names
+
+    @driven
+    async def test_its_name_is_that_of_every_store_on_it(self, open_store: OpenStore[PartitionStore]) -> None:
+        async with Opened(open_store) as store:
+            assert await store.identify("aaaaaaaa") == "aaaaaaaa"
+            await store.open(REF, FENCE)
+        async with Opened(open_store) as store:
+            assert await store.identify("bbbbbbbb") == "aaaaaaaa"
+
+    @with_store
+    async def test_what_must_be_there_is_never_created(self, store: PartitionStore) -> None:
+        for least in (Least(Fence(0, 0, 0)), Least(FENCE), Least(FENCE, 1)):
+            with pytest.raises(LostError, match=f"{REF.incarnation}-{REF.partition} is not there"):
+                await store.open(REF, FENCE, least)
+        # Nothing was made on the way.
+        assert await store.apply(REF, turn(1), FENCE) is Outcome.REFUSED
+        assert await store.open(REF, LOWER[0]) == EMPTY
+        await store.drop(REF)
+        with pytest.raises(LostError):
+            await store.open(REF, FENCE, Least(Fence(0, 0, 0)))
+
+    @with_store
+    async def test_what_is_there_is_opened(self, store: PartitionStore) -> None:
+        await store.open(REF, FENCE)
+        assert await store.open(REF, Fence(1, 1, 2), Least(FENCE)) == EMPTY
+        assert await store.apply(REF, turn(1), Fence(1, 1, 2)) is Outcome.DONE
+        assert await store.apply(REF, turn(2), Fence(1, 1, 2)) is Outcome.DONE
+        for opening, least in enumerate((Least(Fence(0, 0, 0)), Least(Fence(1, 1, 2), 1), Least(Fence(1, 1, 4), 2)), 3):
+            assert await store.open(REF, Fence(1, 1, opening), least) == after(2)
+
+    @with_store
+    async def test_what_is_older_than_it_must_be_is_not_opened(self, store: PartitionStore) -> None:
+        await store.open(REF, Fence(1, 2, 2))
+        assert await store.apply(REF, turn(1), Fence(1, 2, 2)) is Outcome.DONE
+        for least in (Least(Fence(1, 2, 3)), Least(Fence(1, 3, 0)), Least(Fence(2, 0, 0)), Least(Fence(1, 2, 2), 2), Least(FENCE, 2)):
+            with pytest.raises(LostError, match=f"{REF.incarnation}-{REF.partition} "):
+                await store.open(REF, Fence(9, 0, 0), least)
+        # Its fence has stayed: the owner that it has goes on.
+        assert await store.apply(REF, turn(2), Fence(1, 2, 2)) is Outcome.DONE
+        with pytest.raises(FencedError):
+            await store.open(REF, LOWER[0], Least(Fence(9, 9, 9)))
+
+    @driven
+    async def test_no_fence_opens_twice(self, open_store: OpenStore[PartitionStore]) -> None:
+        """A copy of a server with the same grants has the same fences: of its turns each of the two would take the other's for its own."""
+        for is_first in (True, False):
+            async with Opened(open_store) as store:
+                if is_first:
+                    await store.open(REF, FENCE)
+                for least in (None, Least(FENCE)):
+                    with pytest.raises(FencedError, match="no fence is given twice"):
+                        await store.open(REF, FENCE, least)
+                assert await store.apply(REF, turn(1 if is_first else 2), FENCE) is Outcome.DONE
+        async with Opened(open_store) as store:
+            assert await store.open(REF, Fence(1, 1, 2), Least(FENCE, 1)) == after(2)
+            results = await asyncio.gather(*(store.open(OTHER, FENCE) for _ in range(3)), return_exceptions=True)
+            assert sum(result == EMPTY for result in results) == 1
+            assert sum(isinstance(result, FencedError) for result in results) == 2

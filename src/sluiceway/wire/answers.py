@@ -334,6 +334,7 @@ def _partition_counts(stats: PartitionStats) -> PartitionCounts:
         redriven=stats.redriven,
         moved=stats.moved,
         moved_in=stats.moved_in,
+        next_offset=stats.next_offset,
     )
 
 

@@ -13,11 +13,11 @@ from msgspec import Meta
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.ids import ItemId, LeaseId, parse_item_id
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES
+from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_PAGE, MAX_PAYLOAD_BYTES
 from sluiceway.model import inspection
 from sluiceway.model.inspection import DeleteItems, LeftReason, ListItems, Standing
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import DONE, Produce
+from sluiceway.model.requests import DONE, Produce, Produced
 from sluiceway.wire.checks import check_batch, check_count
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, request_timeout
 from sluiceway.wire.json_items import Item, batch_of, refuse_many_objects
@@ -52,6 +52,13 @@ class ListedItems(Shape):
     next: ItemIdText | None
 
 
+class Imported(msgspec.Struct):
+    """What the messages of `storage/items.import` are made from: the imported items that are still stored, by offset."""
+
+    first_id: str
+    items: list[ListedItem]
+
+
 class Left(Shape):
     """An id that was not deleted, and why."""
 
@@ -67,7 +74,7 @@ class Deleted(Shape):
 class ListItemsCall(Call):
     partition: PartitionNumber = 0
     pivot: ItemIdText | None = None
-    limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_ARROW)] = 100
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
 
     def request(self, record: QueueRecord, scheduled: bool) -> ListItems:
         check_partition(self.partition, record)
@@ -152,6 +159,13 @@ def listed(record: QueueRecord, partition: int, page: inspection.ItemsPage) -> b
     items = [item for batch, standing in page.rows for item in _items(record, batch, standing)]
     following = None if page.last is None else str(ItemId(record.incarnation, partition, page.last))
     return msgspec.json.encode(ListedItems(items, following))
+
+
+def imported(record: QueueRecord, produced: Produced, page: inspection.ItemsPage) -> bytes:
+    """`Imported`, as JSON. The rows of `page` are those of the imported items that were found."""
+    items = [item for batch, standing in page.rows for item in _items(record, batch, standing)]
+    first_id = ItemId(record.incarnation, produced.partition, produced.first_offset)
+    return msgspec.json.encode(Imported(str(first_id), items))
 
 
 def deleted(answer: inspection.Deleted) -> bytes:

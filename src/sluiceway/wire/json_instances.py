@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
-from sluiceway.core.assignment.group import Move, SealedRound
-from sluiceway.kernel.clock import Millis, format_duration, format_time
+from sluiceway.core.assignment.group import BOUNDS, Move, SealedRound, Strategy
+from sluiceway.kernel.clock import Millis, format_duration, format_time, parse_duration
+from sluiceway.kernel.errors import invalid
 from sluiceway.model import instances
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceState
 from sluiceway.wire.decoding import JsonDecoder
@@ -20,6 +21,28 @@ MOST_ROUNDS = 100
 
 class RoundsListCall(msgspec.Struct, forbid_unknown_fields=True):
     limit: Annotated[int, Meta(ge=1, le=MOST_ROUNDS)] = 20
+
+
+class InstancesUpdateCall(msgspec.Struct, forbid_unknown_fields=True):
+    """What is not given stays as it is."""
+
+    settle_timeout: str | UnsetType = UNSET
+    round_interval: str | UnsetType = UNSET
+    heartbeat_interval: str | UnsetType = UNSET
+    beat_interval: str | UnsetType = UNSET
+    lease_timeout: str | UnsetType = UNSET
+    member_timeout: str | UnsetType = UNSET
+    strategy: Literal["rounds", "claims"] | UnsetType = UNSET
+
+    def times(self) -> dict[str, Millis]:
+        """Those that are given. Raises `invalid_request`, also if nothing is."""
+        found = {name: parse_duration(text, name) for name in BOUNDS if (text := getattr(self, name)) is not UNSET}
+        if not found and self.strategy is UNSET:
+            raise invalid("body", f"expected one of {', '.join(BOUNDS)}, strategy")
+        return found
+
+    def wanted_strategy(self) -> Strategy | None:
+        return None if self.strategy is UNSET else self.strategy
 
 
 class InstanceInfo(Shape):
@@ -110,6 +133,7 @@ class PartitionExplained(Shape):
 
 
 decode_rounds_list = JsonDecoder(RoundsListCall)
+decode_instances_update = JsonDecoder(InstancesUpdateCall)
 
 
 def instance_list(cluster: ClusterInfo) -> bytes:

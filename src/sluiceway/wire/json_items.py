@@ -174,6 +174,7 @@ class LeaseCall(Call):
     payload: bool = True
     partition: PartitionNumber | None = None
     after_lease: LeaseIdText | None = None
+    before_offsets: Annotated[dict[PartitionNumber, Natural], Meta(max_length=MAX_PARTITIONS)] | None = None
 
     def request(self, record: QueueRecord) -> Lease:
         """Whether there is such a partition is for the queue to say: the record may be an old one."""
@@ -181,15 +182,19 @@ class LeaseCall(Call):
             raise invalid("client_id", "must not be empty")
         if self.partition is not None and self.max_partitions > 1:
             raise invalid("max_partitions", "is only meant without partition")
+        wait = request_timeout(self.request_timeout)
+        if wait and self.before_offsets is not None:
+            raise invalid("request_timeout", "0s, with before_offsets: what comes is not before them")
         return Lease(
             check_text(self.client_id, "client_id"),
             self.batch_size,
-            request_timeout(self.request_timeout),
+            wait,
             lease_timeout(self.lease_timeout, record),
             self.max_partitions,
             given_text(self.lease_key, "lease_key"),
             self.partition,
             self._after(record),
+            self.before_offsets,
         )
 
     def _after(self, record: QueueRecord) -> int | None:

@@ -15,8 +15,8 @@ from sluiceway.kernel.limits import (
     KEY_WINDOW,
     LEAST_KEY_WINDOW,
     MAX_ITEMS_ARROW,
-    MAX_ITEMS_JSON,
     MAX_LEASE_TIMEOUT,
+    MAX_PAGE,
     MAX_PARTITIONS,
     MAX_REQUEST_TIMEOUT,
     MAX_SCHEDULE,
@@ -113,7 +113,7 @@ class UpdateCall(_Settings):
 
 class ListCall(msgspec.Struct, forbid_unknown_fields=True):
     pivot: Pivot | None = None
-    limit: Annotated[int, Meta(ge=1, le=MAX_ITEMS_JSON)] = 100
+    limit: Annotated[int, Meta(ge=1, le=MAX_PAGE)] = 100
 
 
 class QueueCall(Call):

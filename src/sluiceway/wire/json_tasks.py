@@ -25,7 +25,8 @@ class TasksGetCall(msgspec.Struct, forbid_unknown_fields=True):
 
 class TaskPartition(Shape, kw_only=True):
     """`waits_for`: parents that have not finished. `planned`: the end of the batch that is being handed on. `at`: nothing older is still
-    to come. `behind`: by how much it is behind the end of the stream, if it can be read: as committed, and as long as nothing was since."""
+    to come. `behind`: by how much it is behind the end of the stream, if it can be read: as committed, and as long as nothing was since.
+    `dead_letters`: records that the target did not take, which are in its dead queue."""
 
     partition: str
     state: Phase
@@ -41,6 +42,7 @@ class TaskPartition(Shape, kw_only=True):
     at: datetime | None
     behind: Duration | None
     written_at: datetime | None
+    dead_letters: int = 0
 
 
 class TaskMemberShown(Shape, kw_only=True):
@@ -53,7 +55,7 @@ class TaskMemberShown(Shape, kw_only=True):
 
 
 class TaskAlarm(Shape, kw_only=True):
-    """What does not go on without somebody's help. `partition` None: the capture as a whole."""
+    """What does not go on without somebody's help, or went on without some records. `partition` None: the capture as a whole."""
 
     member: str
     partition: str | None

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.kernel.limits import MAX_PAGE
 from sluiceway.model.consumers import Consumers
 from sluiceway.model.few import Few, Served, in_columns
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
@@ -30,6 +30,7 @@ from sluiceway.model.peers import (
     Explain,
     FindLeases,
     GiveKeys,
+    HandOverKeys,
     KeysGiven,
     Learn,
     LeaseAnywhere,
@@ -37,6 +38,7 @@ from sluiceway.model.peers import (
     ListConsumers,
     Moved,
     MoveOut,
+    NoteKeys,
     PeerRequest,
     Poll,
     Polled,
@@ -69,13 +71,15 @@ from sluiceway.wire.ipc_header import batch_header
 CONTENT_TYPE: Final = "application/x-sluiceway-peer"
 PATH: Final = "/cluster/ask"
 """Where an instance is asked, below the URL that its member record has."""
-VERSION: Final = 5
+VERSION: Final = 6
 """To be raised with every change of a type in KINDS_OF_REQUESTS, of COLUMNS, or of the layout: only peers of one version talk at all.
 
 2: partitions come and go, hand over their keys, and move their items; an instance that knows nothing of that must not own any.
 3: a lease may be for one partition.
 4: partitions are browsed.
 5: consumers are listed.
+6: a lease may end before an offset, and counts tell the next one; a produce with a key may be for one
+   partition, and what that answers is handed over before it is removed.
 """
 
 COLUMNS: Final = (*POSITION, PAYLOAD, *OPTIONAL, ENQUEUE_AT)
@@ -112,6 +116,8 @@ KINDS_OF_REQUESTS: Final = {
         Kind(Shut, Shutted),
         Kind(GiveKeys, KeysGiven),
         Kind(TakeKeys, int),
+        Kind(HandOverKeys, int),
+        Kind(NoteKeys, int),
         Kind(MoveOut, Moved),
         Kind(LeaseAnywhere, Leased),
         Kind(Learn, bool),
@@ -314,7 +320,7 @@ def _batches(data: memoryview, masks: Sequence[int], needed: int) -> list[pa.Rec
         if message.type != "record batch":
             raise ValueError(f"a {message.type} message where a record batch was expected")
         header = batch_header(message.metadata)
-        if header.compressed or not 0 < header.rows <= MAX_ITEMS_ARROW:
+        if header.compressed or not 0 < header.rows <= MAX_PAGE:
             raise ValueError(f"a batch that is compressed, or of {header.rows} rows")
         batch = pa.ipc.read_record_batch(message, _schema(mask))
         batch.validate(full=True)

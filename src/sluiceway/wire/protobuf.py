@@ -4,7 +4,8 @@ One entry of `CALLS` a call. What is not translated there is the same in both. E
 
 * A field that is empty, zero or false was not given, as protobuf cannot tell; the JSON call's default holds.
 * A time at or before 1970 was not given: clients send their language's zero time. Times are rounded up to milliseconds.
-* Durations in answers have no days, because Go cannot read them.
+* A stored item's time that does not apply is Go's zero time, so `AsTime().IsZero()` holds at the client.
+* Durations in answers are written as Go's `Duration.String` writes them.
 * A field that the call does not have is an error, as in JSON.
 """
 
@@ -51,6 +52,10 @@ _CODE_TEXTS: Final = {
 
 _MOST_FIELDS: Final = MAX_ITEMS_JSON + 16
 """Of a message, the repeated ones each time: as many items as a call may have, and its other fields. Nothing below repeats."""
+_NOTHING_TO_LEASE: Final = "request timeout; no items are in the queue, try again"
+"""Querator's `MsgRequestTimeout`, word for word: its clients compare the message to tell an empty queue from a failure."""
+_ZERO_TIME: Final = {"seconds": -62_135_596_800}
+"""Go's zero time, 0001-01-01: what Querator sends for a time that does not apply. An absent one would read as 1970."""
 _PAGE: Final = 1_000
 """What Querator lists where no limit is given."""
 _INT32: Final = (1 << 31) - 1
@@ -321,7 +326,7 @@ _decode_info = msgspec.json.Decoder(shapes.QueueInfo).decode
 _decode_queues = msgspec.json.Decoder(shapes.QueuePage).decode
 _decode_counts = msgspec.json.Decoder(shapes.QueueCounts).decode
 _decode_items = msgspec.json.Decoder(json_inspection.ListedItems).decode
-_decode_produced = msgspec.json.Decoder(shapes.Produced).decode
+_decode_imported = msgspec.json.Decoder(json_inspection.Imported).decode
 _decode_deleted = msgspec.json.Decoder(json_inspection.Deleted).decode
 
 
@@ -330,7 +335,7 @@ def _leased(message: Any, answer: bytes) -> Message:
     leased = _decode_leased(answer)
     said: Message
     if not leased.items:
-        said = _reply(RETRY, "there was nothing to lease within request_timeout; try again", {"code": "nothing_to_lease"})
+        said = _reply(RETRY, _NOTHING_TO_LEASE, {"code": "nothing_to_lease"})
         return said
     said = message_class("LeaseAnswer")(queue_name=leased.queue_name, partition=leased.partition)
     _add_items(said, leased.items)
@@ -372,8 +377,16 @@ class _Times:
 
 
 def _go_duration(text: str) -> str:
-    hours, rest = divmod(parse_duration(text, ""), 3_600_000)
-    return f"{hours}h{format_duration(rest) if rest else ''}" if hours else format_duration(rest)
+    """`1d`, `90s`, `1500ms`, `5ms` → `24h0m0s`, `1m30s`, `1.5s`, `5ms`: the form of Go's `Duration.String`."""
+    millis = parse_duration(text, "")
+    if millis < 1_000:
+        return format_duration(millis)
+    minutes, left = divmod(millis, 60_000)
+    seconds = f"{left / 1_000:g}s"
+    if not minutes:
+        return seconds
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
 
 
 def _queue_info(queue: shapes.QueueInfo) -> dict[str, Any]:
@@ -403,12 +416,18 @@ def _queues(message: Any, answer: bytes) -> Message:
 
 
 def _stats(message: Any, answer: bytes) -> Message:
-    """Counts beyond what the field holds stay at its most; nobody here knows average ages."""
+    """Counts beyond what the field holds stay at its most. `total` is without scheduled items. Average ages are not kept: empty."""
     counts = _decode_counts(answer)
     queues = [
         {
             **_counted(queue, "produce_waiting", "lease_waiting", "complete_waiting", "in_flight"),
-            "partitions": [_counted(each, "partition", "total", "total_leased", "failures", "scheduled") for each in queue.partitions],
+            "partitions": [
+                {
+                    **_counted(each, "partition", "total_leased", "failures", "scheduled"),
+                    "total": min(each.total - each.scheduled, _INT32),
+                }
+                for each in queue.partitions
+            ],
         }
         for queue in counts.logical_queues
     ]
@@ -421,21 +440,21 @@ def _counted(counts: Any, *names: str) -> dict[str, int]:
 
 
 def _listed(message: Any, answer: bytes) -> Message:
-    said: Message = message_class("ItemsAnswer")(items=list(_stored(_decode_items(answer))))
+    said: Message = message_class("ItemsAnswer")(items=list(_stored(_decode_items(answer).items)))
     return said
 
 
-def _stored(listed: json_inspection.ListedItems) -> Iterator[dict[str, Any]]:
+def _stored(items: Sequence[json_inspection.ListedItem]) -> Iterator[dict[str, Any]]:
     times = _Times()
-    for item in listed.items:
+    for item in items:
         # There only an item that came from another queue has a source.
         moved = item.origin.rpartition(".")[0] != item.id.rpartition(".")[0]
         yield {
             "id": item.id,
             "source_id": item.origin if moved else None,
             "is_leased": item.is_leased,
-            "lease_deadline": times.of(item.lease_deadline),
-            "expire_deadline": times.of(item.expire_deadline),
+            "lease_deadline": times.of(item.lease_deadline) or _ZERO_TIME,
+            "expire_deadline": times.of(item.expire_deadline) or _ZERO_TIME,
             "created_at": times.of(item.created_at),
             "enqueue_at": times.of(item.enqueue_at),
             "attempts": min(item.attempts, _INT32),
@@ -448,12 +467,15 @@ def _stored(listed: json_inspection.ListedItems) -> Iterator[dict[str, Any]]:
 
 
 def _imported(message: Any, answer: bytes) -> Message:
-    """The items as they are now: under new ids, and with nothing of what they were before."""
-    place, _, first = _decode_produced(answer).first_id.rpartition(".")
+    """The items under their new ids, as they are stored. Of one that is gone already, what the request says of it."""
+    imported = _decode_imported(answer)
+    stored = {item["id"]: item for item in _stored(imported.items)}
+    place, _, first = imported.first_id.rpartition(".")
     said: Any = message_class("ImportAnswer")()
     for offset, item in enumerate(message.items, int(first)):
+        item_id = f"{place}.{offset}"
         kept = {name: getattr(item, name) for name in ("reference", "encoding", "kind", "payload")}
-        said.items.add(id=f"{place}.{offset}", enqueue_at=item.enqueue_at if item.HasField("enqueue_at") else None, **kept)
+        said.items.add(**stored.get(item_id, {"id": item_id, **kept}))
     answered: Message = said
     return answered
 

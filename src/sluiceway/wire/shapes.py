@@ -262,6 +262,7 @@ class PartitionCounts(Shape):
     redriven: int
     moved: int
     moved_in: int
+    next_offset: int | None = None
 
 
 class LogicalQueueCounts(Shape):
@@ -303,6 +304,22 @@ class Ready(Shape):
     ready: bool
     problems: list[str]
     checks: list[CheckInfo] | msgspec.UnsetType = msgspec.UNSET
+
+
+class HealthCheck(Shape, rename="camel", omit_defaults=True):
+    """One component's health. `output` says what is wrong with it."""
+
+    component_type: str
+    status: Literal["pass", "fail"]
+    output: str = ""
+
+
+class Health(Shape):
+    """The readiness of the server, in the health check format for HTTP APIs (draft-inadarei-api-health-check-06)."""
+
+    status: Literal["pass", "fail"]
+    version: str
+    checks: dict[str, list[HealthCheck]]
 
 
 class Problem(Shape, omit_defaults=True):

@@ -12,13 +12,14 @@ from typing import Any, TypeVar
 
 import apsw
 
-from sluiceway.adapters.disk import sync_directory
+from sluiceway.adapters.disk import keep_database_private, sync_directory
 from sluiceway.adapters.layout import migrate
 from sluiceway.adapters.lock import one_at_a_time
 from sluiceway.adapters.meta.commit import HISTORY, check_commit, forgotten
+from sluiceway.adapters.wal_check import check_log
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
-from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.ports.partition_store import DamagedError, StoreUnavailableError
 
 T = TypeVar("T")
 
@@ -60,6 +61,7 @@ class SqliteMetaStore:
         self._watchers: set[asyncio.Event] = set()
         self._closed = False
         try:
+            keep_database_private(path)
             self._db = apsw.Connection(str(path))
             try:
                 # SQLite does not wait for another that turns the new file into one with a write-ahead log, too: it fails at once.
@@ -69,6 +71,8 @@ class SqliteMetaStore:
             except BaseException:
                 self._db.close()
                 raise
+        except DamagedError as error:
+            raise StoreUnavailableError(str(error)) from error
         except (apsw.Error, OSError) as error:
             raise StoreUnavailableError(f"meta store {path}: {error}") from error
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="sluiceway-meta")
@@ -76,6 +80,7 @@ class SqliteMetaStore:
     def _set_up(self, path: Path, busy_timeout: Millis) -> None:
         db = self._db
         db.set_busy_timeout(busy_timeout)
+        check_log(db, f"meta store {path}")
         db.pragma("journal_mode", "wal")
         db.pragma("synchronous", "full")
         migrate(db, MIGRATIONS, f"meta store {path}")

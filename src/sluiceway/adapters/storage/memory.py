@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sluiceway.model.outcomes import Outcome
-from sluiceway.ports.partition_store import Changes, Fence, FencedError, PartitionRef, RecordKey, Snapshot
+from sluiceway.ports.partition_store import Changes, Fence, FencedError, Least, LostError, PartitionRef, RecordKey, Snapshot
 
 
 @dataclass(slots=True)
@@ -26,21 +26,31 @@ class MemoryDisk:
 
     def __init__(self) -> None:
         self.partitions: dict[PartitionRef, _Partition] = {}
+        self.identity: str | None = None
 
 
 class MemoryPartitionStore:
     """A PartitionStore whose data lives as long as its disk. DONE means only that it is on that disk. Use from one event loop at a time."""
 
     def __init__(self, disk: MemoryDisk | None = None) -> None:
-        self._partitions = (disk or MemoryDisk()).partitions
+        self._disk = disk or MemoryDisk()
+        self._partitions = self._disk.partitions
 
     def at_once(self, ref: PartitionRef) -> bool:
         return True
 
-    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
-        partition = self._partitions.setdefault(ref, _Partition(fence))
-        if partition.fence > fence:
-            raise FencedError(f"partition {ref.incarnation}.{ref.partition} was opened with {partition.fence}, above {fence}")
+    async def identify(self, new: str | None) -> str | None:
+        self._disk.identity = self._disk.identity or new
+        return self._disk.identity
+
+    async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
+        partition = self._partitions.get(ref)
+        name = f"{ref.incarnation}-{ref.partition}"
+        if partition is not None:
+            FencedError.check(name, partition.fence, fence)
+        LostError.check(name, None if partition is None else Least(partition.fence, partition.txn), least)
+        if partition is None:
+            partition = self._partitions[ref] = _Partition(fence)
         partition.fence = fence
         return partition.snapshot()
 

@@ -15,9 +15,10 @@ from zlib import crc32
 
 import apsw
 
-from sluiceway.adapters.disk import sync_directory
+from sluiceway.adapters.disk import create_private, sync_directory
 from sluiceway.adapters.layout import migrate
 from sluiceway.adapters.system import stopwatch
+from sluiceway.adapters.wal_check import check_log
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import (
@@ -25,6 +26,8 @@ from sluiceway.ports.partition_store import (
     DamagedError,
     Fence,
     FencedError,
+    Least,
+    LostError,
     RecordKey,
     RecordKind,
     Snapshot,
@@ -87,6 +90,8 @@ class PartitionFile:
         """Seconds that the last COMMIT took by itself: nearly all of what a turn waits for the disk."""
         with self._translated():
             created = not path.exists()
+            if created:
+                create_private(path)
             self._db = apsw.Connection(str(path))
             try:
                 self._set_up()
@@ -103,6 +108,7 @@ class PartitionFile:
         else:
             # One connection per file: the lock is kept, and the log's index lives in memory instead of in a third file.
             db.pragma("locking_mode", "exclusive")
+        check_log(db, f"partition {self._name}")
         db.pragma("page_size", PAGE_BYTES)
         self._use_log()
         db.pragma("synchronous", "full")
@@ -128,14 +134,15 @@ class PartitionFile:
         self._log_pages = pages
         return apsw.SQLITE_OK
 
-    def open(self, fence: Fence) -> Snapshot:
+    def open(self, fence: Fence, least: Least | None = None) -> Snapshot:
         """PartitionStore.open, durable when it returns."""
         with self._translated():
             self._begin_takeover()
             try:
                 row = self._row()
-                if row is not None and Fence(*row[:3]) > fence:
-                    raise FencedError(f"partition {self._name} was opened with {Fence(*row[:3])}, above {fence}")
+                if row is not None:
+                    FencedError.check(self._name, Fence(*row[:3]), fence)
+                LostError.check(self._name, None if row is None else Least(Fence(*row[:3]), row[3]), least)
                 snapshot = self._load(row)
                 state = (*fence, snapshot.txn, snapshot.header)
                 crc = _row_crc(*state)
@@ -247,6 +254,12 @@ class PartitionFile:
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._log_pages = 0
+
+    def reusable(self) -> int:
+        """Bytes of pages that hold nothing any more, after a checkpoint."""
+        self.checkpoint()
+        with self._translated():
+            return int(self._db.pragma("freelist_count")) * PAGE_BYTES
 
     @property
     def is_gone(self) -> bool:

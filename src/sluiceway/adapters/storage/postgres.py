@@ -15,7 +15,7 @@ import psycopg
 from psycopg.types.numeric import Int8
 
 from sluiceway.adapters.storage.postgres_connections import Connections, Link
-from sluiceway.adapters.storage.postgres_schema import MIGRATIONS, migrate
+from sluiceway.adapters.storage.postgres_schema import MIGRATIONS, identity_of, migrate
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import (
@@ -23,6 +23,8 @@ from sluiceway.ports.partition_store import (
     DamagedError,
     Fence,
     FencedError,
+    Least,
+    LostError,
     PartitionRef,
     RecordKey,
     RecordKind,
@@ -43,12 +45,16 @@ DROP_ROWS = 1_000
 _FIELDS: LiteralString = "id, fence_era, fence_grant, fence_opening, txn, header, crc"
 _LOOK: LiteralString = f"SELECT {_FIELDS} FROM partition WHERE incarnation = %s AND partition = %b"
 
+_LOCK: LiteralString = f"{_LOOK} FOR UPDATE"
+
 # Creates the row or locks the one that is there, and gives its newest state either way.
 _CLAIM: LiteralString = f"""
 INSERT INTO partition (incarnation, partition, fence_era, fence_grant, fence_opening, txn, header, crc)
 VALUES (%s, %b, %b, %b, %b, 0, NULL, %b)
 ON CONFLICT (incarnation, partition) DO UPDATE SET txn = partition.txn
-RETURNING {_FIELDS}"""
+RETURNING {_FIELDS}, xmax = 0"""
+_MADE = 7
+"""The place of `xmax = 0`: no row was there to be locked."""
 _RAISE = "UPDATE partition SET fence_era = %b, fence_grant = %b, fence_opening = %b, crc = %b WHERE id = %b"
 _RECORDS = "SELECT key, crc, value FROM record WHERE partition_id = %b"
 _END_BLOCKERS = "SELECT pg_terminate_backend(pid) FROM unnest(pg_blocking_pids(%b::int)) AS pid"
@@ -109,8 +115,11 @@ class PostgresPartitionStore:
     def at_once(self, ref: PartitionRef) -> bool:
         return False
 
-    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
-        return await self._carry_out(self._open(ref, fence))
+    async def identify(self, new: str | None) -> str | None:
+        return await self._carry_out(self._identify(new))
+
+    async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
+        return await self._carry_out(self._open(ref, fence, least))
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         return await self._carry_out(self._apply(ref, changes.txn, fence, *_turn(ref, changes, fence)))
@@ -148,31 +157,47 @@ class PostgresPartitionStore:
                     self._migrated = True
             yield link
 
-    async def _open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+    async def _identify(self, new: str | None) -> str | None:
+        try:
+            # Where it is only asked for, nothing is made: this may be another database.
+            async with self._connections.one() if new is None else self._link() as link:
+                return await identity_of(link, self._schema, new)
+        except psycopg.Error as error:
+            raise StoreUnavailableError(f"schema {self._schema}: {error}") from error
+
+    async def _open(self, ref: PartitionRef, fence: Fence, least: Least | None) -> Snapshot:
         with _translated(ref):
             async with self._link() as link:
                 # Looked at before locking: an owner of the past must not end the transactions of the present one.
                 for row in await link.execute(_LOOK, _place(ref)):
                     _check_fence(ref, row, fence)
                 async with link.transaction():
-                    row = await self._claim(link, ref, fence)
+                    row = await self._claim(link, ref, fence, least)
                     _check_row(ref, row)
-                    _check_fence(ref, row, fence)
+                    if least is not None or not row[_MADE]:
+                        _check_fence(ref, row, fence)
+                    LostError.check(_name(ref), Least(Fence(*row[1:4]), row[4]), least)
                     number, txn, header = row[0], row[4], row[5]
                     await link.execute(_RAISE, [*map(Int8, fence), Int8(_row_crc(fence, txn, header)), Int8(number)])
                     # A statement of its own, so that it sees everything that was committed before the row was locked.
                     return await _load(link, ref, row)
 
-    async def _claim(self, link: Link, ref: PartitionRef, fence: Fence) -> tuple[Any, ...]:
+    async def _claim(self, link: Link, ref: PartitionRef, fence: Fence, least: Least | None) -> tuple[Any, ...]:
         """Lock the partition's row, which shuts out every other transaction that would change the partition."""
-        params = [*_place(ref), *map(Int8, fence), Int8(_row_crc(fence, 0, None))]
-        claiming = asyncio.create_task(link.execute(_CLAIM, params))
+        if least is None:
+            params = [*_place(ref), *map(Int8, fence), Int8(_row_crc(fence, 0, None))]
+            claiming = asyncio.create_task(link.execute(_CLAIM, params))
+        else:
+            claiming = asyncio.create_task(link.execute(_LOCK, _place(ref)))
         done, _ = await asyncio.wait([claiming], timeout=TAKEOVER_TIMEOUT / 1000)
         if not done:
             # If this fails, claiming will fail too, at its lock time-out.
             with contextlib.suppress(StoreUnavailableError, psycopg.Error):
                 await self._end_blockers(link.backend_pid)
-        return (await claiming)[0]
+        rows = await claiming
+        if not rows:
+            LostError.check(_name(ref), None, least)
+        return rows[0]
 
     async def _end_blockers(self, backend_pid: int) -> None:
         """End the connections whose locks that backend waits for. What they had not committed is undone."""
@@ -210,7 +235,7 @@ class PostgresPartitionStore:
     async def _drop(self, ref: PartitionRef) -> None:
         with _translated(ref):
             async with self._link() as link, link.transaction():
-                for row in await link.execute(_LOOK + " FOR UPDATE", _place(ref)):
+                for row in await link.execute(_LOCK, _place(ref)):
                     number = Int8(row[0])
                     for statement in (_DROP_BLOBS, _DROP_RECORDS):
                         while await link.execute(statement, [number, Int8(DROP_ROWS)]):
@@ -272,8 +297,7 @@ def _check_row(ref: PartitionRef, row: tuple[Any, ...]) -> None:
 
 
 def _check_fence(ref: PartitionRef, row: tuple[Any, ...], fence: Fence) -> None:
-    if Fence(*row[1:4]) > fence:
-        raise FencedError(f"partition {_name(ref)} was opened with {Fence(*row[1:4])}, above {fence}")
+    FencedError.check(_name(ref), Fence(*row[1:4]), fence)
 
 
 def _place(ref: PartitionRef) -> list[object]:

@@ -60,6 +60,20 @@ async def migrate(link: Link, schema: str, migrations: Sequence[LiteralString]) 
         await link.execute("INSERT INTO layout VALUES (%s)", [len(migrations)])
 
 
+async def identity_of(link: Link, schema: str, new: str | None) -> str | None:
+    """PartitionStore.identify. Raises psycopg.Error. The table is no part of the layout: an earlier version passes over it."""
+    known = "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'identity'"
+    if not await link.execute(known, [schema]):
+        if new is None:
+            return None
+        async with link.transaction():
+            await link.execute("SELECT pg_advisory_xact_lock(hashtextextended('sluiceway identity ' || %s, 0))", [schema])
+            await link.run("CREATE TABLE IF NOT EXISTS identity (one boolean PRIMARY KEY CHECK (one), name text NOT NULL)")
+            await link.execute("INSERT INTO identity VALUES (true, %s) ON CONFLICT DO NOTHING", [new])
+    rows = await link.execute("SELECT name FROM identity")
+    return str(rows[0][0]) if rows else None
+
+
 async def _version(link: Link, schema: str) -> int:
     """0: there is nothing yet."""
     if not await link.execute("SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'layout'", [schema]):

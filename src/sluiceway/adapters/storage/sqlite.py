@@ -12,11 +12,20 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sluiceway.adapters import system
-from sluiceway.adapters.disk import make_directory, sync_directory
-from sluiceway.adapters.lock import DirectoryLock
+from sluiceway.adapters.disk import keep_private, sync_directory, write_durably
+from sluiceway.adapters.lock import DirectoryLock, one_at_a_time
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.model.outcomes import Outcome
-from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionRef, Snapshot, StoreUnavailableError
+from sluiceway.ports.partition_store import (
+    Changes,
+    DamagedError,
+    Fence,
+    Least,
+    LostError,
+    PartitionRef,
+    Snapshot,
+    StoreUnavailableError,
+)
 
 T = TypeVar("T")
 
@@ -25,6 +34,23 @@ ON_LOOP_BYTES = 256 << 10
 
 ON_LOOP_RECORDS = 300
 """Small records of such a turn, put or deleted: each takes about 3 µs."""
+
+
+IDENTITY = "identity"
+"""The file that has the directory's name."""
+
+
+def identity_of(directory: Path, new: str | None) -> str | None:
+    """PartitionStore.identify, of a directory that may not be there yet. Raises OSError."""
+    path = directory / IDENTITY
+    if path.exists() or new is None:
+        return path.read_text().strip() if path.exists() else None
+    keep_private(directory)
+    # The instances of a cluster may all begin at the same moment.
+    with one_at_a_time(directory):
+        if not path.exists():
+            write_durably(path, new + "\n", private=True)
+        return path.read_text().strip()
 
 
 class Pace:
@@ -102,8 +128,11 @@ class _Strand:
             self.file = PartitionFile(self.path, shared=self._shared)
         return self.file
 
-    def open(self, fence: Fence) -> Snapshot:
-        return self.created().open(fence)
+    def open(self, fence: Fence, least: Least | None) -> Snapshot:
+        file = self.created() if least is None else self.existing()
+        if file is None:
+            raise LostError(self.path.stem, f"is not there (no file {self.path})")
+        return file.open(fence, least)
 
     def apply(self, changes: Changes, fence: Fence) -> Outcome:
         try:
@@ -152,7 +181,7 @@ class SqlitePartitionStore:
     """
 
     def __init__(self, directory: Path, *, shared: bool = False, max_open: int = 256, threads: int = 8) -> None:
-        make_directory(directory)
+        keep_private(directory)
         self._directory = directory
         self._max_open = max_open
         self._shared = shared
@@ -167,8 +196,14 @@ class SqlitePartitionStore:
         strand = self._strands.get(ref)
         return self._pace.is_quick and strand is not None and strand.file is not None and not strand.running
 
-    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
-        return await self._run(ref, lambda strand: strand.open(fence))
+    async def identify(self, new: str | None) -> str | None:
+        try:
+            return await asyncio.to_thread(identity_of, self._directory, new)
+        except OSError as error:
+            raise StoreUnavailableError(f"{self._directory / IDENTITY}: {error}") from error
+
+    async def open(self, ref: PartitionRef, fence: Fence, least: Least | None = None) -> Snapshot:
+        return await self._run(ref, lambda strand: strand.open(fence, least))
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         records = len(changes.puts) + len(changes.deletes)
@@ -192,6 +227,10 @@ class SqlitePartitionStore:
 
     async def browse(self, ref: PartitionRef) -> Snapshot:
         return await self._run(ref, lambda strand: strand.browse())
+
+    async def reusable(self, ref: PartitionRef) -> int:
+        """Bytes that the file of an open partition has free. Also moves its log into it, which then begins anew and does not grow."""
+        return await self._run(ref, lambda strand: 0 if strand.file is None else strand.file.reusable())
 
     async def drop(self, ref: PartitionRef) -> None:
         await self._run(ref, lambda strand: strand.drop())

@@ -48,6 +48,7 @@ ITERATOR_LIVES: Millis = 280_000
 """The service forgets an iterator after five minutes."""
 LISTED_EVERY: Millis = 5_000
 SUMMARY_LIVES: Millis = 60_000
+SECOND: Millis = 1_000
 PATIENCE: Millis = 30_000
 """So long a batch is read again before that counts as broken off."""
 
@@ -260,7 +261,7 @@ class KinesisStream:
             if page.records:
                 place = reader.place
                 end = await self._end_if_told(shard, reader) if reader.closed else None
-                return _batch(page.records, reader.text, at=place.since, behind=page.behind, end=end)
+                return _batch(page.records, reader.text, at=place.since, behind=_behind(page, limit), end=end)
             if page.following and page.behind == 0 and reader.sure:
                 return await self._caught_up(shard, reader, page)
             if page.behind == 0:
@@ -449,6 +450,18 @@ def _roots(listing: Listing, after: str) -> list[tuple[str, tuple[str, ...], str
             # One of two: the child waits for both, so this one must be there, to end at once.
             roots += [(parent, (), GONE) for parent in gone if parent > after]
     return roots
+
+
+def _behind(page: Page, limit: int) -> Millis | None:
+    """How long a page of records is behind the end of the stream, by the clock; as long as its last record is old, if that is longer.
+
+    `MillisBehindLatest` may count from the newest record, which an emulator does, so that records which came close together are 0 apart;
+    hence the 0 of a full page, too, is not believed. The service's clock tells whole seconds.
+    """
+    if page.behind == 0 and len(page.records) < limit:
+        return 0
+    at = page.records[-1].at
+    return None if at is None else max(page.behind, page.now - at + SECOND)
 
 
 def _batch(

@@ -299,7 +299,7 @@ class _Slot:
             _batch(found.transactions),
             None if upto is None else format_lsn(upto),
             at=None if heartbeat is None else heartbeat - SLACK,
-            behind=max(0, look.now - at) if found.cut and at is not None else 0,
+            behind=max(0, look.now - at) + 1 if found.cut and at is not None else 0,
         )
 
     async def again(self, after: Lsn, until: Lsn) -> Batch:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple, TypeVar, cast
 
 import msgspec
 
-from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import Stamp, View
 
@@ -27,6 +27,18 @@ ROUNDS_KEPT = 100
 """As many sealed rounds are kept for people to look at."""
 MOST_TOLD = 16_384
 """Bytes of what a sealed round tells of the items that it moved, at most."""
+
+
+BOUNDS: Mapping[str, tuple[Millis, Millis]] = {
+    "settle_timeout": (1, 60_000),
+    "round_interval": (1, 600_000),
+    "heartbeat_interval": (1_000, 900_000),
+    "beat_interval": (10, 60_000),
+    "lease_timeout": (100, 300_000),
+    "member_timeout": (125, 900_000),
+}
+"""The least and the most that an operator may set each time of a cluster to. Below, members do nothing but beat; above, nobody takes over
+from one that has died."""
 
 
 class Token(NamedTuple):
@@ -59,6 +71,16 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise invalid("lease_timeout", f"must be at least twice the beat_interval, which is {self.beat_interval}ms")
         if self.member_timeout < PATIENCE * self.lease_timeout:
             raise invalid("member_timeout", f"must be at least {PATIENCE} times the lease_timeout, which is {self.lease_timeout}ms")
+
+
+def with_times(before: Parameters, times: Mapping[str, Millis]) -> Parameters:
+    """Those parameters with other times, by name. Raises `invalid_request` with the name of one that is out of bounds, or does not go with
+    the others."""
+    for name, time in times.items():
+        least, most = BOUNDS[name]
+        if not least <= time <= most:
+            raise invalid(name, f"expected {format_duration(least)} to {format_duration(most)}, and it is {format_duration(time)}")
+    return msgspec.structs.replace(before, **times)
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):

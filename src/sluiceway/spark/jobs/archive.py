@@ -58,7 +58,7 @@ def archive(
     once: bool = False,
     interval: str = "10s",
     max_items: int = 50_000,
-    hold_for: str = "1d",
+    hold_for: str | None = None,
     tell: Tell = unheard,
     stop: Stop = never,
 ) -> Followed:

@@ -1,28 +1,23 @@
-"""What the jobs share: which queue, how far it is, how a streaming query is followed to its end, and what Spark's errors mean."""
+"""What the jobs share: which queue, how far it is, and how a streaming query is followed to its end."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
-from py4j.protocol import Py4JError, Py4JJavaError  # type: ignore[import-untyped]
-from pyspark.errors import AnalysisException, PySparkException
+from py4j.protocol import Py4JJavaError  # type: ignore[import-untyped]
+from pyspark.errors import PySparkException
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark.offsets import Offset
 from sluiceway.spark.options import Server, server_options
+from sluiceway.spark.spark_errors import translated
 
 _GLANCE = 0.2
 """Seconds between two looks at a query."""
-_OURS = re.compile(r"SluicewayError: ([^\n]+)")
-_GIVEN_UP = "option requestTimeout)"
-"""With these words ends what `spark.http` says of a server that it could not reach for long enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,31 +122,3 @@ def follow(
         raise
     look()
     return Followed(sum(batches.values()), sum(rows > 0 for rows in batches.values()), asked)
-
-
-def translated(error: Exception) -> SluicewayError:
-    """Spark's error as one of ours: its texts go on with the stacks of several processes."""
-    text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
-    found = _OURS.findall(str(text))
-    if found:
-        # The innermost is the last that was told.
-        code = "unavailable" if found[-1].endswith(_GIVEN_UP) else "invalid_request"
-        return SluicewayError(code, found[-1])
-    line = str(text).strip().partition("\n")[0]
-    cause = _cause(error).strip().partition("\n")[0]
-    if cause and cause not in line:
-        line += f" {cause}"
-    return SluicewayError("invalid_request" if isinstance(error, AnalysisException) else "internal", f"Spark: {line}")
-
-
-def _cause(error: Exception) -> str:
-    """What the innermost of Spark's exceptions says: the outer ones only name the file or the batch."""
-    inner: Any = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
-    if inner is None:
-        return ""
-    try:
-        while (below := inner.getCause()) is not None:
-            inner = below
-        return str(inner.getMessage())
-    except Py4JError:
-        return ""

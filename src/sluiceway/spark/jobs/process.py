@@ -13,8 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.spark.jobs.common import Followed, Place, Stop, Tell, follow, items_leased, never, translated, unheard
+from sluiceway.spark.jobs.common import Followed, Place, Stop, Tell, follow, items_leased, never, unheard
 from sluiceway.spark.settle import check_columns, settle
+from sluiceway.spark.spark_errors import translated
 
 Work = Callable[..., DataFrame | None]
 """(items) or (items, number of the batch) → outcomes, as `settle` takes them; None: all are done."""

@@ -1,0 +1,200 @@
+"""Damage in a SQLite write-ahead log, told from the torn end that a crash leaves.
+
+SQLite reads its log up to the first frame that fails its checksum and forgets the rest without a word. docs/adr/0032-damaged-logs.md says
+what tells the two apart, and what cannot be told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+import apsw
+import numpy as np
+import numpy.typing as npt
+
+from sluiceway.ports.partition_store import DamagedError
+
+_HEADER, _FRAME_HEADER = 32, 24
+_WORDS = {0x377F0682: "<u4", 0x377F0683: ">u4"}
+"""The log's magic number says in which byte order its checksums take the words."""
+_CHUNK = 256 << 10
+"""Bytes: with more, most of the time goes into getting memory for them."""
+
+Words = npt.NDArray[np.uint32]
+Flags = npt.NDArray[np.bool_]
+
+
+def check_log(db: apsw.Connection, what: str) -> None:
+    """To be called before the first statement of a connection to a file. Raises DamagedError, which `what` begins;
+    then the log stays as it is when `db` is closed. Also apsw.Error and OSError."""
+    path = Path(db.filename)
+    if find_damage(path) is None:
+        return
+    # Without this, closing would copy what precedes the damage into the database, and remove the log.
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+    # Where processes share the file, another one may have been writing. It is not under this lock.
+    db.execute("BEGIN IMMEDIATE")
+    damage = find_damage(path)
+    db.execute("ROLLBACK")
+    if damage is not None:
+        raise DamagedError(f"{what}: {damage}")
+    db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0)
+
+
+def find_damage(database: Path) -> str | None:
+    """What is wrong with the log of that database, in words; None if it is whole, torn at its end, or not there. Raises OSError."""
+    log = database.with_name(f"{database.name}-wal")
+    try:
+        if database.stat().st_size == 0:
+            # SQLite removes the log of an empty database, which is that of a database before it.
+            return None
+        with log.open("rb") as file:
+            kept = _damaged_from(file, database)
+    except FileNotFoundError:
+        return None
+    if kept is None:
+        return None
+    return (
+        f"the log {log} is damaged at byte {kept}, and later commits in it would be lost. Bring the file back from a copy; "
+        f"or give these commits up with `truncate -s {kept} {log}`, and start the server again"
+    )
+
+
+class _Frames(NamedTuple):
+    """The frames of a log, one row each."""
+
+    page: npt.NDArray[np.int64]
+    size: Words
+    """Of the database in pages, if the frame ends a transaction, else 0."""
+    salts: Words
+    stored: Words
+    """The checksum that the frame has."""
+    due: Words
+    """The one that follows from its bytes and the checksum stored before it."""
+
+    @property
+    def linked(self) -> Flags:
+        return np.asarray((self.stored == self.due).all(axis=1))
+
+
+def _damaged_from(file: BinaryIO, database: Path) -> int | None:
+    """How many bytes of the log precede the damage."""
+    header = file.read(_HEADER)
+    if len(header) < _HEADER:
+        return None
+    magic, version, page_size, _, *rest = struct.unpack(">8I", header)
+    salts, stored = np.array(rest[:2], np.uint32), np.array(rest[2:], np.uint32)
+    if magic in _WORDS and version == 3_007_000 and (stored == _checksum(header[:24], _WORDS[magic])).all():
+        frames = _read(file, page_size, _WORDS[magic], stored)
+        frame = _damaged_frame(file, frames, salts, page_size, _WORDS[magic])
+        return None if frame is None else _HEADER + frame * (_FRAME_HEADER + page_size)
+    return 0 if _holds_news(file, header, database) else None
+
+
+def _damaged_frame(file: BinaryIO, frames: _Frames, salts: Words, page_size: int, words: str) -> int | None:
+    own = np.asarray((frames.salts == salts).all(axis=1))
+    linked = frames.linked
+    valid = own & linked & (frames.page > 0)
+    if valid.all():
+        return None
+    first = int(valid.argmin())
+    # A frame that goes on from a commit was written when that commit was in the log and synced. So the commit is there, and it is not the
+    # last: what a crash tears, or a failed commit leaves behind, is of one transaction, which none goes on from.
+    if (linked[first + 1 :] & own[first + 1 :] & (frames.size[first:-1] > 0)).any():
+        return first
+    differing = np.concatenate((frames.salts[first] ^ salts, frames.stored[first] ^ frames.due[first]))
+    if sum(int(word).bit_count() for word in differing) == 1:
+        return first
+    return first if own[first] and _is_one_bit(frames.stored[first] - frames.due[first], page_size) else None
+
+
+def _is_one_bit(difference: Words, page_size: int) -> bool:
+    """Whether one flipped bit of what is summed makes such a difference: nothing that was half written does so but by chance."""
+    bits = _weights(2 + page_size // 4)[0][:, None, :] << np.arange(32, dtype=np.uint32)[None, :, None]
+    return bool(((bits == difference).all(axis=2) | (-bits == difference).all(axis=2)).any())
+
+
+def _holds_news(file: BinaryIO, header: bytes, database: Path) -> bool:
+    """Whether a log without a valid header has commits that the database has not. A crash in the middle of writing the header leaves the
+    frames of the log before it, all of which were copied into the database first."""
+    words = "<u4" if sys.byteorder == "little" else ">u4"
+    # The damaged part of the header may be its checksum.
+    seeds = (np.array(struct.unpack(">2I", header[24:]), np.uint32), _checksum(header[:24], words))
+    with _opened(database) as db:
+        page_size = int.from_bytes(db.xRead(2, 16), "big")
+        # Of a database file that has no page size, SQLite says itself that it is none.
+        return page_size >= 512 and any(_is_newer(file, _read(file, page_size, words, seed), db, page_size) for seed in seeds)
+
+
+def _is_newer(file: BinaryIO, frames: _Frames, db: apsw.VFSFile, page_size: int) -> bool:
+    linked = frames.linked
+    begin = int(linked.argmax())
+    ours = linked[begin:] & (frames.salts[begin:] == frames.salts[begin : begin + 1]).all(axis=1)
+    end = len(linked) if ours.all() else begin + int(ours.argmin())
+    commits = begin + np.flatnonzero(frames.size[begin:end])
+    if not len(commits):
+        return False
+    last = {int(frames.page[n]): n for n in range(begin, int(commits[-1]) + 1)}
+    for page, n in last.items():
+        file.seek(_HEADER + n * (_FRAME_HEADER + page_size) + _FRAME_HEADER)
+        if page <= frames.size[commits[-1]] and file.read(page_size) != db.xRead(page_size, (page - 1) * page_size):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def _opened(database: Path) -> Iterator[apsw.VFSFile]:
+    """For reading. By way of SQLite: to close the file in another way would end the locks that this process has on it."""
+    file = apsw.VFSFile("", str(database), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+    try:
+        yield file
+    finally:
+        file.xClose()
+
+
+def _read(file: BinaryIO, page_size: int, words: str, seed: Words) -> _Frames:
+    """All whole frames. `seed`: the checksum that the first of them goes on from."""
+    frame = _FRAME_HEADER + page_size
+    weights, power = _weights(2 + page_size // 4)
+    # The rest of a frame's header, after its first two words, is not summed.
+    by_word = np.concatenate((weights[:2], np.zeros((4, 2), np.uint32), weights[2:]))
+    heads, sums = [np.empty((0, 6), np.uint32)], [np.empty((0, 2), np.uint32)]
+    file.seek(_HEADER)
+    for chunk in _chunks(file, frame):
+        rows = np.frombuffer(chunk, np.uint8).reshape(-1, frame)
+        heads.append(np.ascontiguousarray(rows[:, :_FRAME_HEADER]).view(">u4").astype(np.uint32))
+        sums.append(np.einsum("ij,jk->ik", rows.view(words), by_word))
+    head = np.concatenate(heads)
+    stored = head[:, 4:]
+    due = np.concatenate((seed[None, :], stored[:-1]))[: len(head)] @ power + np.concatenate(sums)
+    return _Frames(head[:, 0].astype(np.int64), head[:, 1], head[:, 2:4], stored, due)
+
+
+def _chunks(file: BinaryIO, frame: int) -> Iterator[bytes]:
+    while len(chunk := file.read(max(1, _CHUNK // frame) * frame)) >= frame:
+        yield chunk[: len(chunk) - len(chunk) % frame]
+
+
+def _checksum(data: bytes, words: str) -> Words:
+    return np.frombuffer(data, words).astype(np.uint32) @ _weights(len(data) // 4)[0]
+
+
+@functools.cache
+def _weights(count: int) -> tuple[Words, Words]:
+    """SQLite's checksum of so many words as one product: (words @ weights) + (the checksum before @ power), all modulo 2**32.
+
+    Of each two words it makes s0 += x0 + s1; s1 += x1 + s0.
+    """
+    weights = np.empty((count, 2), np.uint32)
+    step = np.array([[1, 1], [1, 2]], np.uint32)
+    power = np.eye(2, dtype=np.uint32)
+    for at in range(count - 2, -1, -2):
+        weights[at : at + 2] = np.array([[1, 1], [0, 1]], np.uint32) @ power
+        power = power @ step
+    return weights, power
