@@ -17,6 +17,7 @@ from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.model.requests import QueueSpec
 from sluiceway.node.service import Service
+from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import FENCE, REF, turn
 
@@ -89,6 +90,15 @@ def test_a_meta_store_by_itself_is_private(tmp_path: Path) -> None:
     store = SqliteMetaStore(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     del store
+
+
+def test_a_folder_that_is_no_meta_store_keeps_its_rights(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    for path in (tmp_path, Path("/")):
+        before = path.stat().st_mode
+        with pytest.raises(StoreUnavailableError, match="unable to open"):
+            SqliteMetaStore(path)
+        assert path.stat().st_mode == before
 
 
 def test_a_directory_for_all_users_is_told_of_and_stays_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -203,5 +203,5 @@ def test_columns_and_options_are_checked() -> None:
     source = SluicewaySource(given)
     assert (source.schema(), SluicewaySource({**given, "consumer": "c"}).schema()) == (BROWSED, SCHEMA)
     with pytest.raises(SluicewayError, match="consumer: this option is required"):
-        source.streamReader(BROWSED)
+        source.streamReader(BROWSED).initialOffset()
     assert isinstance(SluicewaySource({**given, "consumer": "c"}).streamReader(SCHEMA), LeaseStreamReader)

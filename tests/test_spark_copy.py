@@ -68,7 +68,7 @@ def drain(world: Server, queue: str, partitions: int) -> str:
 
 
 def test_what_drains_goes_to_the_open_partitions(spark: SparkSession, world: Server, tmp_path: Path) -> None:
-    queue = world.create("draining", partitions=4)
+    queue = world.create("draining", partitions=4, lease_timeout="1d")
     fill(world, queue, 0, 3_000)
     # Some were tried before.
     leased = world.call("/v1/queue.lease", queue_name=queue, client_id="t", batch_size=200, max_partitions=4)["items"]

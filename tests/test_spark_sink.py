@@ -136,7 +136,7 @@ def bad_rows(**others: Any) -> pa.Table:
     return table(
         payload=pa.array([b"ok", None, b"x" * ((8 << 20) + 1), b"k", b"r", b"h", b"t", b"n", b"ok too"], pa.binary()),
         kind=pa.array(["k", None, None, "k" * 2_049, None, None, None, None, None]),
-        reference=pa.array(["r", "row 1", None, None, "ż" * 513, None, None, None, "r"]),
+        reference=pa.array(["r", "row 1", None, None, "ż" * 1_025, None, None, None, "r"]),
         headers=pa.array(
             [[("a", "b")], None, None, None, None, [("a", "b" * 8_192)], None, [("a", None)], []], pa.map_(pa.utf8(), pa.utf8())
         ),
@@ -150,8 +150,8 @@ def bad_rows(**others: Any) -> pa.Table:
     [
         (1, "payload", "no value, and every item needs a payload (a row; the first is row 1000 of task 3, reference 'row 1')"),
         (2, "payload", "larger than 8,388,608 bytes (a row"),
-        (3, "kind", "longer than 1,024 bytes"),
-        (4, "reference", "longer than 1,024 bytes"),
+        (3, "kind", "longer than 2,048 bytes"),
+        (4, "reference", "longer than 2,048 bytes"),
         (5, "headers", "larger than 8,192 bytes"),
         (6, "enqueue_at", "before 1970"),
         (7, "headers", "a header has no value"),
@@ -183,7 +183,7 @@ def test_bad_rows_go_to_a_queue_of_their_own_once(world: Server, task: dict[str,
         "payload", "payload", "kind", "reference", "headers", "enqueue_at", "headers",
     ]  # fmt: skip
     assert [item["headers"]["sluiceway-row"] for item in found] == [f"3/{n}" for n in range(1, 8)]
-    assert (found[0]["reference"], found[2]["kind"], found[3]["reference"]) == ("row 1", "k" * 256, "ż" * 256)
+    assert (found[0]["reference"], found[2]["kind"], found[3]["reference"]) == ("row 1", "k" * 512, "ż" * 512)
     with caplog.at_level(logging.WARNING):
         writer.commit([first, None, first])
         writer.commit([Written(0, 0, 0, bad=1)])

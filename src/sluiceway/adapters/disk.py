@@ -77,6 +77,9 @@ def create_private(path: Path) -> None:
 def keep_database_private(path: Path) -> None:
     """The same for a SQLite database wherever it lies, which is created if it is missing. Raises OSError."""
     create_private(path)
+    if not path.is_file():
+        # A folder, say, that was named by mistake: its rights are its owner's, and SQLite says what is wrong.
+        return
     files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]
     if sum(_narrow(file, _PRIVATE_FILE) for file in files):
         log.warning("%s was open to other users of this machine; now it is not", path)

@@ -92,12 +92,12 @@ def _damaged_from(file: BinaryIO, database: Path) -> int | None:
     salts, stored = np.array(rest[:2], np.uint32), np.array(rest[2:], np.uint32)
     if magic in _WORDS and version == 3_007_000 and (stored == _checksum(header[:24], _WORDS[magic])).all():
         frames = _read(file, page_size, _WORDS[magic], stored)
-        frame = _damaged_frame(file, frames, salts, page_size, _WORDS[magic])
+        frame = _damaged_frame(frames, salts, page_size)
         return None if frame is None else _HEADER + frame * (_FRAME_HEADER + page_size)
     return 0 if _holds_news(file, header, database) else None
 
 
-def _damaged_frame(file: BinaryIO, frames: _Frames, salts: Words, page_size: int, words: str) -> int | None:
+def _damaged_frame(frames: _Frames, salts: Words, page_size: int) -> int | None:
     own = np.asarray((frames.salts == salts).all(axis=1))
     linked = frames.linked
     valid = own & linked & (frames.page > 0)
@@ -108,15 +108,36 @@ def _damaged_frame(file: BinaryIO, frames: _Frames, salts: Words, page_size: int
     # last: what a crash tears, or a failed commit leaves behind, is of one transaction, which none goes on from.
     if (linked[first + 1 :] & own[first + 1 :] & (frames.size[first:-1] > 0)).any():
         return first
-    differing = np.concatenate((frames.salts[first] ^ salts, frames.stored[first] ^ frames.due[first]))
-    if sum(int(word).bit_count() for word in differing) == 1:
-        return first
-    return first if own[first] and _is_one_bit(frames.stored[first] - frames.due[first], page_size) else None
+    return first if _one_bit_is_missing(frames, first, salts, valid, page_size) else None
 
 
-def _is_one_bit(difference: Words, page_size: int) -> bool:
-    """Whether one flipped bit of what is summed makes such a difference: nothing that was half written does so but by chance."""
-    bits = _weights(2 + page_size // 4)[0][:, None, :] << np.arange(32, dtype=np.uint32)[None, :, None]
+def _one_bit_is_missing(frames: _Frames, first: int, salts: Words, valid: Flags, page_size: int) -> bool:
+    """Whether the transaction of that invalid frame is there to its end, but for one bit of this frame.
+
+    The bit alone proves nothing: of a page that is written again and again, a torn write may leave a sector of before that differs in one
+    counter. But then the rest of the transaction was written, too, only by chance.
+    """
+    after = valid[first + 1 :].copy()
+    content = frames.stored[first] - frames.due[first]
+    if _bits(frames.salts[first] ^ salts) + _bits(frames.stored[first] ^ frames.due[first]) == 1:
+        if len(after):
+            # If the bit is one of the stored checksum, the next frame goes on from what it was.
+            after[0] |= bool((frames.stored[first + 1] - frames.due[first + 1] == content @ -_weights(2 + page_size // 4)[1]).all())
+    elif not ((frames.salts[first] == salts).all() and _is_one_bit(content, _weights(2 + page_size // 4)[0])):
+        return False
+    rest = len(after) if after.all() else int(after.argmin())
+    marked = bool((frames.size[first : first + 1 + rest] > 0).any())
+    # The bit may be the mark itself: the second word of the frame.
+    return marked or _is_one_bit(content, _weights(2 + page_size // 4)[0][1:2])
+
+
+def _bits(words: Words) -> int:
+    return sum(int(word).bit_count() for word in words)
+
+
+def _is_one_bit(difference: Words, weights: Words) -> bool:
+    """Whether one flipped bit of words of these weights makes such a difference of the checksum."""
+    bits = weights[:, None, :] << np.arange(32, dtype=np.uint32)[None, :, None]
     return bool(((bits == difference).all(axis=2) | (-bits == difference).all(axis=2)).any())
 
 
