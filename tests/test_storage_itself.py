@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from cli_shell import Shell
 from cluster_rig import cluster
 from node_rig import Store, eventually, lease, payloads, produce, service_on, serving, settle, spec
 from postgres_server import PostgresServer, server_or_skip
-from server_process import ServerProcess
+from server_process import COMMAND, PATIENCE, ServerProcess
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
@@ -89,6 +90,9 @@ def test_a_server_does_not_make_a_partition_anew_whose_file_is_gone(tmp_path: Pa
         assert ready.status_code == 503
         assert f"partition {lost.stem} is not there" in ready.text
         assert "sluiceway backend accept" in ready.text
+        told = subprocess.run([*COMMAND, "doctor", "--url", server.url], capture_output=True, text=True, timeout=PATIENCE, check=False)
+        assert told.returncode == 3
+        assert f"partition {lost.stem} is not there" in told.stdout
         # The other one serves.
         http.post("/v1/queue.produce", json={"queue_name": "q", "items": [{"utf8": "b"}]}).raise_for_status()
         assert server.interrupt() == 0
