@@ -117,7 +117,7 @@ def passes_on_what_a_peer_asks(original: Any) -> Any:
 def takes_more_under_a_key(_original: Any) -> Any:
     """A repeated lease key does not find the leases that other instances have given out under it."""
 
-    async def holders(_self: Any, _record: Any, _request: Any) -> list[Any]:
+    async def holders(*_: Any) -> list[Any]:
         return []
 
     return holders

@@ -111,6 +111,7 @@ class ClusterWorld:
         self.network = Network(self.loop, roads_of(self.random))
         self.shared = SharedMeta()
         self.vault = Vault(self._new_store)
+        self.vault.straggles = lambda: self.weather.stragglers > 0 and self.random.random() < self.weather.stragglers
         self.items: dict[str, Item] = {}
         self.ledgers: dict[str, QueueLedger] = {}
         self.clients: list[Clients] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -42,6 +43,9 @@ class Vault:
         self.commits = 0
         self.shut_out = 0
         """Commits that a fence refused."""
+        self.straggles: Callable[[], bool] = lambda: False
+        """Whether a commit that is sent arrives only when its partition has been opened again."""
+        self._stragglers: dict[PartitionRef, asyncio.Event] = {}
         self._new_store = new_store
         self._dropped = dropped
         self._turns: dict[int, tuple[Changes, Turn]] = {}
@@ -84,6 +88,8 @@ class Vault:
         check(user == owner, f"{owner} opens {ref.incarnation}.{ref.partition} under {fence[:2]}, which {user} has used")
         check(kept.store.fence != fence, f"{owner} opens {ref.incarnation}.{ref.partition} twice under {fence}")
         kept.store.open(fence)
+        if ref in self._stragglers:
+            self._stragglers.pop(ref).set()
         return kept.store.snapshot()
 
     def is_away(self, ref: PartitionRef) -> bool:
@@ -99,6 +105,11 @@ class Vault:
     def may_write(store: Store, fence: Fence) -> bool:
         """The fence is that of the last opening."""
         return store.fence == fence
+
+    async def apply_late(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        """Between the next opening and whatever is then written: nothing but the fence keeps it out."""
+        await self._stragglers.setdefault(ref, asyncio.Event()).wait()
+        return await self.apply(ref, changes, fence)
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         kept = self.partitions.get(ref)
@@ -152,8 +163,9 @@ class SimPartitionStore:
             raise _unavailable() from error
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
+        apply = self._vault.apply_late if self._vault.straggles() else self._vault.apply
         try:
-            return await self._link.call(lambda: self._vault.apply(ref, changes, fence), PATIENCE)
+            return await self._link.call(lambda: apply(ref, changes, fence), PATIENCE)
         except NotSentError:
             return Outcome.REFUSED
         except NoAnswerError:

@@ -26,13 +26,24 @@ class Weather:
     """Partitions that are not where they were, for a while."""
     late_commits: bool = False
     """Many commits reach their store when their instance has given up, and others have taken over."""
+    stragglers: float = 0.0
+    """How often a commit does so between an opening and the first commit after it."""
 
 
 def weather_of(random: Random) -> Weather:
     pick = random.choice
     if random.random() < 0.3:
         # Everything moves all the time, while instances stand still.
-        return Weather(kills=3, stops=pick([2, 4]), freezes=8, meta_cuts=pick([1, 4]), peer_cuts=pick([0, 4]), joins=2, late_commits=True)
+        return Weather(
+            kills=3,
+            stops=pick([2, 4]),
+            freezes=8,
+            meta_cuts=pick([1, 4]),
+            peer_cuts=pick([0, 4]),
+            joins=2,
+            late_commits=True,
+            stragglers=0.02,
+        )
     return Weather(
         kills=pick([0, 0, 1, 3]),
         stops=pick([0, 1, 2]),
