@@ -48,7 +48,6 @@ def test_what_once_failed_does_not_fail_again(seed: int) -> None:
 
 
 RARE = {
-    "goes_on_with_what_it_has_lost",
     "passes_on_what_a_peer_asks",
     "refuses_what_it_was_writing",
     "takes_an_unheard_answer_for_a_refusal",
@@ -60,6 +59,7 @@ KNOWN = {
     "takes_over_at_once": 0,
     "writes_are_not_fenced": 8,
     "leaves_out_what_has_another_owner": 9,
+    "goes_on_with_what_it_has_lost": 11,
     "takes_a_part_that_nobody_heard_of_for_done": 13,
     "forgets_what_it_owns_of_a_new_queue": 1,
     "does_not_open_what_it_gains": 2,

@@ -42,6 +42,11 @@ QUICK = {
     "takes_itself_for_the_coordinator",
     "moves_without_due_times",
     "moves_under_one_key",
+    "serves_before_its_parents_are_gone",
+    "moves_without_expiry",
+    "moves_without_attempts",
+    "goes_on_as_the_home",
+    "seals_what_has_scheduled_items",
 }
 """The others need some dozens of histories, which take seconds each: `make test-slow` and `make sim-bank` look for them."""
 KNOWN = {
@@ -49,6 +54,11 @@ KNOWN = {
     "removes_what_was_not_sealed": 2,
     "moves_without_due_times": 2,
     "moves_under_one_key": 9,
+    "serves_before_its_parents_are_gone": 2,
+    "moves_without_expiry": 1,
+    "moves_without_attempts": 4,
+    "goes_on_as_the_home": 9,
+    "seals_what_has_scheduled_items": 25,
     "takes_itself_for_the_coordinator": 1,
     "hands_over_no_keys": 2,
     "takes_keys_again": 27,
