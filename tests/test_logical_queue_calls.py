@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_rig import LEASE_TIMEOUT, Rig, array, lease, produce, settle
-from sluiceway.core import dealing
+from sluiceway.core import board, dealing
 from sluiceway.core.tickets import Ticket
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import RELEASE, Extend, Extended, Fate, Produce, ProduceKey, Selection, Settle
@@ -164,6 +164,51 @@ def test_no_partition_with_ready_items_waits_longer_than_one_rotation(steps: lis
         for number in range(4):
             passed_over[number] = passed_over[number] + len(served) if had[number] and number not in served else 0
             assert passed_over[number] < 4, "all the others were served, and one of them twice"
+
+
+def test_consumers_in_step_with_the_partitions_take_evenly_of_all() -> None:
+    rig = Rig(4)
+    for number in range(4):
+        rig.fill(number, 1_000)
+    seen: dict[str, list[int]] = {client: [] for client in "abcd"}
+    for _ in range(8):
+        for client, want in zip(seen, (100, 1, 1, 1), strict=True):
+            ticket = rig.ask(lease(want, client=client))
+            rig.end_all()
+            seen[client].append(rig.grants(ticket)[0].partition)
+    for client, partitions in seen.items():
+        assert sorted(partitions[:4]) == sorted(partitions[4:]) == [0, 1, 2, 3], client
+    assert [rig.durable(number)[0] for number in range(4)] == [1_000 - 206] * 4
+
+
+@settings(max_examples=150)
+@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 3), st.integers(0, 3), st.integers(1, 4)), max_size=40))
+def test_no_partition_waits_longer_than_two_rounds_whoever_comes(steps: list[tuple[str, int, int, int]]) -> None:
+    rig = Rig(4)
+    passed_over = dict.fromkeys(range(4), 0)
+    for client, number, count, want in steps:
+        if count:
+            rig.fill(number, count)
+        had = [number for number in range(4) if rig.durable(number)[0]]
+        ticket = rig.ask(lease(want, client=client))
+        rig.end_all()
+        served = {info.partition for info in rig.grants(ticket)}
+        assert bool(served) == bool(had)
+        for number in range(4):
+            passed_over[number] = passed_over[number] + 1 if number in had and number not in served else 0
+            assert passed_over[number] <= 6, "the rest of a round and the next: each of the others twice"
+
+
+def test_of_clients_that_come_and_go_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(board, "MAX_REMEMBERED_CLIENTS", 3)
+    rig = Rig(2)
+    for number in range(2):
+        rig.fill(number, 50)
+    for n in range(20):
+        for client in (f"client-{n}", "stays"):
+            rig.ask(lease(1, client=client))
+            rig.end_all()
+    assert list(rig.queue.board._served) == ["client-18", "client-19", "stays"]
 
 
 def test_a_lease_takes_no_more_partitions_than_it_needs() -> None:

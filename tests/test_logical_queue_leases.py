@@ -65,8 +65,18 @@ def test_leases_rotate_over_the_partitions() -> None:
         ticket = rig.ask(lease(1))
         rig.end_all()
         seen.append(rig.grants(ticket)[0].partition)
-    # Those never served come first, the fullest of them before the others.
-    assert seen == [0, 2, 1, 0, 2, 0]
+    assert seen == [0, 1, 2, 0, 2, 0]
+
+
+def test_who_was_never_served_comes_where_nobody_was_and_most_waits() -> None:
+    rig = filled(100, 1, 5)
+    seen = []
+    for client in "abcab":
+        ticket = rig.ask(lease(1, client=client))
+        rig.end_all()
+        seen.append(rig.grants(ticket)[0].partition)
+    # The second round is in the order of those who come: after 0 and after 2, of what there is.
+    assert seen == [0, 2, 1, 2, 0]
 
 
 def shared(rig: Rig, *wants: int) -> list[list[tuple[int, int]]]:

@@ -63,6 +63,23 @@ async def test_a_restart_keeps_everything(tmp_path: Path) -> None:
 
 
 @driven
+async def test_consumers_of_many_and_of_single_items_in_step_take_evenly_of_all_partitions(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q", 4))
+        for _ in range(4):
+            await produce(service, "q", *["x"] * 500)
+        ready = {each.partition: each.ready for each in service.stats("q").partitions}
+        assert ready == dict.fromkeys(range(4), 500)
+        seen: dict[str, list[int]] = {client: [] for client in "abcd"}
+        for _ in range(4):
+            for client, want in zip(seen, (100, 1, 1, 1), strict=True):
+                leased = await service.lease("q", Lease(client, want, 0))
+                seen[client].append(leased.leases[0].partition)
+        assert [sorted(partitions) for partitions in seen.values()] == [[0, 1, 2, 3]] * 4
+        assert {each.ready for each in service.stats("q").partitions} == {500 - 103}
+
+
+@driven
 async def test_each_start_takes_a_higher_grant(tmp_path: Path) -> None:
     grants = []
     for _ in range(3):

@@ -6,6 +6,8 @@ lanes that were changed without a word.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Generic, TypeVar
@@ -14,6 +16,9 @@ from sluiceway.core.distribution import Candidate
 from sluiceway.core.health import DEGRADED
 from sluiceway.core.lane import Lane, LaneState
 from sluiceway.kernel.clock import Millis
+
+MAX_REMEMBERED_CLIENTS = 1_000
+"""How many clients' last partition is remembered, of those that leased most recently."""
 
 _Rank = TypeVar("_Rank", int, Candidate, tuple[int, int])
 
@@ -42,6 +47,44 @@ class _Least(Generic[_Rank]):
         return self._heap[0] if self._heap else None
 
 
+class _Rounds(_Least[tuple[int, int]]):
+    """The lanes that can be leased from, ranked by when each last was. Each has one turn in a round, in the order that the clients ask
+    for. So no lane waits longer than the rest of a round and the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._newest = self._began = 0
+        self._owed: list[int] = []
+        """The lanes without a turn in this round yet, sorted by number."""
+
+    def note(self, number: int, rank: tuple[int, int] | None) -> None:
+        if self.ranks.get(number) == rank:
+            return
+        super().note(number, rank)
+        if rank is not None and rank[0] > self._newest:
+            self._newest = rank[0]
+        at = bisect_left(self._owed, number)
+        was = at < len(self._owed) and self._owed[at] == number
+        owed = rank is not None and rank[0] < self._began
+        if owed and not was:
+            self._owed.insert(at, number)
+        elif was and not owed:
+            del self._owed[at]
+
+    def after(self, number: int | None) -> int | None:
+        """The lane whose turn it is: the next by number after this one, or (None) the one that has waited longest."""
+        first = self.first()
+        if first is None:
+            return None
+        if not self._owed:
+            self._began = self._newest + 1
+            self._owed = sorted(self.ranks)
+        if number is None:
+            return first[1]
+        at = bisect_right(self._owed, number)
+        return self._owed[at] if at < len(self._owed) else self._owed[0]
+
+
 class Board:
     """The lanes of a logical queue, and what is to be seen of them without looking at each."""
 
@@ -57,7 +100,9 @@ class Board:
         """Those whose commits may be too slow."""
         self._wakes: _Least[int] = _Least()
         self._takers: _Least[Candidate] = _Least()
-        self._stocked: _Least[tuple[int, int]] = _Least()
+        self._stocked = _Rounds()
+        self._served: OrderedDict[str, int] = OrderedDict()
+        """Each client's last lane."""
         for lane in lanes:
             self.add(lane)
 
@@ -125,14 +170,24 @@ class Board:
         first = self._takers.first()
         return None if first is None else self.lanes[first[1]]
 
-    def take_stocked(self) -> Lane | None:
-        """The lane that has waited longest to be leased from, of those that can be. It does not come again until it is touched."""
+    def take_stocked(self, client_id: str) -> Lane | None:
+        """The lane that serves this client's lease: of those without a turn in this round, the next by number after the client's last
+        one, or for a new client the one that has waited longest. It does not come again until it is touched."""
         self._file()
-        first = self._stocked.first()
-        if first is None:
+        number = self._stocked.after(self._served.get(client_id))
+        if number is None:
             return None
-        self._stocked.note(first[1], None)
-        return self.lanes[first[1]]
+        self._stocked.note(number, None)
+        return self.lanes[number]
+
+    def serves(self, client_id: str, number: int) -> None:
+        """Remember the client's last lane. A client that is forgotten starts again where items have waited longest."""
+        if len(self.lanes) == 1:
+            return
+        self._served[client_id] = number
+        self._served.move_to_end(client_id)
+        if len(self._served) > MAX_REMEMBERED_CLIENTS:
+            self._served.popitem(last=False)
 
     # ---- filing -----------------------------------------------------------------------------------------------
 

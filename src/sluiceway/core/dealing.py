@@ -93,7 +93,7 @@ class Dealing:
     # ---- dealing ----------------------------------------------------------------------------------------------
 
     def _deal(self, now: Millis) -> None:
-        """Serve waiters from lanes with ready items: the lane that has waited longest first, one lane a waiter where that will do."""
+        """Serve waiters from lanes with ready items: each lane once in a round, one lane a waiter where that will do."""
         if not self.waiters or "lease" in self.paused:
             return
         sources: list[Lane] = []
@@ -131,7 +131,7 @@ class Dealing:
                 continue
             full = lane is not None and has >= lane.together(len(self.waiters))
             if not over and (full or request.batch_size > left):
-                lane, has = self.board.take_stocked(), 0
+                lane, has = self.board.take_stocked(request.client_id), 0
                 if lane is not None:
                     sources.append(lane)
                     left = lane.servable
@@ -207,7 +207,7 @@ class Dealing:
         at = 0
         while wanted > 0 and len(had) < request.max_partitions:
             if at == len(sources):
-                further = self.board.take_stocked()
+                further = self.board.take_stocked(request.client_id)
                 if further is None:
                     return
                 sources.append(further)
@@ -232,6 +232,8 @@ class Dealing:
         ticket.room -= max(lease.nbytes, 1)
         self._choices += 1
         lane.last_leased = self._choices
+        if request.partition is None:
+            self.board.serves(request.client_id, lane.number)
         self.waiters.pop(ticket.number, None)
         grant = lane.grant(lease.number, lease.count, now + timeout)
         ticket.awaiting += 1
