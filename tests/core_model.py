@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sluiceway.core.compaction import compactions, open_rows
 from sluiceway.core.looking import load, open_slices, ready_slices
 from sluiceway.core.partition import Partition
 from sluiceway.core.records import LeaseState, unpack_blob, unpack_due, unpack_extent
@@ -15,10 +16,11 @@ from sluiceway.core.rules import Rules
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
 from sluiceway.model.few import Few, Rows, in_columns
-from sluiceway.model.items import batch_from_rows, decode_blob
-from sluiceway.model.leased import Slice
+from sluiceway.model.items import batch_from_rows
+from sluiceway.model.leased import Slice, take_rows
 from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, Fate, IgnoredReason, Offsets, ProduceKey, Settled
+from sluiceway.model.sparse import SparseBatch, compacted, decode_stored, encode_sparse
 
 START: Millis = 1_000_000_000_000
 EVERYTHING = 10**9
@@ -72,7 +74,9 @@ class Disk:
         self.records.update(changes.puts)
         for key in changes.deletes:
             self.records.pop(key, None)
+        assert changes.compacted_blobs.keys() <= self.blobs.keys() - changes.dropped_blobs, "a blob is compacted that is not there"
         self.blobs.update(changes.blobs)
+        self.blobs.update(changes.compacted_blobs)
         self.ever.update(changes.blobs)
         for number in changes.dropped_blobs:
             del self.blobs[number]
@@ -83,10 +87,10 @@ class Disk:
         extents = {unpack_extent(data).blob for (kind, _), data in self.records.items() if kind is RecordKind.EXTENT}
         return extents | {unpack_due(data).blob for (kind, _), data in self.records.items() if kind is RecordKind.DUE}
 
-    def rows(self, number: int) -> pa.RecordBatch:
+    def rows(self, number: int) -> pa.RecordBatch | SparseBatch:
         record = unpack_blob(self.records[RecordKind.BLOB, str(number)])
-        rows = decode_blob(self.blobs[number], record.columns)
-        assert rows.num_rows == record.rows
+        rows = decode_stored(self.blobs[number], record.columns)
+        assert (rows.batch if isinstance(rows, SparseBatch) else rows).num_rows == (record.kept or record.rows)
         return rows
 
     def snapshot(self) -> Snapshot:
@@ -130,6 +134,22 @@ class Rig:
         assert picture(self.loaded()) == picture(self.machine)
         return taken[0] if taken else None
 
+    def compact(self) -> int:
+        """Compact every sparse blob, whatever its size. Returns how many there were."""
+        self.commit()
+        machine = self.machine
+        counted = {number: blob.open for number, blob in machine.blobs.items()}
+        assert {number: len(rows) for number, rows in open_rows(machine, machine.blobs).items()} == counted
+        machine.min_sparse_bytes = 1
+        machine.find_sparse()
+        assert not compactions(machine), "a blob that was settled just now"
+        wanted = compactions(machine)
+        for each in wanted:
+            kept = compacted(self.disk.rows(each.blob), each.rows)
+            assert machine.compact(each.blob, len(kept.rows), kept.batch.nbytes, encode_sparse(kept))
+        self.commit()
+        return len(wanted)
+
     def reload(self) -> None:
         self.commit()
         self.machine = self.loaded()
@@ -162,10 +182,11 @@ class Rig:
         """What a consumer would be sent; the rows must be on the disk."""
         found = []
         for piece in pieces:
-            rows = self.disk.rows(piece.blob)
+            rows = take_rows(self.disk.rows(piece.blob), piece.rows)
             kinds = rows.column("kind").to_pylist() if "kind" in rows.schema.names else [None] * rows.num_rows
-            for row, offset in zip(piece.rows.tolist(), piece.offsets.tolist(), strict=True):
-                found.append(Served(offset, piece.blob + row, piece.attempts, rows.column("payload")[row].as_py(), kinds[row]))
+            payloads = rows.column("payload").to_pylist()
+            for row, offset, payload, kind in zip(piece.rows.tolist(), piece.offsets.tolist(), payloads, kinds, strict=True):
+                found.append(Served(offset, piece.blob + row, piece.attempts, payload, kind))
         return found
 
     def ready(self) -> list[Served]:

@@ -244,6 +244,12 @@ class PartitionMachine(RuleBasedStateMachine):
             self.model.forget_keys(self.model.header.now)
         self._payloads_are_whole()
 
+    @rule()
+    def compact(self) -> None:
+        self.commit()
+        self.rig.compact()
+        self._payloads_are_whole()
+
     @rule(back=st.integers(0, 20))
     def another_owner_takes_over(self, back: Millis) -> None:
         """Its clock may be behind."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import pyarrow as pa
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -401,7 +402,8 @@ class TwoPartitions(RuleBasedStateMachine):
 
     def _found(self, side: int) -> Iterator[Found]:
         rig = self.rigs[side]
-        rows = {number: rig.disk.rows(number).to_pylist() for number in rig.machine.blobs}
+        blobs = {number: rig.disk.rows(number) for number in rig.machine.blobs}
+        rows = {number: blob.to_pylist() for number, blob in blobs.items() if isinstance(blob, pa.RecordBatch)}
         starts = sorted(rows)
         for spot in spots_of(rig.machine):
             blob = max(number for number in starts if number <= spot.origin)

@@ -39,6 +39,8 @@ KNOWN = {
     "serves_while_paused": 13,
     "answers_a_lease_in_part": 42,
     "writes_the_target_before_the_intent": 61,
+    "compacts_one_row_too_few": 95,
+    "compacts_by_what_did_not_land": 103,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 

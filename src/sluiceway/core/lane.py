@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from sluiceway.core.compaction import Compaction, compactions
 from sluiceway.core.distribution import Candidate, most_together
 from sluiceway.core.inspecting import why_left
 from sluiceway.core.looking import lives_of, open_slices, stats_of
@@ -17,6 +18,8 @@ from sluiceway.core.records import LeaseState
 from sluiceway.core.states import Allows, ShownState
 from sluiceway.core.tickets import (
     Answer,
+    Compact,
+    Compacted,
     ForgetAnswers,
     Grant,
     KeysTaken,
@@ -153,7 +156,7 @@ class Lane:
 
     def takes(self, work: Work) -> bool:
         """This may wait here for the next transaction."""
-        return self.takes_work and not (isinstance(work, TakeOut) and work.opening not in (None, self.opening))
+        return self.takes_work and not (isinstance(work, TakeOut | Compact) and work.opening not in (None, self.opening))
 
     def may_hold(self, name: tuple[str, str]) -> bool:
         """Whether live leases under this (client, lease key) may turn up when the partition opens (again).
@@ -288,6 +291,10 @@ class Lane:
         if self.state is LaneState.STOPPED:
             return "error"
         return self.recorded if self.takes_work else "unavailable"
+
+    def compactions(self) -> list[Compaction]:
+        """The blobs that are worth compacting, as long as the partition is not opened anew: what was settled may not land."""
+        return compactions(self.partition) if self.takes_work else []
 
     def put(self, ticket: Ticket, work: Work) -> None:
         self.touch()
@@ -425,6 +432,8 @@ class Lane:
             return Cleared(*self.partition.clear(work.ready, work.scheduled, now))
         if isinstance(work, TakeOut):
             return TransferBegun(self.number, *self.partition.redrive(work.offsets, work.target, now, work.incarnation))
+        if isinstance(work, Compact):
+            return Compacted(self.number, self.partition.compact(work.blob, work.kept, work.nbytes, work.data))
         if isinstance(work, DeletePart):
             return self._delete(work, now)
         if isinstance(work, ExtendPart):

@@ -15,7 +15,7 @@ from sluiceway.core.forming import Forming, runs
 from sluiceway.core.records import Blob, Due, Extent, Header, Part, from_array, to_array
 from sluiceway.core.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.limits import MAX_CLOCK_STEP
+from sluiceway.kernel.limits import MAX_CLOCK_STEP, MIN_SPARSE_BYTES, SPARSE_FACTOR
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.few import Rows
 from sluiceway.model.requests import Offsets
@@ -44,6 +44,10 @@ class Line:
         self._changed = False
         self.snapshots: dict[str, Snapshot] = {}
         """Of what is read page by page. Only in memory: who loads the partition anew knows of none."""
+        self.min_sparse_bytes = MIN_SPARSE_BYTES
+        self._sparse: dict[int, bool] = {}
+        """Blobs that few open rows keep, and whether the last `long_sparse` saw them."""
+        self._compacted: dict[int, bytes] = {}
 
     def _touch(self, kind: RecordKind, number: int) -> None:
         self._touched[kind, number] = None
@@ -157,7 +161,7 @@ class Line:
                 if count >= extent.together:
                     break
                 want = min(want, extent.together)
-            each = extent.blob.nbytes / extent.blob.rows
+            each = extent.blob.nbytes / extent.blob.stored_rows
             fits = int((room - nbytes) / each) if each else want
             if fits < 1 and (count or not at_least_one):
                 break
@@ -241,6 +245,8 @@ class Line:
     def _free(self, blob: Blob, rows: int) -> None:
         blob.open -= rows
         self._drop_if_idle(blob)
+        if blob.open and self._is_sparse(blob):
+            self._sparse.setdefault(blob.number, False)
 
     def _drop_if_idle(self, blob: Blob) -> None:
         """Nobody needs a blob without open rows, unless it is pinned."""
@@ -249,6 +255,33 @@ class Line:
             self._touch(RecordKind.BLOB, blob.number)
             if all(forming.blob is not blob for forming in self._forming):
                 self._dropped.add(blob.number)
+
+    # ---- compaction -------------------------------------------------------------------------------------------
+
+    def _is_sparse(self, blob: Blob) -> bool:
+        """Few open rows keep many bytes."""
+        return blob.nbytes >= self.min_sparse_bytes and SPARSE_FACTOR * blob.open <= blob.stored_rows
+
+    def find_sparse(self) -> None:
+        """Look at every blob, as after loading; afterwards each is looked at when rows of it are settled."""
+        self._sparse = {number: False for number, blob in self.blobs.items() if self._is_sparse(blob)}
+
+    def long_sparse(self, most: int) -> list[int]:
+        """Up to `most` blobs that were sparse at the last call, too: those in the middle of being settled will soon be gone."""
+        there = {number: seen for number, seen in self._sparse.items() if number in self.blobs and self._is_sparse(self.blobs[number])}
+        found = [number for number, seen in there.items() if seen and not self.blobs[number].pins]
+        self._sparse = dict.fromkeys(there, True)
+        return found[:most]
+
+    def compact(self, number: int, kept: int, nbytes: int, data: bytes) -> bool:
+        """Store `data` as the blob from now on: `kept` rows, of `nbytes`. False if it is gone, or a snapshot refers to it as it is."""
+        blob = self.blobs.get(number)
+        if blob is None or blob.pins:
+            return False
+        blob.kept, blob.nbytes = kept, nbytes
+        self._compacted[number] = data
+        self._touch(RecordKind.BLOB, number)
+        return True
 
     # ---- snapshots --------------------------------------------------------------------------------------------
 
@@ -262,6 +295,7 @@ class Line:
         """Drop what was pinned by somebody who had the partition before, and crashed or lost it."""
         for blob in list(self.blobs.values()):
             self._drop_if_idle(blob)
+        self.find_sparse()
 
     def _let_go_of_snapshots(self, now: Millis) -> None:
         """End the snapshots whose time is over."""

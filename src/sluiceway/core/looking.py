@@ -198,7 +198,7 @@ def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False)
             records[kind].append((int(key), data))
     for number, data in records[RecordKind.BLOB]:
         blob = unpack_blob(data)
-        partition.blobs[number] = Blob(number, blob.rows, blob.columns, blob.written_at, blob.nbytes)
+        partition.blobs[number] = Blob(number, blob.rows, blob.columns, blob.written_at, blob.nbytes, kept=blob.kept)
     _load_line(partition, sorted(records[RecordKind.EXTENT]))
     firsts = list(partition.extents)
     for number, data in sorted(records[RecordKind.LEASE]):

@@ -540,8 +540,10 @@ class Partition(Gate):
         records = {(kind, str(number)): self._record((kind, number)) for kind, number in self._touched}
         records |= {(RecordKind.KEY, key): self.keys.record(key) for key in self.keys.touched}
         puts = {name: data for name, data in records.items() if data is not None}
-        changes = Changes(self.txn, pack(self.header), puts, records.keys() - puts.keys(), blobs, self._dropped)
+        compacted = {number: data for number, data in self._compacted.items() if number in self.blobs}
+        changes = Changes(self.txn, pack(self.header), puts, records.keys() - puts.keys(), blobs, self._dropped, compacted)
         self._forming, self._touched, self._dropped, self._changed = [], {}, set(), False
+        self._compacted = {}
         self.keys.touched = {}
         return changes, fresh
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from sluiceway.core.tickets import Rebalancing, TakeOut, Ticket
+from sluiceway.core.tickets import Compact, Rebalancing, TakeOut, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.inspection import DeleteItems
 from sluiceway.model.requests import Clear, Cleared, Extend, Offsets, Produce, Selection, Settle
@@ -28,7 +28,7 @@ class DeletePart(NamedTuple):
     offsets: Offsets
 
 
-Work = Produce | SettlePart | ExtendPart | DeletePart | Clear | TakeOut | Rebalancing
+Work = Produce | SettlePart | ExtendPart | DeletePart | Clear | TakeOut | Compact | Rebalancing
 
 
 def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
@@ -52,7 +52,7 @@ def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Ite
         _ignore(ticket, request.foreign)
         for number, offsets in request.offsets.items():
             yield number, DeletePart(offsets)
-    elif isinstance(request, TakeOut | Rebalancing):
+    elif isinstance(request, TakeOut | Compact | Rebalancing):
         yield request.partition, request
     elif isinstance(request, Clear):
         yield from ((number, request) for number in (lanes if request.partitions is None else request.partitions))

@@ -39,9 +39,10 @@ Gone = Literal["expired", "retried", "released", "dead"]
 
 @dataclass(slots=True)
 class Blob:
-    """An immutable batch of rows, numbered by the offset that its first row was first given. `open` rows are not settled yet.
+    """A batch of rows, numbered by the offset that its first row was first given. `open` rows are not settled yet.
 
-    While it has `pins` it stays, although all of them are.
+    While it has `pins` it stays as it is, although all of them are. A compacted blob is stored with `kept` rows only (0: with all),
+    and `nbytes` is their size.
     """
 
     number: int
@@ -51,6 +52,11 @@ class Blob:
     nbytes: int
     open: int = 0
     pins: int = 0
+    kept: int = 0
+
+    @property
+    def stored_rows(self) -> int:
+        return self.kept or self.rows
 
 
 @dataclass(slots=True)
@@ -242,6 +248,7 @@ class BlobRecord(msgspec.Struct, array_like=True):
     columns: int
     written_at: Millis
     nbytes: int
+    kept: int = 0
 
 
 class ExtentRecord(msgspec.Struct, array_like=True):
@@ -299,7 +306,7 @@ def from_array(values: Offsets) -> BitMap:
 
 
 def blob_bytes(blob: Blob) -> bytes:
-    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes))
+    return pack(BlobRecord(blob.rows, blob.columns, blob.written_at, blob.nbytes, blob.kept))
 
 
 _PLAIN = b"\x01"

@@ -50,6 +50,29 @@ class TakeOut:
     """Of the target."""
 
 
+@dataclass(slots=True)
+class Compact:
+    """Store a blob of a partition as these bytes from now on, which have `kept` of its rows (see `core.compaction`).
+
+    Refused if the partition was opened anew since `opening`. Answered by Compacted.
+    """
+
+    partition: int
+    opening: int
+    blob: int
+    kept: int
+    nbytes: int
+    data: bytes
+    request_timeout: Millis
+
+
+class Compacted(NamedTuple):
+    """Whether a blob of that partition is durably stored anew; not if it is gone, or a snapshot refers to it as it is."""
+
+    partition: int
+    done: bool
+
+
 class TransferBegun(NamedTuple):
     """Items of that partition are durably on their way, under that transfer number; 0 items and number 0 if none was ready."""
 
@@ -71,7 +94,7 @@ class ForgetAnswers:
 Rebalancing = Shut | GiveKeys | TakeKeys | NoteKeys | ForgetAnswers | MoveOut
 """What a rebalance asks of one partition. A MoveOut is answered by TransferBegun: it has begun, and not ended."""
 
-Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | TakeOut | Rebalancing
+Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | TakeOut | Compact | Rebalancing
 
 
 class Grant(NamedTuple):
@@ -88,7 +111,7 @@ class KeysTaken(NamedTuple):
     keys: int
 
 
-Whole = Produced | TransferBegun | Shutted | KeysGiven | KeysTaken
+Whole = Produced | TransferBegun | Compacted | Shutted | KeysGiven | KeysTaken
 """The answer of a request that is one lane's alone."""
 
 Answer = Whole | Settled | Extended | Cleared | Deleted | Grant | Intended | SluicewayError

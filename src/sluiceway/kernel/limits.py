@@ -104,6 +104,16 @@ MAX_CLOSED_LEASES = 1_000
 MAX_WAITING = 100_000
 """Requests that wait on one logical queue. Beyond it a request is told to come back."""
 
+MIN_SPARSE_BYTES = 64 << 10
+"""A blob of this size and more is compacted when it is sparse. A smaller one is hardly worth its transaction."""
+
+SPARSE_FACTOR = 4
+"""A blob is sparse when at most one row in four is open. Each compaction then leaves a quarter: all that are ever made of a blob write a
+third of it at most."""
+
+COMPACTION_INTERVAL = 30_000
+"""Milliseconds between two looks for sparse blobs: a blob that two find is compacted. Batches are mostly settled faster than that."""
+
 TIMER_BATCH = 200
 """Leases, due entries and extents that one turn puts back or lets die, in all partitions together: a mass expiry must not stop the rest.
 

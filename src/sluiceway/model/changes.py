@@ -52,7 +52,7 @@ class Changes:
 
     `txn` is the number of the turn: the partition's last one plus one. `header` replaces the header. A key occurs
     once, in `puts` or in `deletes`; putting replaces; deleting what is not there is no error. `blobs` are new and
-    never put again under the same number.
+    never put again under the same number; `compacted_blobs` are there already, and these bytes take the place of theirs.
     """
 
     txn: int
@@ -61,6 +61,7 @@ class Changes:
     deletes: set[RecordKey] = field(default_factory=set)
     blobs: dict[int, bytes] = field(default_factory=dict)
     dropped_blobs: set[int] = field(default_factory=set)
+    compacted_blobs: dict[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, stored_schema
 from sluiceway.model.leased import Slice, placed, served, take_rows
+from sluiceway.model.sparse import SparseBatch
 
 MOST = 16
 """Items of one request that are worth handling so."""
@@ -78,6 +79,8 @@ class Few:
 
 
 Rows: TypeAlias = Few | pa.RecordBatch
+StoredRows: TypeAlias = Rows | SparseBatch
+"""What is at hand of a stored blob: all of its rows, or (compacted) those that were open."""
 
 
 class Served:
@@ -85,7 +88,7 @@ class Served:
 
     __slots__ = ("blob", "lease", "partition", "piece")
 
-    def __init__(self, partition: int, lease: int, piece: Slice, blob: Rows) -> None:
+    def __init__(self, partition: int, lease: int, piece: Slice, blob: StoredRows) -> None:
         self.partition = partition
         self.lease = lease
         self.piece = piece
@@ -97,6 +100,8 @@ class Served:
         blob, rows = self.blob, self.piece.rows
         if isinstance(blob, Few):
             return blob.nbytes * len(rows) // blob.num_rows
+        if isinstance(blob, SparseBatch):
+            return blob.nbytes * len(rows) // len(blob.rows)
         first, last = int(rows[0]), int(rows[-1])
         return int(blob.nbytes if last - first + 1 == blob.num_rows else blob.slice(first, last - first + 1).nbytes)
 

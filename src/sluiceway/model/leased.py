@@ -9,13 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.items import OPTIONAL, PAYLOAD, TIME
 from sluiceway.model.requests import Offsets
+from sluiceway.model.sparse import SparseBatch
 
 POSITION = (
     pa.field("partition", pa.int32(), nullable=False),
@@ -43,15 +44,28 @@ class Slice(NamedTuple):
     columns: int = 0
 
 
-def take_rows(batch: pa.RecordBatch, rows: Offsets) -> pa.RecordBatch:
-    """Those rows of a blob; a contiguous run is a view, not a copy."""
+def present(piece: Slice, blob: Any) -> Slice | None:
+    """The slice without rows that a compaction has removed from the blob since: they were settled. None if none is left."""
+    if not isinstance(blob, SparseBatch):
+        return piece
+    here = blob.has(piece.rows)
+    if here.all():
+        return piece
+    return piece._replace(rows=piece.rows[here], offsets=piece.offsets[here]) if here.any() else None
+
+
+def take_rows(blob: pa.RecordBatch | SparseBatch, rows: Offsets) -> pa.RecordBatch:
+    """Those rows of a blob, all of which it has; a contiguous run is a view, not a copy."""
+    if isinstance(blob, SparseBatch):
+        return take_rows(blob.batch, blob.places(rows))
+    batch = blob
     first, count = int(rows[0]), len(rows)
     if int(rows[-1]) - first + 1 == count:
         return batch if count == batch.num_rows else batch.slice(first, count)
     return batch.take(pa.array(rows))
 
 
-def served(partition: int, lease: int, piece: Slice, blob: pa.RecordBatch) -> pa.RecordBatch:
+def served(partition: int, lease: int, piece: Slice, blob: pa.RecordBatch | SparseBatch) -> pa.RecordBatch:
     """The answer's batch for one slice; `lease` is 0 for items that are only looked at."""
     rows = take_rows(blob, piece.rows)
     return placed(partition, lease, piece, rows.columns, rows.schema)

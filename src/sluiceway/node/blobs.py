@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from sluiceway.model.few import Few, Rows
+from sluiceway.model.few import Few, StoredRows
 
 Key = tuple[Hashable, int]
 """Under which ownership of which partition, and the blob's number there."""
@@ -20,9 +20,9 @@ class BlobCache:
     def __init__(self, capacity: int = 128 << 20) -> None:
         self.capacity = capacity
         self.size = 0
-        self._batches: OrderedDict[Key, tuple[Rows, int]] = OrderedDict()
+        self._batches: OrderedDict[Key, tuple[StoredRows, int]] = OrderedDict()
 
-    def put(self, key: Key, batch: Rows) -> None:
+    def put(self, key: Key, batch: StoredRows) -> None:
         self.drop(key)
         nbytes = (batch.held_bytes if isinstance(batch, Few) else batch.nbytes) + ENTRY_BYTES
         self._batches[key] = (batch, nbytes)
@@ -30,7 +30,7 @@ class BlobCache:
         while self.size > self.capacity:
             self.size -= self._batches.popitem(last=False)[1][1]
 
-    def get(self, key: Key) -> Rows | None:
+    def get(self, key: Key) -> StoredRows | None:
         found = self._batches.get(key)
         if found is None:
             return None

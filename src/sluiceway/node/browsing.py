@@ -21,7 +21,7 @@ from sluiceway.kernel.limits import (
 )
 from sluiceway.model.inspection import Browse, BrowsedPage
 from sluiceway.model.items import PAYLOAD
-from sluiceway.model.leased import served
+from sluiceway.model.leased import present, served
 from sluiceway.node.driver import QueueDriver
 from sluiceway.node.inspection import first_rows, fitting
 
@@ -42,7 +42,7 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
     lane.touch()
     driver.look_again()
     blobs = await driver.blobs(lane.number, pieces)
-    if any(piece.blob not in blobs for piece in pieces):
+    if any(piece.blob not in blobs or present(piece, blobs[piece.blob]) is not piece for piece in pieces):
         raise _gone(lane.number)
     if not more and request.snapshot is None:
         # All of it is on one page, and nobody was told of the snapshot.

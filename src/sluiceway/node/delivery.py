@@ -12,10 +12,11 @@ import pyarrow as pa
 from sluiceway.core.assignment.group import Token
 from sluiceway.core.tickets import Commit, Grant
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.few import Few, Rows, Served, in_columns
+from sluiceway.model.few import Few, Served, StoredRows, in_columns
 from sluiceway.model.items import decode_blob
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased import Slice, present
 from sluiceway.model.requests import Leased, LeaseInfo
+from sluiceway.model.sparse import SparseBatch, decode_stored
 from sluiceway.node.backends import Backend
 from sluiceway.node.blobs import BlobCache
 from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
@@ -68,21 +69,28 @@ class Delivery:
             self._cache.put((held, number), rows)
 
     def drop(self, effect: Commit) -> None:
-        """What the commit has dropped need not be kept."""
+        """What the commit has dropped need not be kept, nor the whole of what it has compacted."""
         held = self._seat(effect.partition)[:2]
-        for number in effect.changes.dropped_blobs:
+        for number in (*effect.changes.dropped_blobs, *effect.changes.compacted_blobs):
             self._cache.drop((held, number))
 
     async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
-        """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
+        """The rows of the slices, without those that were settled in the meantime and are not stored any more."""
         return [each.batch() for each in await self._served(partition, lease, slices)]
 
     async def _served(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[Served]:
         blobs = await self._blobs(partition, slices)
-        return [Served(partition, lease, piece, blobs[piece.blob]) for piece in slices if piece.blob in blobs]
+        return [
+            Served(partition, lease, found, blobs[piece.blob])
+            for piece in slices
+            if piece.blob in blobs and (found := present(piece, blobs[piece.blob])) is not None
+        ]
 
-    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch]:
-        """Those that the slices are of, by number, but for what is gone. Raises `unavailable`, `partition_damaged`."""
+    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch | SparseBatch]:
+        """Those that the slices are of, by number, but for what is gone; of some not all rows may be there (`leased.present`).
+
+        Raises `unavailable`, `partition_damaged`.
+        """
         return {number: in_columns(blob) for number, blob in (await self._blobs(partition, slices)).items()}
 
     def at_once(self, grants: Sequence[Grant]) -> Leased | None:
@@ -94,10 +102,11 @@ class Delivery:
                 blob = self._cache.get((held, piece.blob))
                 if blob is None:
                     return None
-                rows.append(Served(info.partition, info.number, piece, blob))
+                if (found := present(piece, blob)) is not None:
+                    rows.append(Served(info.partition, info.number, found, blob))
         return Leased([grant.info for grant in grants], rows)
 
-    async def _blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, Rows]:
+    async def _blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, StoredRows]:
         """Those that the slices are of, by number, but for what is gone. Raises `unavailable`, `partition_damaged`."""
         seat = self._seat(partition)
         held = seat[:2]
@@ -114,7 +123,7 @@ class Delivery:
                 raise SluicewayError("unavailable", f"partition {partition} cannot be read: {error}") from error
             for number, columns in missing.items():
                 if number in read:
-                    blobs[number] = decode_blob(read[number], columns)
+                    blobs[number] = decode_stored(read[number], columns)
                     self._cache.put((held, number), blobs[number])
         return blobs
 

@@ -9,24 +9,42 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
+import numpy as np
 import pyarrow as pa
 
 from sluiceway.adapters import system
 from sluiceway.core.assignment.group import Token
+from sluiceway.core.compaction import Compaction
 from sluiceway.core.consumers import ConsumerBook
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.looking import load
 from sluiceway.core.share import Share
 from sluiceway.core.snapshots import Snapshot
-from sluiceway.core.tickets import Commit, Effect, Fault, Forward, Grant, Open, Reply, Request, TakeOut, Ticket, Transfer, TransferBegun
+from sluiceway.core.tickets import (
+    Commit,
+    Compact,
+    Effect,
+    Fault,
+    Forward,
+    Grant,
+    Open,
+    Reply,
+    Request,
+    TakeOut,
+    Ticket,
+    Transfer,
+    TransferBegun,
+)
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import COMPACTION_INTERVAL
 from sluiceway.model.history import Tally
 from sluiceway.model.leased import Slice
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import MoveOut
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, Produced, ProduceKey, QueueStats
+from sluiceway.model.sparse import SparseBatch, compacted, encode_sparse
 from sluiceway.node.backends import Backend, BackendDownError
 from sluiceway.node.blobs import BlobCache
 from sluiceway.node.clock_watch import ClockWatch
@@ -224,6 +242,31 @@ class QueueDriver:
             at = self._queue.wake_at()
             if not self._turn_due and (at is None or at >= system.now()):
                 return
+
+    async def compact(self) -> None:
+        """Compact the blobs that few open rows have kept since the last call, one at a time, with half of the time for others."""
+        for lane in self.lanes:
+            if lane.degraded or self._backends[lane.number].is_low:
+                continue
+            opening = lane.opening
+            for each in lane.compactions():
+                began = system.stopwatch()
+                try:
+                    await self._compact(lane.number, opening, each)
+                except SluicewayError as error:
+                    # Its partition has failed, or goes to another owner: the next look finds what is left.
+                    log.debug("queue %s, partition %d: not compacted: %s", self.record.queue_name, lane.number, error)
+                    break
+                await asyncio.sleep(system.stopwatch() - began)
+
+    async def _compact(self, partition: int, opening: int, wanted: Compaction) -> None:
+        nothing = np.zeros(0, np.int64)
+        blobs = await self.blobs(partition, [Slice(wanted.blob, nothing, nothing, 0, 0, wanted.columns)])
+        if wanted.blob in blobs:
+            kept = compacted(blobs[wanted.blob], wanted.rows)
+            data = encode_sparse(kept)
+            nbytes = int(kept.batch.nbytes)
+            await self.ask(Compact(partition, opening, wanted.blob, len(kept.rows), nbytes, data, COMPACTION_INTERVAL))
 
     def configure(self, record: QueueRecord) -> None:
         """The queue's settings or partitions have changed. Those that it has no longer are served no more: they were sealed before that."""
@@ -533,7 +576,7 @@ class QueueDriver:
             raise not_here(partition)
         return await self._delivery.rows(partition, lease, slices)
 
-    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch]:
+    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch | SparseBatch]:
         """Those that the slices are of, by number, but for what is gone."""
         return await self._delivery.blobs(partition, slices)
 

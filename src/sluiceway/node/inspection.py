@@ -20,7 +20,7 @@ def fitting(partition: Partition, pieces: list[Slice], room: float) -> tuple[lis
     chosen, used = [], 0.0
     for piece in pieces:
         blob = partition.blobs[piece.blob]
-        each = max(1.0, blob.nbytes / blob.rows)
+        each = max(1.0, blob.nbytes / blob.stored_rows)
         count = min(len(piece.rows), int((room - used) / each))
         if count:
             chosen.append(_first(piece, count))

@@ -13,7 +13,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.inspection import ItemsPage, ListItems
-from sluiceway.model.leased import served
+from sluiceway.model.leased import present, served
 from sluiceway.model.peers import Explain, Left
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Explanation, LeaseInfo, Peek, QueueStats
@@ -50,9 +50,9 @@ async def list_items(driver: QueueDriver, request: ListItems) -> ItemsPage:
     more = shown < sum(len(listed.piece.rows) for listed in found)
     blobs = await driver.blobs(lane.number, wanted)
     rows = [
-        (served(lane.number, listed.lease, piece, blobs[piece.blob]), listed.standing)
+        (served(lane.number, listed.lease, there, blobs[piece.blob]), listed.standing)
         for piece, listed in zip(wanted, found, strict=False)
-        if piece.blob in blobs
+        if piece.blob in blobs and (there := present(piece, blobs[piece.blob])) is not None
     ]
     return ItemsPage(rows, int(wanted[-1].offsets[-1]) if more else None)
 

@@ -22,6 +22,7 @@ from sluiceway.core.lane import not_here
 from sluiceway.core.routing import HERE
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import COMPACTION_INTERVAL
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.configuration import Configuration
@@ -191,8 +192,18 @@ class Service:
             self._begin_to_follow()
         await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
         self._spawn(self._rebalancing.coordinator.run())
+        self._spawn(self._keep_compact())
         if self.room.disks:
             self._spawn(self._keep_room())
+
+    async def _keep_compact(self) -> None:
+        while True:
+            await asyncio.sleep(COMPACTION_INTERVAL / 1000)
+            for driver in list(self._drivers.values()):
+                try:
+                    await driver.compact()
+                except Exception:
+                    log.exception("queue %s: compaction failed; nothing was changed", driver.record.queue_name)
 
     async def _keep_room(self) -> None:
         while True:

@@ -1,4 +1,4 @@
-"""PartitionStore: where the bulk lies. One partition is a header, small records, and immutable blobs."""
+"""PartitionStore: where the bulk lies. One partition is a header, small records, and blobs, whose rows never change."""
 
 from __future__ import annotations
 

@@ -6,10 +6,12 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from sluiceway.core import looking
+from sluiceway.core import lane, looking
 from sluiceway.core.keys import KeyMemory
+from sluiceway.core.lane import Lane
 from sluiceway.core.line import Line
 from sluiceway.core.partition import Partition
+from sluiceway.core.tickets import Compact
 from sluiceway.kernel.clock import Clock
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.outcomes import Outcome
@@ -46,6 +48,26 @@ def keeps_blobs_for_ever(original: Any) -> Any:
         self._dropped.discard(blob.number)
 
     return free
+
+
+@bug(lane, "compactions")
+def compacts_one_row_too_few(original: Any) -> Any:
+    """A compacted blob lacks an open row."""
+
+    def compactions(partition: Any) -> Any:
+        return [each._replace(rows=each.rows[:-1]) if len(each.rows) > 1 else each for each in original(partition)]
+
+    return compactions
+
+
+@bug(Lane, "takes")
+def compacts_by_what_did_not_land(original: Any) -> Any:
+    """A blob is compacted after its partition was opened anew: rows whose settling did not land are open again."""
+
+    def takes(self: Any, work: Any) -> bool:
+        return bool(self.takes_work if isinstance(work, Compact) else original(self, work))
+
+    return takes
 
 
 # ---- time -----------------------------------------------------------------------------------------------------

@@ -9,22 +9,41 @@ from functools import partial
 from random import Random
 from typing import NamedTuple, Protocol
 
+from sluiceway.core.compaction import Compaction, open_rows
 from sluiceway.core.dealing import LEASE_PATIENCE
 from sluiceway.core.lane import LONGEST_SAMPLE, Lane, LaneState
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.partition import Partition
 from sluiceway.core.slots import home_of
-from sluiceway.core.tickets import Commit, Effect, Forward, Grant, Open, Reply, Request, Result, TakeOut, Ticket, Transfer, TransferEnd
+from sluiceway.core.tickets import (
+    Commit,
+    Compact,
+    Effect,
+    Forward,
+    Grant,
+    Open,
+    Reply,
+    Request,
+    Result,
+    TakeOut,
+    Ticket,
+    Transfer,
+    TransferEnd,
+)
 from sluiceway.kernel.clock import Clock, Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Extend, Lease, Produce, Settle
+from sluiceway.model.sparse import compacted, decode_stored, encode_sparse
 from sluiceway.ports.partition_store import Changes
 from sluiceway.sim.checks import InjectedMistakeError, check
 from sluiceway.sim.store import Fence, Store
 from sluiceway.sim.trail import Turn
-from sluiceway.sim.world import World
+from sluiceway.sim.world import START, World
+
+COMPACTION_PAUSE: Millis = 1_000
+COMPACTS_FOR: Millis = 40_000
 
 Handler = Callable[[Result | SluicewayError | None], None]
 """What a client does with its answer; None if it never hears one."""
@@ -113,6 +132,11 @@ class Owner:
         """Leases that were given back."""
         self.haunts = False
         """Another owner has taken over, and this one does not know."""
+        self._compacting = Random(world.seed)
+        """Of its own, so that other histories stay what they were."""
+        self._compacts = world.seed % 8 == 7
+        if self._compacts:
+            world.after(self._compacting.randint(0, COMPACTION_PAUSE), self._compact)
 
     @property
     def lanes(self) -> dict[int, Lane]:
@@ -329,6 +353,9 @@ class Owner:
         world.after(world.latency(), lambda: self._opened(effect, loaded, final))
 
     def _opened(self, effect: Open, loaded: Partition | SluicewayError, final: bool) -> None:
+        if isinstance(loaded, Partition):
+            loaded.min_sparse_bytes = 1
+            loaded.find_sparse()
         self.machine_of[effect.partition].opened(effect.partition, effect.opening, loaded, self.now(), final)
         # What was given back and not written is left to the leases' deadlines.
         self._gone.clear()
@@ -365,6 +392,11 @@ class Owner:
             world.after(lands + syncs, flight.sync)
             world.after(lands + syncs + answers, partial(self._committed, effect, flight, Outcome.DONE))
         world.note(self.queue.incarnation, "commit", effect.partition, flight.fence, "txn", effect.changes.txn, kind)
+        if kind and self._compacts:
+            # What is settled in this turn is open again if it does not land.
+            lane = self.lanes[effect.partition]
+            lane.compactions()
+            self._begin_to_compact(lane)
 
     def _committed(self, effect: Commit, flight: Flight, outcome: Outcome) -> None:
         if outcome is Outcome.DONE:
@@ -380,6 +412,32 @@ class Owner:
         # Nothing may depend on the store's word for it.
         machine.committed(effect.partition, effect.opening, outcome, self.now(), at_once=bool(effect.changes.txn & 8))
         self._ended()
+
+    # ---- compaction -------------------------------------------------------------------------------------------
+
+    def _compact(self) -> None:
+        """Look for sparse blobs of whatever size, and compact each after a while, as long as clients come."""
+        if self not in self.world.actors or self.stopping or self.world.now > START + COMPACTS_FOR:
+            return
+        for lane in self.lanes.values():
+            if lane.takes_work:
+                blobs = lane.partition.blobs
+                for blob, rows in open_rows(lane.partition, blobs).items():
+                    check(len(rows) == blobs[blob].open, "the open rows of a blob are not those that are counted")
+                self._begin_to_compact(lane)
+        self.world.after(self._compacting.randint(50, COMPACTION_PAUSE), self._compact)
+
+    def _begin_to_compact(self, lane: Lane) -> None:
+        for wanted in lane.compactions():
+            self.world.after(self._compacting.randint(0, 500), partial(self._rewrite, lane.number, lane.opening, wanted))
+
+    def _rewrite(self, number: int, opening: int, wanted: Compaction) -> None:
+        store = self.queue.stores[number]
+        if self not in self.world.actors or self.stopping or wanted.blob not in store.blobs or store.is_damaged_blob(wanted.blob):
+            return
+        kept = compacted(decode_stored(store.blobs[wanted.blob], wanted.columns), wanted.rows)
+        request = Compact(number, opening, wanted.blob, len(kept.rows), int(kept.batch.nbytes), encode_sparse(kept), 1_000)
+        self.submit(request, lambda _: None, number)
 
     # ---- transfers and damage ---------------------------------------------------------------------------------
 

@@ -12,8 +12,8 @@ from sluiceway.core.looking import load as load_for_checking
 from sluiceway.core.partition import Partition
 from sluiceway.core.records import unpack_header
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.items import decode_blob
 from sluiceway.model.leased import Slice, served
+from sluiceway.model.sparse import SparseBatch, decode_stored
 from sluiceway.ports.partition_store import Changes, RecordKey, Snapshot
 from sluiceway.sim.checks import check
 from sluiceway.sim.scene import Scene, scene_of
@@ -63,7 +63,7 @@ class Store:
         self.damaged = False
         """No longer readable: neither records nor blobs."""
         self.damaged_blobs: set[int] = set()
-        self._rows: dict[int, list[Row]] = {}
+        self._rows: dict[int, dict[int, Row]] = {}
         self._seen: Partition | None = None
         self._scene: Scene | None = None
 
@@ -115,6 +115,10 @@ class Store:
         for number, data in changes.blobs.items():
             self.blobs[number] = data
             self._rows.pop(number, None)
+        for number, data in changes.compacted_blobs.items():
+            check(number in self.blobs, "a blob is compacted that is not there")
+            self.blobs[number] = data
+            self._rows.pop(number, None)
         for number in changes.dropped_blobs:
             check(number in self.blobs, "a blob is dropped that is not there")
             del self.blobs[number]
@@ -134,6 +138,9 @@ class Store:
     @property
     def is_sound(self) -> bool:
         return not self.damaged and not self.damaged_blobs
+
+    def is_damaged_blob(self, number: int) -> bool:
+        return self.damaged or number in self.damaged_blobs
 
     def is_damaged(self, pieces: Sequence[Slice]) -> bool:
         """Whether reading those rows meets a damaged blob."""
@@ -162,17 +169,21 @@ class Store:
 
     def row(self, blob: int, row: int) -> Row:
         if blob not in self._rows:
-            batch = self.blob(blob)
+            stored = self.blob(blob)
+            batch = stored.batch if isinstance(stored, SparseBatch) else stored
             columns = [
                 batch.column(name).to_pylist() if name in batch.schema.names else [None] * batch.num_rows
                 for name in ("payload", "reference", "origin")
             ]
-            self._rows[blob] = [Row(payload.decode(), *others) for payload, *others in zip(*columns, strict=True)]
+            numbers = stored.rows.tolist() if isinstance(stored, SparseBatch) else range(batch.num_rows)
+            rows = [Row(payload.decode(), *others) for payload, *others in zip(*columns, strict=True)]
+            self._rows[blob] = dict(zip(numbers, rows, strict=True))
+        check(row in self._rows[blob], f"row {row} of blob {blob} is gone although it is alive")
         return self._rows[blob][row]
 
-    def blob(self, number: int) -> pa.RecordBatch:
+    def blob(self, number: int) -> pa.RecordBatch | SparseBatch:
         check(number in self.blobs, f"blob {number} is gone although rows of it are alive")
-        return decode_blob(self.blobs[number], self.look().blobs[number].columns)
+        return decode_stored(self.blobs[number], self.look().blobs[number].columns)
 
     def transfer_rows(self, partition: int, number: int, pieces: Sequence[Slice]) -> list[pa.RecordBatch] | None:
         """The rows of a transfer as the driver reads them; None if any blob is gone."""

@@ -168,6 +168,18 @@ class PartitionStoreSuite:
         assert await store.apply(REF, Changes(2, b"", dropped_blobs={1}), FENCE) is Outcome.DONE
         assert await store.read(REF, [1, 2]) == {2: blobs[2]}
 
+    @driven
+    async def test_a_compacted_blob_takes_the_place_of_the_whole_one(self, open_store: OpenStore[PartitionStore]) -> None:
+        async with Opened(open_store) as store:
+            await store.open(REF, FENCE)
+            await store.apply(REF, Changes(1, b"", blobs={1: b"one", 2: b"two" * 1_000, 3: b"three"}), FENCE)
+            compaction = Changes(2, b"", blobs={4: b"four"}, dropped_blobs={3}, compacted_blobs={2: b"2"})
+            assert await store.apply(REF, compaction, FENCE) is Outcome.DONE
+            assert await store.apply(REF, compaction, FENCE) is Outcome.DONE
+            assert await store.apply(REF, Changes(3, b"", compacted_blobs={2: b"lost"}), Fence(0, 0, 1)) is Outcome.REFUSED
+        async with Opened(open_store) as store:
+            assert await store.read(REF, [1, 2, 3, 4]) == {1: b"one", 2: b"2", 4: b"four"}
+
     # Turns
 
     @with_store

@@ -65,6 +65,7 @@ class MemoryPartitionStore:
         for key in changes.deletes:
             partition.records.pop(key, None)
         partition.blobs.update(changes.blobs)
+        partition.blobs.update(changes.compacted_blobs)
         for number in changes.dropped_blobs:
             partition.blobs.pop(number, None)
         return Outcome.DONE

@@ -208,6 +208,9 @@ class PartitionFile:
             db.executemany("DELETE FROM blob WHERE number = ?", ((number,) for number in changes.dropped_blobs))
         if changes.blobs:
             db.executemany("INSERT INTO blob VALUES (?, ?, ?)", ((number, crc32(data), data) for number, data in changes.blobs.items()))
+        if changes.compacted_blobs:
+            compacted = ((crc32(data), data, number) for number, data in changes.compacted_blobs.items())
+            db.executemany("UPDATE blob SET crc = ?, data = ? WHERE number = ?", compacted)
         return None
 
     def _write_records(self, changes: Changes) -> int:

@@ -77,6 +77,12 @@ _DROPPED_BLOBS: LiteralString = """, dropped AS (
 _BLOBS: LiteralString = """, stored AS (
     INSERT INTO blob (partition_id, number, crc, data)
     SELECT id, fresh.* FROM turn, unnest(%b::int8[], %b::int8[], %b::bytea[]) AS fresh)"""
+_COMPACTED_BLOBS: LiteralString = """, compacted AS (
+    UPDATE blob SET crc = fresh.crc, data = fresh.data
+    FROM unnest(%b::int8[], %b::int8[], %b::bytea[]) AS fresh (number, crc, data)
+    WHERE blob.number = fresh.number AND ctid = ANY (ARRAY (
+        SELECT (SELECT ctid FROM blob WHERE partition_id = turn.id AND number = old.number)
+        FROM turn, unnest(%b::int8[]) AS old (number))))"""
 _DELETES: LiteralString = """, deleted AS (
     DELETE FROM record WHERE ctid = ANY (ARRAY (
         SELECT (SELECT ctid FROM record WHERE partition_id = turn.id AND key = gone.key)
@@ -271,6 +277,11 @@ def _turn(ref: PartitionRef, changes: Changes, fence: Fence) -> tuple[LiteralStr
         parts.append(_BLOBS)
         blobs = list(changes.blobs.values())
         params += [[*map(Int8, changes.blobs)], [Int8(crc32(data)) for data in blobs], blobs]
+    if changes.compacted_blobs:
+        parts.append(_COMPACTED_BLOBS)
+        blobs = list(changes.compacted_blobs.values())
+        numbers = [*map(Int8, changes.compacted_blobs)]
+        params += [numbers, [Int8(crc32(data)) for data in blobs], blobs, numbers]
     if changes.deletes:
         parts.append(_DELETES)
         params.append([_encoded(key) for key in changes.deletes])

@@ -207,7 +207,7 @@ class SqlitePartitionStore:
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
         records = len(changes.puts) + len(changes.deletes)
-        small = records <= ON_LOOP_RECORDS and sum(map(len, changes.blobs.values())) <= ON_LOOP_BYTES
+        small = records <= ON_LOOP_RECORDS and sum(map(len, (*changes.blobs.values(), *changes.compacted_blobs.values()))) <= ON_LOOP_BYTES
         loops = threading.get_ident()
 
         def job(strand: _Strand) -> Outcome:
