@@ -254,6 +254,9 @@ def _bank(names: Sequence[tuple[str, str]], jobs: int) -> int:
     bugs = [BUGS[name] for name in names]
     width = max(len(bug.name) for bug in bugs)
     for bug, result in zip(bugs, _in_order(_hunt, names, jobs), strict=True):
+        if result is not None and result.is_crash_of_plant:
+            print(f"{bug.name:<{width}}     -  NOT FOUND, as it cannot be called: {result.how}", flush=True)
+            continue
         found += result is not None
         seeds, how = ("-", f"NOT FOUND: {bug.what}") if result is None else (str(result.seed + 1), result.how)
         print(f"{bug.name:<{width}}  {seeds:>4}  {how}", flush=True)
