@@ -134,11 +134,11 @@ fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI
 hostile: setup ## Attack a real server in some forty ways while others are to be served
 	@$(BIN)/python -m pytest tests/hostile -rP $(ARGS)
 
-sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0)
-	@$(BIN)/python -m sluiceway.sim --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) $(ARGS)
+sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0, JOBS=1)
+	@$(BIN)/python -m sluiceway.sim --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(ARGS)
 
-sim-bank: setup ## Plant each bug of the bank and see that the simulator finds it
-	@$(BIN)/python -m sluiceway.sim --bank
+sim-bank: setup ## Plant each bug of the bank and see that the simulator finds it (JOBS=1)
+	@$(BIN)/python -m sluiceway.sim --bank --jobs $(or $(JOBS),1) $(ARGS)
 
 clean: ## Remove everything that make built
 	@rm -rf .venv .tools build dist $(VENDOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -11,11 +11,11 @@ import pytest
 
 from planted_bugs import found
 from sluiceway.sim import bugs_placing
-from sluiceway.sim.__main__ import main
 from sluiceway.sim.bank import GROUP_BANK
 from sluiceway.sim.bugs_group import RARE
 from sluiceway.sim.group import GroupWorld, Weather, run_group
 from sluiceway.sim.planting import Bug, planted
+from sluiceway.sim.runner import main
 from sluiceway.sim.world import EventLog
 
 SEEDS = 40

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Any
+
 import pytest
 
 from planted_bugs import found
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.sim.bank import BANK, hunt
 from sluiceway.sim.planting import Bug, planted
+from sluiceway.sim.runner import BUGS
 
 KNOWN = {
     "opens_again_without_a_pause": 3,
@@ -48,6 +52,30 @@ KNOWN = {
 @pytest.mark.parametrize("bug", BANK, ids=lambda bug: bug.name)
 def test_a_planted_bug_is_found(bug: Bug) -> None:
     found(bug, KNOWN)
+
+
+def test_a_crash_of_the_planted_function_itself_shows_nothing() -> None:
+    def change(_original: Any) -> Any:
+        def committed(_self: Any, _number: int) -> None: ...
+
+        return committed
+
+    bug = Bug("out_of_date", "It takes other arguments than the code that it stands for.", LogicalQueue, "committed", change)
+    with pytest.raises(AssertionError, match="crashes by itself"):
+        found(bug, {})
+
+
+@pytest.mark.parametrize("bug", BUGS.values(), ids=lambda bug: bug.name)
+def test_a_planted_function_can_be_called_as_the_original(bug: Bug) -> None:
+    """With all of its positional arguments, and all that have to be named."""
+    original = vars(bug.target)[bug.attribute]
+    plant = bug.change(original)
+    plain = [each.__func__ if isinstance(each, staticmethod | classmethod) else each for each in (original, plant)]
+    if not all(inspect.isfunction(each) for each in plain):
+        return
+    takes = inspect.signature(plain[0]).parameters.values()
+    positional = [None for each in takes if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)]
+    inspect.signature(plain[1]).bind(*positional, **{each.name: None for each in takes if each.kind == each.KEYWORD_ONLY})
 
 
 def test_there_are_enough_of_them_and_each_has_a_name_and_a_reason() -> None:

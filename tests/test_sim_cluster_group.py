@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from sluiceway.sim.__main__ import main
 from sluiceway.sim.bank import MEMBER_BANK, SEEDS_PER_BUG, hunt
 from sluiceway.sim.cluster_group import MemberWorld, run_members
 from sluiceway.sim.planting import Bug
+from sluiceway.sim.runner import main
 from sluiceway.sim.world import EventLog
 
 SEEDS = 30

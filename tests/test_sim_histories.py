@@ -9,10 +9,10 @@ from collections import Counter
 
 import pytest
 
-from sluiceway.sim.__main__ import main
 from sluiceway.sim.bank import BANK
 from sluiceway.sim.history import History, run_history
 from sluiceway.sim.planting import planted
+from sluiceway.sim.runner import main
 from sluiceway.sim.world import EventLog
 
 SEEDS = 90
@@ -97,3 +97,15 @@ def test_a_failing_seed_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]
     trace = capsys.readouterr().out.splitlines()
     assert any("commit" in line for line in trace)
     assert "BrokenPromiseError" in trace[-1]
+
+
+def test_worker_processes_say_what_one_process_says(capsys: pytest.CaptureFixture[str]) -> None:
+    """The failing seeds in their order, how to replay them, and how many events each storey had."""
+    said = {}
+    for jobs in ("1", "2"):
+        assert main(["--seeds", "5", "--jobs", jobs, "--plant", "replies_before_the_commit"]) == 1
+        lines = capsys.readouterr().out.splitlines()
+        failed = [line for line in lines if not line.startswith("queues: ")]
+        said[jobs] = failed, lines[-1].partition(" events")[0]
+    assert said["1"] == said["2"]
+    assert "  replay it: python -m sluiceway.sim --plant replies_before_the_commit --seed 0 --trace" in said["1"][0]

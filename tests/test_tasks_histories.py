@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 
 from planted_bugs import found
-from sluiceway.sim.__main__ import main
 from sluiceway.sim.bank import TASK_BANK
 from sluiceway.sim.bugs_tasks import ABLATIONS
 from sluiceway.sim.planting import Bug, planted
+from sluiceway.sim.runner import main
 from sluiceway.sim.tasks import TasksWorld, Weather, run_tasks
 from sluiceway.sim.world import EventLog
 

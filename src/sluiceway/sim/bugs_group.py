@@ -383,3 +383,15 @@ def keeps_what_it_was_giving_back(original: Any) -> Any:
 def serves_what_it_gives_back(original: Any) -> Any:
     """A member serves all that its name stands at, also what it is about to give back."""
     return lambda self, look, resource: dict(self._divide(look, resource).mine)
+
+
+@bug(Member, "look")
+def changes_what_it_has_read(original: Any) -> Any:
+    """A member takes itself out of the records that it has read, which other members read too."""
+
+    def look(self: Any, look: Any) -> Any:
+        decision = original(self, look)
+        look.members.pop(self.name, None)
+        return decision
+
+    return look

@@ -390,10 +390,10 @@ def leaves_produces_behind_a_hung_commit(original: Any) -> Any:
 def produces_here_and_there(original: Any) -> Any:
     """A produce that is done elsewhere because its partition hangs is done there as well."""
 
-    def take_back(self: Any) -> Any:
-        waiting, accepted = list(self.waiting), self.accepted
-        given = original(self)
-        self.waiting, self.accepted = waiting, accepted
+    def take_back(self: Any, **named: Any) -> Any:
+        waiting, accepted, nbytes = list(self.waiting), self.accepted, self.accepted_bytes
+        given = original(self, **named)
+        self.waiting, self.accepted, self.accepted_bytes = waiting, accepted, nbytes
         return given
 
     return take_back

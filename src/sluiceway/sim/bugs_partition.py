@@ -216,7 +216,7 @@ def does_not_write_what_is_settled(original: Any) -> Any:
 def completes_what_has_expired(original: Any) -> Any:
     """Staged fates take effect, and the rest is completed, when a lease runs out."""
 
-    def run_out(self: Any, lease: Any, now: int) -> int:
+    def run_out(self: Any, lease: Any, now: int, _back: Any) -> int:
         items: int = lease.open
         self.close_lease(lease, now, Settled())
         return items

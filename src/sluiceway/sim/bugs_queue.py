@@ -39,8 +39,8 @@ def replies_before_the_commit(original: Any) -> Any:
 def takes_unknown_for_refused(original: Any) -> Any:
     """What may have landed is tried again elsewhere."""
 
-    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int) -> None:
-        original(self, number, opening, Outcome.REFUSED if outcome is Outcome.UNKNOWN else outcome, now)
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
+        original(self, number, opening, Outcome.REFUSED if outcome is Outcome.UNKNOWN else outcome, now, **named)
 
     return committed
 
@@ -49,8 +49,8 @@ def takes_unknown_for_refused(original: Any) -> Any:
 def takes_unknown_for_done(original: Any) -> Any:
     """What may not have landed is acknowledged."""
 
-    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int) -> None:
-        original(self, number, opening, Outcome.DONE if outcome is Outcome.UNKNOWN else outcome, now)
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
+        original(self, number, opening, Outcome.DONE if outcome is Outcome.UNKNOWN else outcome, now, **named)
 
     return committed
 
@@ -59,13 +59,13 @@ def takes_unknown_for_done(original: Any) -> Any:
 def keeps_its_state_after_a_refusal(original: Any) -> Any:
     """The state in memory stays ahead of the store."""
 
-    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int) -> None:
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
         lane = self.lanes[number]
         if outcome is Outcome.REFUSED and opening == lane.opening:
             lane.state = LaneState.READY
             self._land(lane, False, now)
         else:
-            original(self, number, opening, outcome, now)
+            original(self, number, opening, outcome, now, **named)
 
     return committed
 

@@ -67,6 +67,8 @@ GOING: Millis = 30_000
 """Within this an instance has handed over and stopped."""
 DRAINING: Millis = 90_000
 MAX_JUMP: Millis = 30_000
+OUTDATED_EVERY = 8
+"""One of so many histories has routers that are out of date (`ClusterWorld.outdated`)."""
 
 
 @dataclass(eq=False)
@@ -128,6 +130,15 @@ class ClusterWorld:
         self.traffic: Millis = self.random.choice([6_000, 15_000])
         self.pace: Millis = self.random.choice([60, 300, 1_000])
         self.wanted = self.random.choice([1, 2, 3, 3, 4])
+        self.outdates = seed % OUTDATED_EVERY == OUTDATED_EVERY - 1
+        self.outdated: Instance | None = None
+        """The instance that hears late where partitions are, in a history in which there is one. Most clients ask it."""
+        self.moved: asyncio.Future[None] | None = None
+        """Is done when an instance loses a partition. Consumers wait for it and then settle, while the outdated instance does not know."""
+        if self.outdates:
+            self.wanted = max(self.wanted, 3)
+            self.weather.joins += 2
+            self.weather.stops += 2
 
     def live(self) -> None:
         with ExitStack() as stack:
@@ -154,6 +165,8 @@ class ClusterWorld:
         await self._create_queues()
         until = self.loop.now + self.traffic
         self._plan_troubles()
+        if self.outdates:
+            self._outdate()
         traffic = [work for each in self.clients for work in self._traffic_of(each, until)]
         if self.random.random() < 0.5:
             traffic.append(self._create_late(until))
@@ -222,6 +235,8 @@ class ClusterWorld:
     # ---- instances --------------------------------------------------------------------------------------------
 
     def some_instance(self) -> Instance | None:
+        if self.outdated is not None and self.outdated.serves and self.random.random() < 0.6:
+            return self.outdated
         there = [each for each in self.instances if not each.process.dead]
         return self.random.choice(there) if there else None
 
@@ -285,6 +300,16 @@ class ClusterWorld:
         await instance.service.stop()
         self.note("has stopped")
         self.loop.after(0, partial(self._kill, instance, 100))
+
+    async def pause(self, seconds: float) -> bool:
+        """Sleep. True: a partition has moved, and the sleep was cut short for it."""
+        if not self.outdates:
+            await asyncio.sleep(seconds)
+            return False
+        if self.moved is None or self.moved.done():
+            self.moved = self.loop.create_future()
+        done, _ = await asyncio.wait([self.moved], timeout=seconds)
+        return bool(done)
 
     # ---- trouble ----------------------------------------------------------------------------------------------
 
@@ -355,6 +380,17 @@ class ClusterWorld:
         self.network.cut(one.process, other.process)
         self.loop.after(span, partial(self.network.uncut, one.process, other.process))
 
+    def _outdate(self) -> None:
+        """Another instance is the one that hears late, every second or so."""
+        if not self.outdates:
+            return
+        serving = [each for each in self._serving() if each.serves]
+        if serving:
+            self.outdated = self.random.choice(serving)
+            self.shared.without_hints = self.outdated.meta
+            self.note(self.outdated.name, "hears late")
+        self.loop.after(self.random.randrange(500, 2_500), self._outdate)
+
     def _set_clock(self, instance: Instance) -> None:
         instance.process.wall_ahead = self.random.randint(-MAX_JUMP, MAX_JUMP)
         self.note(instance.name, "has its clock set to", instance.process.wall_ahead, "ms ahead")
@@ -404,6 +440,7 @@ class ClusterWorld:
     async def _heal(self) -> None:
         self.note("the world heals")
         self.weather = Weather()
+        self.outdates, self.outdated, self.shared.without_hints = False, None, None
         for roads in (self.store_roads, self.meta_roads, self.client_roads, self.network.roads):
             roads.calm()
         self.network.free()
@@ -492,6 +529,8 @@ class ClusterWorld:
                 owns = instance.owns()
                 if owns != instance.owned:
                     self.note(instance.name, "owns", *owns)
+                    if self.moved is not None and not self.moved.done() and instance.owned.keys() - owns.keys():
+                        self.moved.set_result(None)
                     instance.owned = owns
                     check_overlap(((each.name, each.owns()) for each in self.instances), self.loop.now)
                     self.tokens.serve(instance.name, owns)

@@ -144,7 +144,8 @@ class Clients:
     async def use(self, holds: Sequence[Hold]) -> None:
         """What a consumer does with what it has, which may lie in several partitions: keep it, put some back, be done, or vanish."""
         for _ in range(self.random.randint(0, 2)):
-            await asyncio.sleep(self.random.random() * 1.5)
+            if await self.world.pause(self.random.random() * 1.5):
+                break
             deed = self.random.random()
             if deed < 0.3:
                 await self.extend(holds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from random import Random
 from typing import Literal
@@ -16,13 +16,13 @@ from typing import Literal
 import msgspec
 
 from sluiceway.core.assignment import placing
-from sluiceway.core.assignment.group import Keys, Look, Parameters, Resource, Strategy, Token, Writes, read_group
+from sluiceway.core.assignment.group import GroupReader, Keys, Look, Parameters, Resource, Strategy, Token, Writes, read_group
 from sluiceway.core.assignment.member import Member
 from sluiceway.core.assignment.plan import queue_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import Entry, Stamp, View
 from sluiceway.sim.checks import check
-from sluiceway.sim.group_checks import Tokens, check_commit, check_overlap, check_placing, check_rest
+from sluiceway.sim.group_checks import Overlap, Tokens, check_commit, check_placing, check_rest
 from sluiceway.sim.world import EventLog
 
 KEYS = Keys("g")
@@ -48,9 +48,13 @@ class ModelStore:
         self.touched: dict[str, Stamp] = {}
         self.born: dict[str, Stamp] = {}
         """Since when a key is there."""
+        self._view = View(0, {})
 
     def read(self) -> View:
-        return View(self.stamp, dict(self.entries))
+        """What is stored now. All readers between two commits share one view, which they must not change."""
+        if self._view.stamp != self.stamp:
+            self._view = View(self.stamp, dict(self.entries))
+        return self._view
 
     def commit(self, writes: Writes) -> bool:
         for key, stamp in writes.checks.items():
@@ -69,6 +73,24 @@ class ModelStore:
             self.entries.pop(key, None)
         self.touched.update(dict.fromkeys([*writes.puts, *writes.deletes], self.stamp))
         return True
+
+
+class Looks:
+    """Decodes each state of one store once for all members and checks, which must not change a look."""
+
+    def __init__(self) -> None:
+        self._reader = GroupReader(KEYS)
+        self._looks: dict[Stamp, Look] = {}
+
+    def of(self, view: View, seen_at: Millis) -> Look:
+        look = self._looks.get(view.stamp)
+        if look is None:
+            look = self._looks[view.stamp] = self._reader.read(view, 0)
+        return replace(look, seen_at=seen_at)
+
+    def check_unchanged(self, view: View) -> None:
+        """No reader has changed a record or a look in place. Raises BrokenPromiseError."""
+        check(self.of(view, 0) == read_group(view, KEYS, 0), "a member has changed a record in place")
 
 
 @dataclass
@@ -99,7 +121,8 @@ class Actor:
         return self.offset + int(now * self.rate)
 
     def serves(self, now: Millis) -> dict[str, Token]:
-        return {} if self.dead or self.clock(now) >= self.deadline else self.served
+        # First what is quick: all actors are asked after every event.
+        return {} if not self.served or self.dead or self.clock(now) >= self.deadline else self.served
 
 
 @dataclass
@@ -190,6 +213,8 @@ class GroupWorld:
         self.removed: set[str] = set()
         self.actors: list[Actor] = []
         self.tokens = Tokens()
+        self.overlap = Overlap()
+        self.looks = Looks()
         self.happened = 0
         self.traffic = self.random.choice([8_000, 15_000, 25_000])
         items = tuple(f"i{n:02}" for n in range(self.random.choice([0, 1, 5, 12, 24])))
@@ -220,6 +245,7 @@ class GroupWorld:
         self._until(self.traffic + CALM - QUIET)
         begun = self._rounds()
         self._until(self.traffic + CALM)
+        self.looks.check_unchanged(self.store.read())
         check(self._rounds() - begun <= 1 + QUIET // HEARTBEAT, f"{self._rounds() - begun} rounds at rest")
         check_rest(self.store.read(), KEYS, {actor.name: actor.serves(self.now) for actor in self._alive()})
 
@@ -231,14 +257,14 @@ class GroupWorld:
             self.now, _, act = heapq.heappop(self.heap)
             self.happened += 1
             act()
-            check_overlap(((actor.name, actor.serves(self.now)) for actor in self.actors), self.now)
+            self.overlap.check([(actor.member.name, owned) for actor in self.actors if (owned := actor.serves(self.now))], self.now)
 
     def _note(self, *parts: object) -> None:
         if self.log is not None:
             self.log.add(self.now, parts)
 
     def _rounds(self) -> int:
-        look = read_group(self.store.read(), KEYS, 0)
+        look = self.looks.of(self.store.read(), 0)
         return look.round.number if look.round else 0
 
     def _calm(self) -> None:
@@ -406,7 +432,7 @@ class GroupWorld:
         """Read, decide, commit; again so many times, since whatever became of it the process is not told."""
 
         def saw(actor: Actor, view: View) -> None:
-            writes = decide(actor, read_group(view, KEYS, actor.clock(self.now)))
+            writes = decide(actor, self.looks.of(view, actor.clock(self.now)))
             if writes.puts and tries:
                 self._strike(actor, "commit")
                 self._awake(actor, lambda: self._commit(actor, writes, lambda: self._try(actor, decide, tries - 1)))
@@ -445,7 +471,7 @@ class GroupWorld:
 
     def _saw(self, actor: Actor, view: View) -> None:
         now = actor.clock(self.now)
-        decision = actor.member.look(read_group(view, KEYS, now))
+        decision = actor.member.look(self.looks.of(view, now))
         actor.served, actor.deadline = dict(decision.owned), decision.lease_deadline
         self._note(actor.name, "serves", *actor.served, "for", actor.deadline - now)
         if now < actor.deadline:
@@ -493,5 +519,5 @@ class GroupWorld:
         if landed:
             looked_at = writes.unchanged.get(KEYS.marks, before.stamp)
             unseen = {key.removeprefix(KEYS.members) for key in before.prefix(KEYS.members) if self.store.born[key] > looked_at}
-            check_commit(before, self.store.read(), KEYS, unseen)
+            check_commit(self.looks.of(before, 0), self.looks.of(self.store.read(), 0), KEYS, unseen)
             self._strike(actor, "landed")

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from sluiceway.core.assignment.group import Keys, Look, Plan, Resource, Token, Writes, read_group
+from sluiceway.core.assignment.group import Keys, Look, Plan, Resource, Token, Writes
 from sluiceway.core.assignment.plan import queue_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import View
@@ -38,14 +38,26 @@ def check_overlap(serving: Iterable[tuple[str, Mapping[str, Token]]], now: Milli
             check(other == name, f"{item} is served by {other} and {name} at {now}")
 
 
-def check_commit(before: View, after: View, keys: Keys, unseen: Collection[str] = ()) -> None:
+class Overlap:
+    """Checks that no two members serve an item; in full only when what members serve has changed, as nothing else can break it."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[str, Mapping[str, Token]]] = []
+
+    def check(self, serving: list[tuple[str, Mapping[str, Token]]], now: Millis) -> None:
+        """`serving`: each member that serves anything. Its mapping must not be changed afterwards. Raises BrokenPromiseError."""
+        if serving != self._before:
+            check_overlap(serving, now)
+            self._before = serving
+
+
+def check_commit(was: Look, now: Look, keys: Keys, unseen: Collection[str] = ()) -> None:
     """A commit that seals a round makes the plan of just those who had marked themselves, of just what there is, on as many members as
     its limits say, and without limits with the fewest moves.
 
     `unseen`: members whose records came after it was decided, as of one that had marked itself and was not there any more.
     One that changes the plan without a round leaves all as it is that stays, and gives what is new to those who take part.
     """
-    was, now = read_group(before, keys, 0), read_group(after, keys, 0)
     if was.resource is not None and was.resource != now.resource:
         check(now.resource is not None and now.resource.version > was.resource.version, "the resource has changed under its old version")
     if was.round == now.round and was.plan != now.plan:
@@ -53,7 +65,7 @@ def check_commit(before: View, after: View, keys: Keys, unseen: Collection[str] 
         return
     if now.round is None or not now.round.sealed:
         return
-    left = list(after.prefix(keys.marks))
+    left = list(now.view.prefix(keys.marks))
     check(not left, f"marks without a round: {left}")
     if was.plan == now.plan:
         return

@@ -72,7 +72,7 @@ class Process:
         return (local - self.origin / 1000) / self.rate
 
     def steady(self, true: float) -> Millis:
-        return int(self.local(true) * 1000)
+        return int((self.origin / 1000 + true * self.rate) * 1000)
 
     def wall(self, true: float) -> Millis:
         """What `system.now` says."""
@@ -214,7 +214,7 @@ class Loop(_Base):
     def _step(self) -> None:
         process = self._next()
         _, handle = process.ready.popleft()
-        if handle.cancelled():
+        if handle._cancelled:
             return
         self.steps += 1
         if self.steps > self._most_steps:
@@ -230,19 +230,23 @@ class Loop(_Base):
         while True:
             self._take_due()
             able = [each for each in self.processes if each.ready and not each.frozen]
+            if len(able) == 1:
+                return able[0]
             if able:
-                return self.random.choice(able) if self._shuffle and len(able) > 1 else min(able, key=lambda each: each.ready[0][0])
+                return self.random.choice(able) if self._shuffle else min(able, key=lambda each: each.ready[0][0])
             if not self._timers:
                 raise StuckError(f"nothing will ever happen; {self._pending()}")
             self._now = self._timers[0][0]
 
     def _take_due(self) -> None:
-        while self._timers:
-            at, _, handle, process = self._timers[0]
-            gone = handle.cancelled() or process.dead
+        timers = self._timers
+        while timers:
+            at, _, handle, process = timers[0]
+            # The attribute, not the method: this runs before each callback.
+            gone = handle._cancelled or process.dead
             if not gone and at > self._now:
                 return
-            heapq.heappop(self._timers)
+            heapq.heappop(timers)
             if not gone:
                 process.ready.append((next(self._order), handle))
 
@@ -291,10 +295,10 @@ class Loop(_Base):
     # ---- what asyncio asks of a loop --------------------------------------------------------------------------
 
     def time(self) -> float:
-        return self.process.local(self._now)
+        return _process.get(self.outside).local(self._now)
 
     def _of(self, context: Context | None) -> Process:
-        return self.process if context is None else context.get(_process, self.outside)
+        return _process.get(self.outside) if context is None else context.get(_process, self.outside)
 
     def call_soon(self, callback: Callable[[*Ts], object], *args: *Ts, context: Context | None = None) -> asyncio.Handle:
         handle, process = asyncio.Handle(callback, args, self, context), self._of(context)
@@ -373,9 +377,10 @@ def simulated(loop: Loop) -> Iterator[None]:
     """
     random = loop.random
     event = asyncio.Event
+    running, outside = _process.get, loop.outside
     stand_ins: dict[str, Callable[[], object]] = {
-        "now": lambda: loop.process.wall(loop.seconds),
-        "steady": lambda: loop.process.steady(loop.seconds),
+        "now": lambda: running(outside).wall(loop._now),
+        "steady": lambda: running(outside).steady(loop._now),
         "stopwatch": loop.time,
         "new_incarnation": lambda: "".join(random.choices(INCARNATION_ALPHABET, k=INCARNATION_LENGTH)),
         "new_secret": lambda: f"{random.getrandbits(192):048x}",

@@ -28,6 +28,8 @@ class SharedMeta:
     def __init__(self) -> None:
         self.store = MemoryMetaStore()
         self.subscribers: list[_Subscriber] = []
+        self.without_hints: Link | None = None
+        """The way of a process that is told of no commit: it sees one when it reads the next time."""
         self.view = View(0, {})
         """All of it."""
         self.followers: list[Callable[[View, View], None]] = []
@@ -41,7 +43,7 @@ class SharedMeta:
         for follow in self.followers:
             follow(before, self.view)
         for subscriber in self.subscribers:
-            if any(key.startswith(subscriber.prefix) for key in (*puts, *deletes)):
+            if subscriber.link is not self.without_hints and any(key.startswith(subscriber.prefix) for key in (*puts, *deletes)):
                 subscriber.link.hint(subscriber.bell.set)
         return stamp
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -10,11 +10,11 @@ import pyarrow as pa
 from sluiceway.core import looking
 from sluiceway.core.looking import load as load_for_checking
 from sluiceway.core.partition import Partition
-from sluiceway.core.records import unpack_header
+from sluiceway.core.records import unpack_header, unpack_lease
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.sparse import SparseBatch, decode_stored
-from sluiceway.ports.partition_store import Changes, RecordKey, Snapshot
+from sluiceway.ports.partition_store import Changes, RecordKey, RecordKind, Snapshot
 from sluiceway.sim.checks import check
 from sluiceway.sim.scene import Scene, scene_of
 from sluiceway.sim.trail import Turn
@@ -51,6 +51,8 @@ class Store:
         self.now: Millis = 0
         """The latest time at which anything was done here."""
         self.records: dict[RecordKey, bytes] = {}
+        self._current: dict[RecordKey, bytes] = {}
+        """The records that say where items are: without idempotency keys and closed leases."""
         self.blobs: dict[int, bytes] = {}
         self.written: Written | None = None
         self.cuts = 0
@@ -112,6 +114,8 @@ class Store:
         self.records.update(changes.puts)
         for key in changes.deletes:
             self.records.pop(key, None)
+            self._current.pop(key, None)
+        self._sort(changes.puts)
         for number, data in changes.blobs.items():
             self.blobs[number] = data
             self._rows.pop(number, None)
@@ -124,6 +128,17 @@ class Store:
             del self.blobs[number]
             self._rows.pop(number, None)
         self.damaged_blobs -= changes.dropped_blobs
+
+    def _sort(self, puts: Mapping[RecordKey, bytes]) -> None:
+        """Keep current records for `look`. Decode the others here, once: most of a partition's records, and the same in every look."""
+        history = {key: data for key, data in puts.items() if _is_history(key, data)}
+        if history:
+            load_for_checking(Snapshot(self.txn, self.header, history))
+        for key, data in puts.items():
+            if key in history:
+                self._current.pop(key, None)
+            else:
+                self._current[key] = data
 
     # ---- what befalls it --------------------------------------------------------------------------------------
 
@@ -152,9 +167,9 @@ class Store:
         return Snapshot(self.txn, self.header, dict(self.records))
 
     def look(self) -> Partition:
-        """The durable state, to look at only."""
+        """The durable state, to look at only. It lacks idempotency keys and closed leases (`Partition.keys`, `Partition.closed`)."""
         if self._seen is None:
-            self._seen = load_for_checking(self.snapshot())
+            self._seen = load_for_checking(Snapshot(self.txn, self.header, self._current))
         return self._seen
 
     def scene(self) -> Scene:
@@ -190,3 +205,9 @@ class Store:
         if any(piece.blob not in self.blobs for piece in pieces):
             return None
         return [served(partition, number, piece, self.blob(piece.blob)) for piece in pieces]
+
+
+def _is_history(key: RecordKey, data: bytes) -> bool:
+    """Whether the record only says what happened, so that nothing is derived from it about items that are there."""
+    kind = key[0]
+    return kind is RecordKind.KEY or (kind is RecordKind.LEASE and unpack_lease(data).closed)
