@@ -377,6 +377,7 @@ def simulated(loop: Loop) -> Iterator[None]:
         "now": lambda: loop.process.wall(loop.seconds),
         "steady": lambda: loop.process.steady(loop.seconds),
         "stopwatch": loop.time,
+        "cpu_seconds": loop.time,
         "new_incarnation": lambda: "".join(random.choices(INCARNATION_ALPHABET, k=INCARNATION_LENGTH)),
         "new_secret": lambda: f"{random.getrandbits(192):048x}",
         "chance": random.random,
