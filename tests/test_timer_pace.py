@@ -254,3 +254,21 @@ async def test_the_collector_does_not_look_through_what_is_being_loaded(tmp_path
         await service.create_queue(spec("q", 2))
     assert states == [False, False]
     assert gc.isenabled()
+
+
+@driven
+async def test_a_large_partition_is_not_scanned_again_once_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "MANY_RECORDS", 2)
+    async with serving(tmp_path) as (service, _):
+        await service.create_queue(spec("q"))
+        await produce(service, "q", "x")
+        await lease(service, "q", 1)
+        gc.unfreeze()
+        await service._drivers["q"].reload(10 * SECOND)
+        frozen, kept = gc.get_freeze_count(), gc.get_objects()
+        leases = service._drivers["q"].lane(0).partition.leases
+        gc.unfreeze()
+    assert frozen
+    assert len(leases) == 1
+    assert all(each is not state for each in kept for state in leases.values())
+    assert gc.isenabled()

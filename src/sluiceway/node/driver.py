@@ -43,16 +43,23 @@ log = logging.getLogger(__name__)
 MIN_WAIT = 0.001
 """Seconds until the next turn where something is due already."""
 
+MANY_RECORDS = 10_000
+"""From so many on, a collection that scans what they become holds up the event loop for tens of milliseconds."""
+
 
 @contextlib.contextmanager
-def _collector_paused() -> Iterator[None]:
-    """No garbage collection while a partition is loaded: all its objects stay, and to scan them again and again takes as long."""
+def _collector_paused(records: int) -> Iterator[None]:
+    """No garbage collection while a partition of so many records is loaded: all its objects stay, and to scan them again and again takes as
+    long. Many are not scanned later either: reference counts free them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if was_on:
+            if records >= MANY_RECORDS:
+                gc.collect()  # What is garbage by now must not be frozen with the rest.
+                gc.freeze()
             gc.enable()
 
 
@@ -483,7 +490,7 @@ class QueueDriver:
         final = False
         try:
             snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
-            with _collector_paused():
+            with _collector_paused(len(snapshot.records)):
                 loaded: Any = load(snapshot)
             self._around.clock.opened(self.record.queue_name, effect.partition, loaded.header.now)
         except StoreUnavailableError as error:
