@@ -269,6 +269,8 @@ class Dealing:
         if not late:
             return
         coming = {lane.number for lane in self.board.writing() if lane.servable and not lane.degraded}
+        # An expired item at the head hides those behind it until its timer runs.
+        coming |= {lane.number for lane in self.board.visited() if lane.state is LaneState.READY and lane.servable and lane.is_due(now)}
         for ticket in late:
             only = ticket.lease_from
             waits = (coming if only is None else only in coming) or (ticket.keyed and self._keyed(ticket, now))

@@ -127,6 +127,8 @@ class Lane:
     probe_at: Millis = 0
     last_produced: int = 0
     last_leased: int = 0
+    last_timed: int = 0
+    """When its timers last ran, as `last_leased` counts."""
     accepted: int = 0
     """Items of produces that wait in the lane, and ..."""
     accepted_bytes: int = 0
@@ -397,10 +399,13 @@ class Lane:
         timer = self.partition.next_timer()
         return timer is not None and timer <= now
 
-    def work(self, now: Millis, timers: int) -> None:
-        """Apply what time and the clients ask, in the order: timers, settled transfers, settles, produces, seals."""
+    def run_timers(self, now: Millis, most: int) -> None:
+        """Put back expired leases and due entries, `most` of them."""
+        self.partition.tick(now, most)
+
+    def work(self, now: Millis) -> None:
+        """Apply what the clients ask, in the order: settled transfers, settles, produces, seals. Its timers have run before."""
         partition = self.partition
-        partition.tick(now, timers)
         self._settle_transfers()
         for number in self.given_back:
             lease = partition.leases.get(number)

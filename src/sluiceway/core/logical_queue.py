@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from sluiceway.core.dealing import Dealing
 from sluiceway.core.distribution import slot
@@ -78,6 +79,8 @@ class LogicalQueue(Dealing):
         self._again_at: Millis | None = None
         """A turn is due, as some requests have not found their lane."""
         self._effects: list[Effect] = []
+        self.timers_done = 0
+        """Expired leases and due entries that the last turn handled."""
 
     def configure(self, record: QueueRecord) -> None:
         """Follow the queue's settings from now on, and what may be asked of its partitions: what waits and may not be here looks again."""
@@ -283,8 +286,11 @@ class LogicalQueue(Dealing):
 
     # ---- a turn -----------------------------------------------------------------------------------------------
 
-    def turn(self, now: Millis) -> list[Effect]:
-        """Decide all that can be decided now. The driver carries out the effects, in order."""
+    def turn(self, now: Millis, timers: int | None = None) -> list[Effect]:
+        """Decide all that can be decided now. The driver carries out the effects, in order.
+
+        At most `timers` expired leases and due entries (None: TIMER_BATCH) are handled; `timers_done` says how many were.
+        """
         self._again_at = None
         self._time_out(now)
         self._reopen(self.board.begin_turn(now), now)
@@ -292,11 +298,11 @@ class LogicalQueue(Dealing):
         self._spread(now)
         self._distribute(now)
         idle = [lane for lane in self.board.visited() if lane.state is LaneState.READY]
-        due = {lane.number for lane in idle if lane.is_due(now)}
-        timers = max(1, TIMER_BATCH // len(due)) if due else 0
+        self.timers_done = 0
+        self._run_timers(idle, TIMER_BATCH if timers is None else timers, now)
         for lane in idle:
-            if lane.number in due or lane.has_work:
-                self._attempt(lambda lane, now: lane.work(now, timers), lane, now)
+            if lane.has_work and lane.state is LaneState.READY:
+                self._attempt(Lane.work, lane, now)
                 self._look_on(lane, now)
         self._deal(now)
         for lane in self.board.visited():
@@ -307,6 +313,21 @@ class LogicalQueue(Dealing):
         self.board.end_turn()
         effects, self._effects = self._effects, []
         return effects
+
+    def _run_timers(self, lanes: Iterable[Lane], most: int, now: Millis) -> None:
+        """Handle up to `most` expired leases and due entries, beginning with the partition whose timers ran longest ago.
+
+        One partition at a time: a small share of each would make many small transactions.
+        """
+        due = [lane for lane in lanes if lane.is_due(now)] if most > 0 else []
+        for lane in sorted(due, key=lambda lane: lane.last_timed):
+            self._choices += 1
+            lane.last_timed = self._choices
+            self._attempt(partial(Lane.run_timers, most=most), lane, now)
+            self.timers_done += lane.partition.ticked
+            most -= lane.partition.ticked
+            if most <= 0:
+                break
 
     def _look_on(self, lane: Lane, now: Millis) -> None:
         """What the partition has refused in this turn, as it was shut in it, looks elsewhere in the next, which comes at once."""

@@ -78,6 +78,8 @@ class Partition(Gate):
         self.leases: dict[int, LeaseState] = {}
         self.leased_count = 0
         self.deadlines: list[tuple[Millis, int]] = []
+        self.ticked = 0
+        """Leases and entries that the last `tick` handled."""
         self.spans = Spans()
         self.by_key: dict[tuple[str, str], dict[int, None]] = {}
         self._fresh_keys: set[tuple[str, str]] = set()
@@ -469,12 +471,13 @@ class Partition(Gate):
 
     def tick(self, now: Millis, most: int | None = None) -> int:
         """Put back what ran out and what is due, and let die what expired, `most` leases and entries. Returns how many items moved."""
-        moved = 0
+        moved = self.ticked = 0
         back: Back = {}
         self._let_go_of_snapshots(now)
         for _ in range(TIMER_BATCH if most is None else most):
             if (at := self.next_timer()) is None or at > now:
                 break
+            self.ticked += 1
             self._at(now)
             is_due = bool(self.due_times) and self.due_times[0][0] == at
             if not is_due and self.deadlines and max(self.deadlines[0][0], self.grace_until) == at:

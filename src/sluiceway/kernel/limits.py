@@ -115,9 +115,11 @@ COMPACTION_INTERVAL = 30_000
 """Milliseconds between two looks for sparse blobs: a blob that two find is compacted. Batches are mostly settled faster than that."""
 
 TIMER_BATCH = 200
-"""Leases, due entries and extents that one turn puts back or lets die, in all partitions together: a mass expiry must not stop the rest.
+"""Expired leases, due entries and expired extents that one turn handles at most, in all partitions together: a mass expiry must not stop
+other requests. `core.timer_pace` gives a turn as many as fit into TIMER_SLICE."""
 
-These take some 15 ms of processor time, where each is a lease of one item; a call may wait for two such turns."""
+TIMER_SLICE = 4
+"""Milliseconds of processor time that a turn spends on these: a request may wait for two or three such turns and their commits."""
 
 BODY_TIMEOUT = 30_000
 """Milliseconds a request's body may take to arrive: a slow sender holds memory and a connection."""

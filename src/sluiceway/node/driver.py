@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -35,9 +36,10 @@ from sluiceway.core.tickets import (
     Transfer,
     TransferBegun,
 )
+from sluiceway.core.timer_pace import TimerPace
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.kernel.limits import COMPACTION_INTERVAL
+from sluiceway.kernel.limits import COMPACTION_INTERVAL, TIMER_BATCH
 from sluiceway.model.history import Tally
 from sluiceway.model.leased import Slice
 from sluiceway.model.outcomes import Outcome
@@ -54,6 +56,28 @@ from sluiceway.node.transfers import Bury, Transfers
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
+
+MIN_WAIT = 0.001
+"""Seconds until the next turn where something is due already."""
+
+MANY_RECORDS = 10_000
+"""From so many on, a collection that scans what they become holds up the event loop for tens of milliseconds."""
+
+
+@contextlib.contextmanager
+def _collector_paused(records: int) -> Iterator[None]:
+    """No garbage collection while a partition of so many records is loaded: all its objects stay, and to scan them again and again takes as
+    long. Many are not scanned later either: reference counts free them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            if records >= MANY_RECORDS:
+                gc.collect()  # What is garbage by now must not be frozen with the rest.
+                gc.freeze()
+            gc.enable()
 
 
 class Waiter(NamedTuple):
@@ -76,6 +100,7 @@ class Around(NamedTuple):
     snapshots: WeakSet[Snapshot]
     clock: ClockWatch
     ask_owner: Callable[[QueueRecord, int, Any], Awaitable[Any]]
+    pace: TimerPace
     takeover_grace: Millis = 0
     spend: Callable[[int], None] = lambda nbytes: None
     """Told of the bytes that a produce is about to add."""
@@ -229,14 +254,14 @@ class QueueDriver:
         # What is left was in flight to a partition that did not open again.
         self._queue.close(final=True)
         self._ended = True
-        for effect in self._queue.turn(system.now()):
+        for effect in self._queue.turn(system.now(), 0):
             if isinstance(effect, Reply):
                 self._reply(effect)
 
     async def catch_up(self) -> None:
         """Take every turn that is due, and return when none is and nothing is in flight: the clock was moved ahead."""
         while True:
-            self._turn()
+            self._take_turn(TIMER_BATCH)
             while self._tasks:
                 await asyncio.wait(self._tasks)
             at = self._queue.wake_at()
@@ -387,11 +412,21 @@ class QueueDriver:
             loop.call_soon(loop.call_soon, self._turn)
 
     def _turn(self) -> None:
+        # A stop waits for commits: those of a mass expiry would go on until all is back.
+        self._take_turn(0 if self._stopped else self._around.pace.allowance(self.record.incarnation, system.stopwatch()))
+
+    def _take_turn(self, timers: int) -> None:
+        """Take a turn that handles at most `timers` expired leases and due entries."""
         self._turn_due = False
         if self._ended:
             return
         self._drop_lapsed()
-        for effect in self._queue.turn(system.now()):
+        began, cpu_began = system.stopwatch(), system.cpu_seconds()
+        effects = self._queue.turn(system.now(), timers)
+        if self._queue.timers_done:
+            now, spent = system.stopwatch(), system.cpu_seconds() - cpu_began
+            self._around.pace.note(self.record.incarnation, self._queue.timers_done, spent, now - began, now)
+        for effect in effects:
             self._carry_out(effect)
         # Otherwise the difference would look through all lanes.
         for number in self._removed - self._queue.lanes.keys() if self._removed else ():
@@ -412,7 +447,11 @@ class QueueDriver:
         if at is not None:
             loop = asyncio.get_running_loop()
             # A turn a little early would find nothing to do and come at once again.
-            due = loop.time() + max(1, at - system.now() + 1) / 1000
+            ahead = max(MIN_WAIT, (at - system.now() + 1) / 1000)
+            if ahead <= MIN_WAIT:
+                # Due already: the turn left it for after the rest.
+                ahead = max(ahead, self._around.pace.wait(self.record.incarnation, system.stopwatch()))
+            due = loop.time() + ahead
             if self._timer is not None and self._timer_due <= due:
                 # Nearly always. A turn for what is over by then looks when the next is due, and does nothing else.
                 return
@@ -493,7 +532,8 @@ class QueueDriver:
         final = False
         try:
             snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
-            loaded: Any = load(snapshot)
+            with _collector_paused(len(snapshot.records)):
+                loaded: Any = load(snapshot)
             self._around.clock.opened(self.record.queue_name, effect.partition, loaded.header.now)
         except StoreUnavailableError as error:
             loaded = error

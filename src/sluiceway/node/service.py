@@ -20,6 +20,7 @@ from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.core.assignment.group import Parameters, Strategy, Token
 from sluiceway.core.lane import not_here
 from sluiceway.core.routing import HERE
+from sluiceway.core.timer_pace import TimerPace
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import COMPACTION_INTERVAL
@@ -181,6 +182,7 @@ class Service:
             WeakSet(),
             self.clock,
             self._router.owner_of,
+            TimerPace(),
             grace,
             self.room.spend,
         )

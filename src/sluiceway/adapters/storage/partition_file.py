@@ -65,6 +65,8 @@ MIGRATIONS: tuple[str, ...] = (
     """,
     # A header says since then what the partition takes: an older version would leave that out, and lose what it put into a shut one.
     "",
+    # Since then a key's record may be an intent, and a blob compacted: an earlier version reads neither.
+    "",
 )
 """Number n takes the layout from version n to n + 1. One that was released is never changed."""
 
