@@ -79,6 +79,36 @@ def test_of_a_small_disk_no_more_than_a_quarter_is_kept(tmp_path: Path, monkeypa
     assert (reserve.size, reserve.is_low) == (MB, False)
 
 
+def test_what_logs_still_have_to_write_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(monkeypatch, tmp_path / FILE)
+    reserve = DiskReserve(tmp_path, 8 * MB)
+    disk.left = 20 * MB
+    reserve.look(11 * MB)
+    assert (reserve.is_low, reserve.spare) == (False, MB)
+    reserve.look(13 * MB)
+    assert (reserve.is_low, reserve.is_given_up) == (True, False)
+    reserve.look()
+    assert not reserve.is_low
+
+
+@driven
+async def test_a_store_owes_what_its_logs_have_until_they_are_in_its_files(tmp_path: Path) -> None:
+    service = Service(tmp_path, disk_reserve=8 * MB)
+    await service.start()
+    await service.create_queue(spec("q", 2))
+    driver = service._drivers["q"]
+    backend = driver._backends[0]
+    before = backend.owed
+    for partition in range(2):
+        await service.produce("q", produce(2 * MB, partition))
+    assert backend.owed >= before + 4 * MB
+    service.room.look()
+    assert service.room.disks["backend default"]._owed == backend.owed
+    await backend.reusable(driver._ref(0))
+    assert 2 * MB <= backend.owed < before + 3 * MB
+    await service.stop()
+
+
 def produce(nbytes: int, partition: int | None = None) -> Produce:
     return Produce(rows("x" * nbytes), 5_000, partition=partition)
 

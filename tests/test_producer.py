@@ -201,6 +201,13 @@ def test_a_server_that_stays_away_fails_the_batch_when_the_time_is_over(face: Fa
         assert raised.value.code == "unavailable"
 
 
+def test_a_producer_repeats_for_longer_than_one_attempt_takes() -> None:
+    async_client = AsyncClient("http://127.0.0.1:1", retry_for="2s")
+    with Client("http://127.0.0.1:1") as client, client.producer("q") as producer, client.producer("q", retry_for="3s") as short:
+        seen = [each._posting.retry_for for each in (producer, short, async_client.producer("q"))]
+    assert seen == [120, 3, 8]
+
+
 def test_a_closed_producer_takes_nothing(face: Face) -> None:
     with scripted(face, Script(stored)) as producer:
         producer.close()

@@ -19,7 +19,7 @@ class DiskReserve:
     def __init__(self, directory: Path, size: int) -> None:
         self.directory = directory
         self._wanted = size
-        self._size = 0
+        self._size = self._owed = 0
         self._file = directory / FILE
         self.free = 0
         """Bytes that files may still take, as of the last look."""
@@ -38,8 +38,9 @@ class DiskReserve:
         """Bytes that may be added before less is left than is to be kept."""
         return max(0, self._left() - self._size)
 
-    def look(self) -> None:
-        """Ask how much room there is; give the file up, or make it again. Raises OSError."""
+    def look(self, owed: int = 0) -> None:
+        """Ask how much room there is, of which `owed` bytes are as good as taken; give the file up, or make it again. Raises OSError."""
+        self._owed = owed
         self._measure()
         if self._held() > self.free:
             self._file.unlink(missing_ok=True)
@@ -56,7 +57,7 @@ class DiskReserve:
         self._size = min(self._wanted, found.f_blocks * found.f_frsize // SHARE)
 
     def _left(self) -> int:
-        return self.free + self._held()
+        return self.free + self._held() - self._owed
 
     def _held(self) -> int:
         try:

@@ -337,7 +337,8 @@ class AsyncClient(AsyncRebalances):
         retry_for: Duration | None = None,
     ) -> AsyncProducer:
         """As `Client.producer`; use it in an `async with` block."""
-        posting = producing.Posting(queue_name, request_timeout, producing.patience(retry_for, self._retry_for))
+        patience = producing.patience(retry_for, producing.DELIVERY_RETRIES * self._retry_for)
+        posting = producing.Posting(queue_name, request_timeout, patience)
         limits = producing.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
         return AsyncProducer(self._run, posting, limits)
 

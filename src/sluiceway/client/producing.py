@@ -97,5 +97,10 @@ def closed() -> SluicewayError:
     return SluicewayError("unavailable", "the producer is closed; make another")
 
 
+DELIVERY_RETRIES = 4
+"""How much longer a producer repeats its calls than a client does. A client's `retry_for` is as long as one attempt, so a batch in flight
+when a backend hangs would never get a second one."""
+
+
 def patience(retry_for: Duration | None, default: float) -> float:
     return default if retry_for is None else seconds(retry_for, "retry_for")

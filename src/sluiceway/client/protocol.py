@@ -179,8 +179,9 @@ def given(**fields: object) -> dict[str, object]:
 
 
 def listed(values: Iterable[T], field: str) -> list[T]:
-    if isinstance(values, str | bytes):
-        raise invalid(field, "expected a list, not one text")
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        kind = "one text" if isinstance(values, str | bytes) else type(values).__name__
+        raise invalid(field, f"expected a list, not {kind}")
     return list(values)
 
 

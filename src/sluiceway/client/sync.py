@@ -396,7 +396,8 @@ class Client(Rebalances):
         retry_for: Duration | None = None,
     ) -> Producer:
         """Sends items one by one and stores them many at a time; use it in a `with` block. Times and sizes: see `Producer`."""
-        posting = producing.Posting(queue_name, request_timeout, producing.patience(retry_for, self._retry_for))
+        patience = producing.patience(retry_for, producing.DELIVERY_RETRIES * self._retry_for)
+        posting = producing.Posting(queue_name, request_timeout, patience)
         limits = producing.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
         return Producer(self._run, posting, limits)
 

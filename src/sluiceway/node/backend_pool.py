@@ -104,7 +104,7 @@ class BackendPool:
             directory = directory_of(name, settings, self._data)
             # A store that was made by others need not have it.
             if directory.is_dir():
-                self._room.watch(BACKEND + name, directory)
+                self._room.watch(BACKEND + name, directory, lambda: self._backends[name].owed if name in self._backends else 0)
 
     def note_room(self) -> None:
         """Each backend is told whether its disk is low."""

@@ -85,6 +85,11 @@ class Backend:
         """Its disk has no room for more than is kept there."""
 
     @property
+    def owed(self) -> int:
+        """Bytes that its store has written to logs and will write once more, on the same disk."""
+        return int(getattr(self._store, "owed", 0))
+
+    @property
     def problem(self) -> str | None:
         """Why none of its partitions is served, in words; None also if it holds none."""
         return self.why_down if self._partitions else None

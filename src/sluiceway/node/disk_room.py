@@ -31,19 +31,22 @@ class DiskRoom:
         self._reserve = reserve
         self._on_change = on_change
         self.disks: dict[str, DiskReserve] = {}
+        self._owed: dict[str, Callable[[], int]] = {}
         self._spare = 0
 
-    def watch(self, name: str, directory: Path) -> None:
-        """Look after this directory, which is there, from now on."""
+    def watch(self, name: str, directory: Path, owed: Callable[[], int] = lambda: 0) -> None:
+        """Look after this directory, which is there, from now on. `owed`: bytes that were written to logs and will be written once more."""
         if self._reserve:
             device = directory.stat().st_dev
             known = next((disk for disk in self.disks.values() if disk.directory.stat().st_dev == device), None)
             self.disks[name] = disk = known or DiskReserve(directory, self._reserve)
+            self._owed[name] = owed
             self._look_at(disk)
             self._count()
 
     def forget(self, name: str) -> None:
         self.disks.pop(name, None)
+        self._owed.pop(name, None)
 
     def is_low(self, backend: str) -> bool:
         """Whether nothing may be added to what lies on that backend's disk."""
@@ -82,7 +85,7 @@ class DiskRoom:
     def _look_at(self, disk: DiskReserve) -> None:
         was_low, was_given_up = disk.is_low, disk.is_given_up
         try:
-            disk.look()
+            disk.look(sum(owed() for name, owed in self._owed.items() if self.disks[name] is disk))
         except OSError as error:
             log.debug("%s: its room is not known: %s", disk.directory, error)
             return

@@ -140,6 +140,7 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self._endings: dict[str, asyncio.Task[None]] = {}
         self._let_go_until: Millis = -LET_GO
+        self._measuring = False
         self.ownership: Ownership = Static()
         if membership is not None:
             self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters, membership.times)
@@ -212,13 +213,28 @@ class Service:
             await asyncio.sleep(LOOK_INTERVAL / 1000)
             self.room.look()
             if self.room.any_low:
-                await asyncio.gather(*(driver.measure_room() for driver in self._drivers.values()))
+                await self._measure_room()
+
+    async def _measure_room(self) -> None:
+        await asyncio.gather(*(driver.measure_room() for driver in list(self._drivers.values())))
+        # What was owed by logs is paid now.
+        self.room.look()
 
     def _note_room(self) -> None:
         """A disk has become low, or is that no more."""
         self._backends.note_room()
         for driver in self._drivers.values():
             driver.note_room()
+        if self.room.any_low and not self._measuring:
+            # At once: where only logs owe the room, nothing has to be refused for longer than they take to be written.
+            self._measuring = True
+            self._spawn(self._measure_once())
+
+    async def _measure_once(self) -> None:
+        try:
+            await self._measure_room()
+        finally:
+            self._measuring = False
 
     def _open_meta(self) -> MetaStore:
         if self._membership is not None:

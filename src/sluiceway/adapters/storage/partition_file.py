@@ -250,9 +250,14 @@ class PartitionFile:
             return self._load(self._row())
 
     @property
+    def log_bytes(self) -> int:
+        """Bytes of the log that are not in the database file yet."""
+        return self._log_pages * PAGE_BYTES
+
+    @property
     def checkpoint_is_due(self) -> bool:
         """Whether the log has reached CHECKPOINT_BYTES."""
-        return self._log_pages * PAGE_BYTES >= CHECKPOINT_BYTES
+        return self.log_bytes >= CHECKPOINT_BYTES
 
     def checkpoint(self) -> None:
         """Move what the log holds into the database file. If that fails, the log keeps it, and the next commit tries again."""

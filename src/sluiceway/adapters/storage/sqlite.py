@@ -232,6 +232,13 @@ class SqlitePartitionStore:
         """Bytes that the file of an open partition has free. Also moves its log into it, which then begins anew and does not grow."""
         return await self._run(ref, lambda strand: 0 if strand.file is None else strand.file.reusable())
 
+    @property
+    def owed(self) -> int:
+        """Bytes of all logs that the database files still have to take: as much as these may grow, while no log becomes smaller."""
+        with self._mutex:
+            files = [strand.file for strand in self._strands.values()]
+        return sum(file.log_bytes for file in files if file is not None)
+
     async def drop(self, ref: PartitionRef) -> None:
         await self._run(ref, lambda strand: strand.drop())
 
