@@ -303,8 +303,9 @@ async def live(bench: Bench, items: int) -> None:
     rest = [(partition, number + 1) for partition, number in chosen[2 * quarter :].tolist()]
     await bench.run_out(
         rest,
-        "A turn ends 200 leases at most. To end them and put their items back, as extents over the blobs that they are in, "
-        "is two fifths of the time; to encode why each ended a fifth; to delete its record and write that it ended a third.",
+        "A turn ends as many leases as fit into 4 ms, 200 at most. To end them and put their items back, as extents over the "
+        "blobs that they are in, is two fifths of the time; to encode why each ended a fifth; to delete its record and write "
+        "that it ended a third.",
     )
 
 
