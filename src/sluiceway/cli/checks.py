@@ -137,11 +137,12 @@ def accepted(has_key: bool, scopes: Sequence[str], expires_at: datetime | None, 
     return Check("key", "warning", f"{detail}: {days} days", "ask for another key with the same scopes, and put it in place before then")
 
 
-def disk(folder: str, free: int, held: int | None = None) -> Check:
-    """`held`: bytes of the server's reserve there; None: it has given that up, or makes none."""
+def disk(folder: str, free: int, size: int, held: int | None = None) -> Check:
+    """Room of a disk of that size, of which a server keeps a quarter at most. `held`: bytes of the server's reserve there; None: it has
+    given that up, or makes none."""
     detail = f"{free / 2**30:,.1f} GiB free under {folder}" if free >= LEAST_FREE else f"{free / 2**20:,.1f} MiB free under {folder}"
     detail += "" if held is None else f", and {held / 2**20:,.1f} MiB held in reserve"
-    if free >= LEAST_FREE:
+    if free >= min(LEAST_FREE, size // 4):
         return Check("disk", "ok", detail)
     fix = "complete or clear items, delete queues, make room, or move the data folder while the server is stopped"
     return Check("disk", "failed", detail, fix)

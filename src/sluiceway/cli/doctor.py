@@ -148,7 +148,8 @@ def _data(folder: Path) -> Iterator[Check]:
         return
     reserve = folder / "reserve"
     held = reserve.stat().st_size if reserve.exists() else None
-    yield checks.disk(str(folder), shutil.disk_usage(folder).free, held)
+    usage = shutil.disk_usage(folder)
+    yield checks.disk(str(folder), usage.free, usage.total, held)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     partitions = sum(1 for _ in folder.glob("partitions/*.sqlite")) + sum(1 for _ in folder.glob("backends/*/*.sqlite"))
     yield checks.files(-1 if limit == resource.RLIM_INFINITY else limit, partitions)
