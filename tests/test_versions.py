@@ -140,7 +140,7 @@ PINNED: dict[type[msgspec.Struct], str] = {
     Backoff: "first most",
     Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven "
     "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots",
-    BlobRecord: "rows columns written_at nbytes",
+    BlobRecord: "rows columns written_at nbytes kept",
     ExtentRecord: "count blob row rows attempts expires_at together gone",
     LeaseRecord: "ranges client_id deadline lease_key transfer settled staged fates target closed dues target_incarnation",
     DueRecord: "due_at blob rows attempts expires_at together",
