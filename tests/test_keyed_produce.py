@@ -9,6 +9,7 @@ import pytest
 from queue_rig import Rig, produce
 from sluiceway.core.distribution import slot
 from sluiceway.core.health import DEGRADED
+from sluiceway.core.keys import KeyMemory, KeyRecord, Seen, pack
 from sluiceway.kernel.limits import GENERATED_KEY
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import ProduceKey
@@ -238,6 +239,20 @@ def test_a_group_has_its_sequence_judged_at_its_home() -> None:
         rig.end_all()
     assert [rig.produced(ticket)[:4] for ticket in answers[:4]] == [(1, 0, 1, False), (1, 1, 1, False), (1, 0, 1, True), (1, 2, 1, False)]
     assert rig.code(answers[4]) == "stale_sequence"
+
+
+def test_an_answer_that_the_home_knows_is_written_before_its_target_forgets_it() -> None:
+    home, key = KeyMemory(), ProduceKey("k")
+    answer = Seen(b"digest", 12, 2, 1)
+    home.settle(key, home.intend(key, 2, 1, 1_000), answer)
+    home.touched.clear()
+    (name,) = home.records
+    home.note_answers({name: pack(KeyRecord({"k": answer}, 0, home.records[name].until))})
+    assert name in home.touched
+    loaded, written = KeyMemory(), home.record(name)
+    assert written is not None
+    loaded.load(name, written)
+    assert loaded.find(key) == answer
 
 
 def test_the_target_remembers_longer_than_the_home() -> None:

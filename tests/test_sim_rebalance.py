@@ -53,6 +53,7 @@ KNOWN = {
     "obeys_who_is_coordinator_no_more": 4,
     "names_a_home_that_knows_nothing": 0,
     "gives_numbers_again": 0,
+    "notes_no_answer_that_it_knows": 20013,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 

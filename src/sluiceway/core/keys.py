@@ -241,8 +241,10 @@ class KeyMemory:
                 continue  # Forgotten, or the group has moved on.
             for key, seen in told.seen.items():
                 mine = record.seen.get(key)
-                if mine is not None and mine.is_intent and mine.partition == seen.partition:
-                    record.seen[key] = seen
+                if mine is not None and mine.partition == seen.partition:
+                    if mine.is_intent:
+                        record.seen[key] = seen
+                    # Also where the answer is known: `settle` has not written it, and the target is about to forget it.
                     self.touched[name] = None
 
     def forget_answers(self, names: Collection[str]) -> None:

@@ -9,6 +9,7 @@ import msgspec
 from sluiceway.core import rebalance
 from sluiceway.core.away import Away
 from sluiceway.core.gate import Gate
+from sluiceway.core.keys import KeyMemory
 from sluiceway.core.lane import Lane
 from sluiceway.core.rebalance import Heard
 from sluiceway.model.peers import GiveKeys, Shut
@@ -24,6 +25,17 @@ bug = shelf(BUGS)
 HARD: list[Bug] = []
 hard = shelf(HARD)
 """Not of the bank: some dozens of histories do not show them. They need coincidences that random ones hardly ever have."""
+
+
+@bug(KeyMemory, "note_answers")
+def notes_no_answer_that_it_knows(original: Any) -> Any:
+    """A home writes the answers of a target that goes, but for those that it has in memory already."""
+
+    def note(self: Any, given: Any) -> None:
+        known = {name for name in given if name in self.records and not any(seen.is_intent for seen in self.records[name].seen.values())}
+        original(self, {name: data for name, data in given.items() if name not in known})
+
+    return note
 
 
 # ---- shut and sealed ------------------------------------------------------------------------------------------

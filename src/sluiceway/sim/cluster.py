@@ -456,6 +456,9 @@ class ClusterWorld:
         deadline = self.loop.now + HEALING
         while problem := await self._problem():
             check(self.loop.now < deadline, f"not healed: {problem}")
+            if "is not there" in problem:
+                # An opening that began while the storage was away may have ended since the last restart.
+                self._restart_stopped()
             await asyncio.sleep(0.5)
 
     def _serving(self) -> list[Instance]:
