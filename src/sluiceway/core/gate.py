@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sluiceway.core.away import Away
-from sluiceway.core.distribution import slot
+from sluiceway.core.distribution import slot, slot_of_name
 from sluiceway.core.keys import KeyMemory
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
@@ -47,7 +47,9 @@ class Gate(Away):
         return bool(self.header.shut) or (key is not None and bool(self.header.closed_slots) and self._is_closed(key))
 
     def _is_closed(self, key: ProduceKey) -> bool:
-        place = slot(key, self.header.slots_of)
+        return self._is_closed_slot(slot(key, self.header.slots_of))
+
+    def _is_closed_slot(self, place: int) -> bool:
         bits = self.header.closed_slots
         return place >> 3 < len(bits) and bool(bits[place >> 3] >> (place & 7) & 1)
 
@@ -98,6 +100,13 @@ class Gate(Away):
         header.taken_cursor = cursor
         if keys is not None:
             self.keys.replace(chosen, of, keys)
+
+    def note_answers(self, keys: Mapping[str, bytes]) -> None:
+        """Answers of a target of intents of this home. Raises `version_conflict` if another partition has become the home of one: only that
+        must note it, before the target forgets it."""
+        if self.header.closed_slots and any(self._is_closed_slot(slot_of_name(name[1:], self.header.slots_of)) for name in keys):
+            raise SluicewayError("version_conflict", "another partition is the home of these keys now")
+        self.keys.note_answers(keys)
 
     def forget_answers(self, names: Iterable[str], cursor: int) -> None:
         """Their homes have noted these answers. Raises `version_conflict`: if it takes items again, there may be more than was noted."""

@@ -471,7 +471,7 @@ class Lane:
             partition.take_keys(work.slots, work.of, work.cursor, work.keys)
             return KeysTaken(self.number, len(work.keys or ()))
         if isinstance(work, NoteKeys):
-            partition.keys.note_answers(work.keys)
+            partition.note_answers(work.keys)
             return KeysTaken(self.number, len(work.keys))
         if isinstance(work, ForgetAnswers):
             partition.forget_answers(work.names, work.cursor)
