@@ -10,6 +10,8 @@ from queue_rig import Rig, produce
 from sluiceway.core.distribution import slot
 from sluiceway.core.health import DEGRADED
 from sluiceway.core.keys import KeyMemory, KeyRecord, Seen, pack
+from sluiceway.core.partition import Partition
+from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GENERATED_KEY
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import ProduceKey
@@ -253,6 +255,17 @@ def test_an_answer_that_the_home_knows_is_written_before_its_target_forgets_it()
     assert written is not None
     loaded.load(name, written)
     assert loaded.find(key) == answer
+
+
+def test_a_partition_that_gave_a_key_away_does_not_note_what_its_target_answered() -> None:
+    home, key = Partition(), ProduceKey("k")
+    home.keys.intend(key, 2, 1, 1_000)
+    (name,) = home.keys.records
+    told = {name: pack(KeyRecord({"k": Seen(b"digest", 12, 2, 1)}, 0, home.keys.records[name].until))}
+    home.give_keys([slot(key, 256)], 256, 1, 0)
+    with pytest.raises(SluicewayError) as refused:
+        home.note_answers(told)
+    assert refused.value.code == "version_conflict"
 
 
 def test_the_target_remembers_longer_than_the_home() -> None:
