@@ -54,6 +54,7 @@ KNOWN = {
     "names_a_home_that_knows_nothing": 0,
     "gives_numbers_again": 0,
     "notes_no_answer_that_it_knows": 20013,
+    "notes_answers_as_a_former_home": 30039,
 }
 """Seeds that have shown a bug (`planted_bugs.found`)."""
 

@@ -172,7 +172,7 @@ def test_a_replay_goes_on_without_leases_that_are_gone_if_it_may(world: Server, 
     left = [text for task in texts(second, start, end) for text in task]
     assert left == before[lost.count :]
     assert len(left) == kept.count
-    assert f"batch 1 is read without {lost.count} of its 20 items: 1 of its 2 leases are gone" in caplog.text
+    assert f"batch 0 is read without {lost.count} of its 20 items: 1 of its 2 leases are gone" in caplog.text
     assert lost.lease_id in caplog.text
     # What was left out is in a later batch, and nothing of it is lost.
     then = second.latestOffset(end, ALL)
@@ -209,7 +209,7 @@ def test_a_batch_that_spark_has_committed_is_not_silently_done_again(world: Serv
             reader(world, queue).latestOffset(end, ALL)
         assert refused.value.code == "lease_not_found"
         for part in (
-            f"batch 1 of consumer 'c' on {queue} is done, but 12 of its 12 items were not completed, because 1 of its 1 leases",
+            f"batch 0 of consumer 'c' on {queue} is done, but 12 of its 12 items were not completed, because 1 of its 1 leases",
             f"lease {lease.lease_id} with 12 items ran out",
             "outcomes (retry, dead) that were stated for it have no effect",
             "failOnLeaseLoss=false",
@@ -271,7 +271,7 @@ def test_a_batch_of_this_run_that_ran_out_is_warned_about(world: Server, caplog:
     texts(driver, start, end)
     release(world, queue, Offset.parse(end).lease_ids[0])
     assert driver.latestOffset(end, ALL) != end
-    assert "batch 1 of consumer 'c' on warned is done, but 1 of its 1 items were not completed" in caplog.text
+    assert "batch 0 of consumer 'c' on warned is done, but 1 of its 1 items were not completed" in caplog.text
     driver.stop()
 
 
@@ -529,7 +529,7 @@ def test_a_batch_that_runs_ahead_of_sparks_logs_is_refused(world: Server) -> Non
     assert texts(driver, start, first) == [["a"]]
     world.produce(queue, ["b"])
     second = driver.latestOffset(first, ALL)
-    with pytest.raises(SluicewayError, match=r"batch 2 is about to run.*batch 1.*leave out asyncProgressTrackingEnabled"):
+    with pytest.raises(SluicewayError, match=r"batch 1 is about to run.*batch 0.*leave out asyncProgressTrackingEnabled"):
         driver.partitions(first, second)
     # A replay is not told of, and what is told of is not refused.
     assert texts(reader(world, queue), first, second) == [["b"]]

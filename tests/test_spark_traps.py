@@ -147,7 +147,7 @@ def test_a_committed_batch_whose_leases_ran_out_is_refused_and_not_done_twice(sp
     run(holdFor="1s")
     assert (tmp_path / "checkpoint" / "commits" / "0").exists()
     until("the leases run out", lambda: world.count(queue, "leases") == 0)
-    with pytest.raises(PySparkException, match=r"batch 1 of consumer 'traps' on once is done.*2 of its 2 items"):
+    with pytest.raises(PySparkException, match=r"batch 0 of consumer 'traps' on once is done.*2 of its 2 items"):
         run()
     assert written(spark, tmp_path) == ["a", "b"]
     assert world.count(queue, "total_leased") == 0

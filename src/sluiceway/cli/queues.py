@@ -141,8 +141,11 @@ def list_(session: Session) -> None:
         pivot = page.next
         if pivot is None:
             break
-    columns = ("queue", "partitions", "lease timeout", "max attempts", "dead queue")
-    rows = [(i.queue_name, len(i.partitions), i.lease_timeout, i.max_attempts or "-", i.dead_queue or "-") for i in infos]
+    columns = ("queue", "partitions", "lease timeout", "max attempts", "dead queue", "paused")
+    rows = [
+        (i.queue_name, len(i.partitions), i.lease_timeout, i.max_attempts or "-", i.dead_queue or "-", " and ".join(i.paused) or "-")
+        for i in infos
+    ]
     # A key that may read none sees an empty list, too.
     none = "no queues that this key may read" if session.target.api_key else "no queues"
     session.print_all(

@@ -121,6 +121,12 @@ def takes_keys_again(original: Any) -> Any:
     return take
 
 
+@bug(Gate, "note_answers")
+def notes_answers_as_a_former_home(_original: Any) -> Any:
+    """A former home takes the answers of a target that goes, though only the present home may."""
+    return lambda self, keys: self.keys.note_answers(keys)
+
+
 # ---- order ----------------------------------------------------------------------------------------------------
 
 

@@ -63,6 +63,11 @@ class Offset:
         return Offset(self.nonce, self.sequence + 1, tuple(leases), rows_per_task)
 
     @property
+    def batch_id(self) -> int:
+        """The id `foreachBatch` sees for this batch, if the query reads nothing else."""
+        return self.sequence - 1
+
+    @property
     def lease_ids(self) -> list[str]:
         return [lease.lease_id for lease in self.leases]
 

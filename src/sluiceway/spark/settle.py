@@ -244,7 +244,8 @@ def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
         good = pc.match_substring_regex(batch.column("id"), _ID)
         bad = batch.column("id").filter(pc.invert(good), null_selection_behavior="emit_null")
         if len(bad):
-            raise invalid("id", f"{str(bad[0].as_py())[:64]!r} is not an item id such as k7f3q2ma.0.1042")
+            shown = "null" if bad[0].as_py() is None else repr(str(bad[0].as_py())[:64])
+            raise invalid("id", f"{shown} is not an item id such as k7f3q2ma.0.1042")
     for name in _POSITION:
         if "id" not in names and batch.column(name).null_count:
             raise invalid(name, "null is not the position of an item")

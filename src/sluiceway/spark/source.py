@@ -171,7 +171,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for a batch that it runs again.
         """
         if batch.sequence == self._leased_sequence and self._committed_sequence < before.sequence:
-            what = f"batch {batch.sequence} is about to run, and Spark has not told that batch {before.sequence} is in its logs"
+            what = f"batch {batch.batch_id} is about to run, and Spark has not told that batch {before.batch_id} is in its logs"
             raise invalid("asyncProgressTrackingEnabled", f"{what}; {_NO_ASYNC}")
 
     def _checked(self) -> Client:
@@ -358,7 +358,7 @@ def _leave_out(batch: Offset, gone: Mapping[str, str]) -> Offset:
     """What is left of a batch without the leases that are gone, with a warning of how much that is."""
     left = batch.without(gone)
     items, still = (sum(lease.count for lease in some.leases) for some in (batch, left))
-    what = f"batch {batch.sequence} is read without {items - still} of its {items} items"
+    what = f"batch {batch.batch_id} is read without {items - still} of its {items} items"
     why = f"{len(gone)} of its {len(batch.leases)} leases are gone"
     log.warning("%s: %s (failOnLeaseLoss=false): %s", what, why, _told(batch, gone))
     return left
@@ -437,7 +437,7 @@ def _not_closed(batch: Offset, lost: Mapping[str, str], options: SourceOptions) 
     """Of a batch that is done, and whose items are served again."""
     items, again = (sum(lease.count for lease in leases) for leases in (batch.leases, _those(batch, lost)))
     return (
-        f"batch {batch.sequence} of consumer {options.consumer!r} on {', '.join(options.queues)} is done, but {again} of its {items} items "
+        f"batch {batch.batch_id} of consumer {options.consumer!r} on {', '.join(options.queues)} is done, but {again} of its {items} items "
         f"were not completed, because {len(lost)} of its {len(batch.leases)} leases were gone before they were closed: "
         f"{_told(batch, lost)}. What was open in them is served again, under new ids, with the same origin and, unless it was "
         "released, one attempt more; outcomes (retry, dead) that were stated for it have no effect"
