@@ -48,6 +48,12 @@ def test_promises_are_kept_in_any_weather(first: int) -> None:
         assert tally[what], what
 
 
+@pytest.mark.parametrize("seed", [624, 1383])
+def test_a_clear_of_what_is_scheduled_takes_what_a_back_off_has_just_put_off(seed: int) -> None:
+    """These histories have one commit in which a lease runs out, its items are put off, and a clear of scheduled items takes them."""
+    run_history(seed)
+
+
 def test_a_world_in_which_nothing_goes_wrong_is_not_all_there_is() -> None:
     histories = [History(seed) for seed in range(SEEDS)]
     weathers = [history.world.weather for history in histories]

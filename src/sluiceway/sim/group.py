@@ -364,8 +364,11 @@ class GroupWorld:
 
     def _put_items(self, some: Iterable[str]) -> None:
         """What was placed stays: if it goes, it goes for ever."""
-        stays = (item for item in self._resource().items if item.startswith("p"))
-        self._put_changed(items=tuple(sorted([*some, *stays])))
+        before = self._resource()
+        items = tuple(sorted([*some, *(item for item in before.items if item.startswith("p"))]))
+        queues = {queue_of(item) for item in items}
+        # As whoever writes a resource does: a limit goes with the last item of its queue.
+        self._put_changed(items=items, limits={queue: most for queue, most in before.limits.items() if queue in queues})
 
     def _put_strategy(self, strategy: Strategy) -> None:
         self._put_changed(era=self._resource().era + 1, strategy=strategy)

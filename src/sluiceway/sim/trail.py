@@ -334,11 +334,12 @@ class Trail:
         fates: set[IgnoredReason] = {"completed", "settled"} if "done" in asked else set()
         if dies and self.record.dead_queue is None:
             fates.add("dead")
-        elif self.asks.clears(scheduled=False):
-            # Offered again, and cleared in the same turn.
+        elif self.asks.clears(scheduled=False) or (counted and self.asks.clears(scheduled=True)):
+            # Offered again, or put off by the back-off, and cleared in the same turn. What is released is never put off.
             again: set[IgnoredReason] = {"expired"} if ran_out else set()
             again |= {"retried"} if "retry" in asked else set()
-            again |= {"released"} if "release" in asked or (not ran_out and self._may_be_given_back(was.lease)) else set()
+            if self.asks.clears(scheduled=False) and ("release" in asked or (not ran_out and self._may_be_given_back(was.lease))):
+                again.add("released")
             check(bool(fates | again), f"{item.payload} is lost")
             self._steps[min(again) if again else ""] += 1
             self._unsure |= len(again) + bool(fates) > 1
