@@ -15,7 +15,7 @@ SYNC = UV_SYSTEM_CERTS="$${UV_SYSTEM_CERTS:-1}" UV_HTTP_TIMEOUT=300 UV_HTTP_RETR
 # What the dashboard has from others; the directory is not in the repository.
 VENDOR := src/sluiceway/server/ui/assets/vendor
 ASSETS := $(VENDOR)/htmx/SOURCE
-LINTED := src tests tools conformance
+LINTED := src simulation bench tests tools conformance
 # Whole files, so that a server which one has started is its own; in the order of tests/conftest.py. Most tests wait, so there are more at a
 # time than cores.
 PARALLEL = -n $(or $(JOBS),4) --dist loadfile --no-loadscope-reorder
@@ -102,15 +102,15 @@ explore: setup ## The property tests on examples that no run has seen
 	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "not slow" $$(grep -lE '^(from|import) hypothesis' tests/test_*.py) $(ARGS)
 
 bench: setup $(BENCH_STAMP) ## Measure, side by side with the peers that are installed (ARGS='--cases single-cycle-c64 --rounds 3': some of it)
-	@$(BIN)/python -m sluiceway.bench $(ARGS)
+	@$(BIN)/python -m bench $(ARGS)
 
 bench-peers: setup $(BENCH_STAMP) ## Install the peers of `make bench`, and try each on loopback
-	@$(BIN)/python -m sluiceway.bench peers $(ARGS)
+	@$(BIN)/python -m bench peers $(ARGS)
 
 bench-scale: setup ## What size costs: long lines, single leases, mass expiry, many partitions, many that wait (about half an hour)
-	@$(BIN)/python -m sluiceway.bench hard
-	@$(BIN)/python -m sluiceway.bench growth
-	@$(BIN)/python -m sluiceway.bench hung
+	@$(BIN)/python -m bench hard
+	@$(BIN)/python -m bench growth
+	@$(BIN)/python -m bench hung
 
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
 	@PYTHONPATH=tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
@@ -135,11 +135,11 @@ hostile: setup ## Attack a real server in some forty ways while others are to be
 	@$(BIN)/python -m pytest tests/hostile -rP $(ARGS)
 
 sim: setup ## Random histories in a simulated world (SEEDS=200, FIRST=0, JOBS=1)
-	@$(BIN)/python -m sluiceway.sim --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(ARGS)
+	@$(BIN)/python -m simulation --seeds $(or $(SEEDS),200) --first $(or $(FIRST),0) --jobs $(or $(JOBS),1) $(ARGS)
 
 sim-bank: setup ## Plant each bug of the bank and see that the simulator finds it (JOBS=1)
-	@$(BIN)/python -m sluiceway.sim --bank --jobs $(or $(JOBS),1) $(ARGS)
+	@$(BIN)/python -m simulation --bank --jobs $(or $(JOBS),1) $(ARGS)
 
 clean: ## Remove everything that make built
 	@rm -rf .venv .tools build dist $(VENDOR) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
-	@find src tests conformance tools -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find src simulation bench tests conformance tools -name __pycache__ -type d -prune -exec rm -rf {} +

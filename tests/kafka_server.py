@@ -18,7 +18,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
 import frozen
-from sluiceway.bench.kafka import VERSION, Broker, NotFoundError, fetch
+from bench.kafka import VERSION, Broker, NotFoundError, fetch
 
 CACHE = Path(__file__).resolve().parent.parent / ".tools"
 

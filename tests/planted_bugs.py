@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 
-from sluiceway.sim.bank import SEEDS_PER_BUG, Found, hunt
-from sluiceway.sim.planting import Bug
+from simulation.bank import SEEDS_PER_BUG, Found, hunt
+from simulation.planting import Bug
 
 FEW = 10
 """So many seeds are looked through so fast that none needs to be known."""

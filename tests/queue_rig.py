@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from simulation.store import Store
 from sluiceway.core.logical_queue import LogicalQueue
 from sluiceway.core.tickets import Commit, Fault, Open, Reply, Request, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
@@ -28,7 +29,6 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
-from sluiceway.sim.store import Store
 
 START: Millis = 1_000_000_000_000
 LEASE_TIMEOUT = 60_000

@@ -14,10 +14,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from simulation.checks import check
+from simulation.link import Link, NoAnswerError, NotSentError
 from sluiceway.model.tasks import CHANGES, Born
 from sluiceway.ports.change_stream import Batch, BrokenOffError, End, SeedsUpto, StaleBatchError, UnknownPositionError
-from sluiceway.sim.checks import check
-from sluiceway.sim.link import Link, NoAnswerError, NotSentError
 
 T = TypeVar("T")
 PATIENCE = 2_000

@@ -12,6 +12,11 @@ from typing import Any
 
 import msgspec
 
+from simulation.checks import check
+from simulation.link import Link, Roads
+from simulation.logs import listening
+from simulation.loop import Loop, Process, simulated
+from simulation.meta import SharedMeta, SimMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.core.assignment.task_member import Preset
@@ -22,11 +27,6 @@ from sluiceway.node.task_election import MetaElection
 from sluiceway.node.task_reader import Claim, Habits, PartitionReader
 from sluiceway.node.tasks import TaskRunner, Timing
 from sluiceway.ports.change_stream import End
-from sluiceway.sim.checks import check
-from sluiceway.sim.link import Link, Roads
-from sluiceway.sim.logs import listening
-from sluiceway.sim.loop import Loop, Process, simulated
-from sluiceway.sim.meta import SharedMeta, SimMetaStore
 from tasks_rig import Ledger, LedgerSink, Script, ScriptedStream
 
 NAME = "orders"

@@ -33,11 +33,13 @@ def test_imports_go_down_only(repository: Path) -> None:
         ("kernel/planted.py", "from sluiceway.model import queue", "sluiceway.kernel is not allowed to import sluiceway.model"),
         ("core/planted.py", "import sluiceway.ports", "sluiceway.core is not allowed to import sluiceway.ports"),
         ("core/planted.py", "import time", "sluiceway.core is not allowed to import time"),
+        ("cli/planted.py", "import simulation", "sluiceway.cli.planted -> simulation"),
         ("attic/__init__.py", "", "attic"),
     ],
 )
 def test_a_planted_breach_is_found(repository: Path, tmp_path: Path, file: str, line: str, contract: str) -> None:
-    shutil.copytree(repository / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for root in ("src", "simulation", "bench"):
+        shutil.copytree(repository / root, tmp_path / root, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(repository / "pyproject.toml", tmp_path)
     planted = tmp_path / "src" / "sluiceway" / file
     planted.parent.mkdir(exist_ok=True)

@@ -7,6 +7,10 @@ from collections.abc import Iterable
 import msgspec
 import pytest
 
+from simulation import bugs_placing
+from simulation.bugs_group import RARE
+from simulation.group import ModelStore
+from simulation.planting import Bug, planted
 from sluiceway.core.assignment.group import (
     MOST_TOLD,
     Decision,
@@ -25,10 +29,6 @@ from sluiceway.core.assignment.member import Member
 from sluiceway.core.assignment.placing import place
 from sluiceway.core.assignment.rounds import next_plan, told
 from sluiceway.ports.meta_store import Entry, View
-from sluiceway.sim import bugs_placing
-from sluiceway.sim.bugs_group import RARE
-from sluiceway.sim.group import ModelStore
-from sluiceway.sim.planting import Bug, planted
 
 KEYS = Keys("g")
 QUICK = Parameters(settle_timeout=0, round_interval=0, beat_interval=500, lease_timeout=2_000, member_timeout=2_500)

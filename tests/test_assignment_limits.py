@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulation.checks import BrokenPromiseError
+from simulation.group_checks import check_even, check_limits
 from sluiceway.core.assignment.group import Resource, Strategy, Writes, largest_commit, owners
 from sluiceway.core.assignment.placing import begin, limit, place, remove
 from sluiceway.core.assignment.plan import dealt, moves, sticky
-from sluiceway.sim.checks import BrokenPromiseError
-from sluiceway.sim.group_checks import check_even, check_limits
 from test_assignment_holes import KEYS, QUICK, Rig
 
 MEMBERS = ["a", "b", "c", "d"]

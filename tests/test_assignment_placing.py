@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulation.group import ModelStore
 from sluiceway.core.assignment.group import (
     Claim,
     GroupReader,
@@ -30,7 +31,6 @@ from sluiceway.core.assignment.placing import MOST_CLAIM_WRITES, begin, era_of, 
 from sluiceway.core.assignment.plan import moves, sticky
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS
-from sluiceway.sim.group import ModelStore
 from test_assignment_holes import KEYS, QUICK, Rig
 
 SOME = ("x1", "x2", "x3", "x4", "x5")

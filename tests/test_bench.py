@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from bench import page
 from sluiceway.bench import __main__ as bench
-from sluiceway.bench.compare import campaign, harness, page, systems
-from sluiceway.bench.compare.harness import Slice, case_of, groups, ratios_of
-from sluiceway.bench.compare.work import Served, Work
+from sluiceway.bench import campaign, harness, systems
+from sluiceway.bench.harness import Slice, case_of, groups, ratios_of
+from sluiceway.bench.work import Served, Work
 
 SECONDS = 0.2
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from sluiceway.bench.compare import harness, systems
-from sluiceway.bench.compare.work import Served, Work, run
+from sluiceway.bench import harness, systems
+from sluiceway.bench.work import Served, Work, run
 
 WORK = Work("cycle", "arrow", 50, 100, 4)
 SINGLE = Work("cycle", "json", 1, 100, 4)
@@ -68,7 +68,7 @@ def test_rows_are_leased_once_and_gone_when_completed(server: tuple[str, Served]
 
 async def leased_once(dsn: str) -> None:
     psycopg = pytest.importorskip("psycopg")
-    from sluiceway.bench.compare.systems.postgres import CREATE, RowsClient
+    from bench.systems.postgres import CREATE, RowsClient
 
     with psycopg.connect(dsn, autocommit=True) as administrator:
         administrator.execute(CREATE)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from sluiceway.bench import backlog, growth, growth_plots, hard, model
-from sluiceway.bench.compare import systems
-from sluiceway.bench.compare.work import Work
+from bench import backlog, growth, growth_plots, hard, model
+from sluiceway.bench import systems
 from sluiceway.bench.load import Connection
 from sluiceway.bench.servers import SLUICEWAY, server
+from sluiceway.bench.work import Work
 
 
 def run_case(name: str, items: int, folder: Path) -> list[hard.Document]:

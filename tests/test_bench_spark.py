@@ -1,4 +1,4 @@
-"""`python -m sluiceway.bench spark`."""
+"""`python -m bench spark`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench import spark
+from bench.spark_runs import Run
 from kafka_server import CACHE
-from sluiceway.bench import spark
-from sluiceway.bench.spark_runs import Run
 
 
 def test_a_ratio_is_of_one_round_and_leaves_out_the_first_batch() -> None:

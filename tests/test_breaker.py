@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from simulation.loop import Loop, simulated
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.core.breaker import PROBE_INTERVAL, Breaker
 from sluiceway.model.changes import Changes, Fence, Least, PartitionRef, Snapshot
 from sluiceway.model.outcomes import Outcome
 from sluiceway.node.backends import Backend
 from sluiceway.ports.partition_store import StoreUnavailableError
-from sluiceway.sim.loop import Loop, simulated
 
 A, B, C = (PartitionRef("k7f3q2ma", number) for number in range(3))
 NOW = 1_000_000

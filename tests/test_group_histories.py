@@ -10,13 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from planted_bugs import found
-from sluiceway.sim import bugs_placing
-from sluiceway.sim.bank import GROUP_BANK
-from sluiceway.sim.bugs_group import RARE
-from sluiceway.sim.group import GroupWorld, Weather, run_group
-from sluiceway.sim.planting import Bug, planted
-from sluiceway.sim.runner import main
-from sluiceway.sim.world import EventLog
+from simulation import bugs_placing
+from simulation.bank import GROUP_BANK
+from simulation.bugs_group import RARE
+from simulation.group import GroupWorld, Weather, run_group
+from simulation.planting import Bug, planted
+from simulation.runner import main
+from simulation.world import EventLog
 
 SEEDS = 40
 KNOWN = {
@@ -115,7 +115,7 @@ def test_every_kind_of_weather_comes(has: Callable[[Weather], bool]) -> None:
 def test_a_seed_is_the_same_history_in_every_process() -> None:
     def replay(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "sluiceway.sim", "--group", "--seed", "7"]
+        command = [sys.executable, "-m", "simulation", "--group", "--seed", "7"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     log = EventLog()
@@ -135,7 +135,7 @@ def test_a_failing_seed_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]
     bug = next(bug for bug in GROUP_BANK if bug.name == "opens_round_after_round")
     with planted(bug):
         assert main(["--group", "--first", "1", "--seeds", "1"]) == 1
-        assert "python -m sluiceway.sim --group --seed 1 --trace" in capsys.readouterr().out
+        assert "python -m simulation --group --seed 1 --trace" in capsys.readouterr().out
         assert main(["--group", "--seed", "1", "--trace"]) == 1
     trace = capsys.readouterr().out.splitlines()
     assert any("commits" in line for line in trace)

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from planted_bugs import found
+from simulation.bank import BANK, hunt
+from simulation.planting import Bug, planted
+from simulation.runner import BUGS
 from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.sim.bank import BANK, hunt
-from sluiceway.sim.planting import Bug, planted
-from sluiceway.sim.runner import BUGS
 
 KNOWN = {
     "opens_again_without_a_pause": 3,

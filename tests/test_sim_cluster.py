@@ -10,10 +10,10 @@ from collections import Counter
 import pytest
 
 from planted_bugs import found
-from sluiceway.sim import bugs_cluster
-from sluiceway.sim.cluster import ClusterWorld, run_cluster
-from sluiceway.sim.planting import Bug
-from sluiceway.sim.world import EventLog
+from simulation import bugs_cluster
+from simulation.cluster import ClusterWorld, run_cluster
+from simulation.planting import Bug
+from simulation.world import EventLog
 
 SEEDS = 24
 SOME = 8
@@ -76,7 +76,7 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 def test_a_seed_is_the_same_history_in_every_process() -> None:
     def replay(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "sluiceway.sim", "--cluster", "--seed", "3"]
+        command = [sys.executable, "-m", "simulation", "--cluster", "--seed", "3"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     log = EventLog()

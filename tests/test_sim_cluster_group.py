@@ -9,11 +9,11 @@ from collections import Counter
 
 import pytest
 
-from sluiceway.sim.bank import MEMBER_BANK, SEEDS_PER_BUG, hunt
-from sluiceway.sim.cluster_group import MemberWorld, run_members
-from sluiceway.sim.planting import Bug
-from sluiceway.sim.runner import main
-from sluiceway.sim.world import EventLog
+from simulation.bank import MEMBER_BANK, SEEDS_PER_BUG, hunt
+from simulation.cluster_group import MemberWorld, run_members
+from simulation.planting import Bug
+from simulation.runner import main
+from simulation.world import EventLog
 
 SEEDS = 30
 
@@ -54,7 +54,7 @@ def test_a_planted_bug_is_found(bug: Bug) -> None:
 def test_a_seed_is_the_same_history_in_every_process() -> None:
     def replay(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "sluiceway.sim", "--members", "--seed", "7"]
+        command = [sys.executable, "-m", "simulation", "--members", "--seed", "7"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     log = EventLog()

@@ -9,11 +9,11 @@ from collections import Counter
 
 import pytest
 
-from sluiceway.sim.bank import BANK
-from sluiceway.sim.history import History, run_history
-from sluiceway.sim.planting import planted
-from sluiceway.sim.runner import main
-from sluiceway.sim.world import EventLog
+from simulation.bank import BANK
+from simulation.history import History, run_history
+from simulation.planting import planted
+from simulation.runner import main
+from simulation.world import EventLog
 
 SEEDS = 90
 SOME = 30
@@ -72,7 +72,7 @@ def test_a_world_in_which_nothing_goes_wrong_is_not_all_there_is() -> None:
 def test_a_seed_is_the_same_history_in_every_process() -> None:
     def replay(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "sluiceway.sim", "--seed", "7"]
+        command = [sys.executable, "-m", "simulation", "--seed", "7"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     log = EventLog()
@@ -98,7 +98,7 @@ def test_a_failing_seed_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]
     with planted(bug):
         assert main(["--seeds", "2"]) == 1
         said = capsys.readouterr().out
-        assert "python -m sluiceway.sim --seed 0 --trace" in said
+        assert "python -m simulation --seed 0 --trace" in said
         assert main(["--seed", "0", "--trace"]) == 1
     trace = capsys.readouterr().out.splitlines()
     assert any("commit" in line for line in trace)
@@ -114,4 +114,4 @@ def test_worker_processes_say_what_one_process_says(capsys: pytest.CaptureFixtur
         failed = [line for line in lines if not line.startswith("queues: ")]
         said[jobs] = failed, lines[-1].partition(" events")[0]
     assert said["1"] == said["2"]
-    assert "  replay it: python -m sluiceway.sim --plant replies_before_the_commit --seed 0 --trace" in said["1"][0]
+    assert "  replay it: python -m simulation --plant replies_before_the_commit --seed 0 --trace" in said["1"][0]

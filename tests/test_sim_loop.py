@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from simulation.loop import Loop, Process, StuckError, simulated
+from simulation.world import START
 from sluiceway.adapters import system
-from sluiceway.sim.loop import Loop, Process, StuckError, simulated
-from sluiceway.sim.world import START
 
 
 @pytest.fixture
@@ -266,7 +266,7 @@ def test_processes_take_turns_in_any_order_and_each_keeps_its_own() -> None:
 TASKS = """
 import asyncio
 from random import Random
-from sluiceway.sim.loop import Loop
+from simulation.loop import Loop
 
 async def work():
     tasks = {asyncio.create_task(asyncio.sleep(0, number)) for number in range(100)}

@@ -7,13 +7,13 @@ import dataclasses
 import msgspec
 import pytest
 
+from simulation.checks import BrokenPromiseError
+from simulation.store import Store
 from sluiceway.core.looking import stats_of
 from sluiceway.core.partition import Partition
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import ProduceKey
-from sluiceway.sim.checks import BrokenPromiseError
-from sluiceway.sim.store import Store
 
 NOW = 1_000
 

@@ -13,6 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from simulation.checks import check
+from simulation.link import Link, Roads
+from simulation.loop import Process
+from simulation.meta import SimMetaStore
 from sluiceway.adapters import system
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
@@ -22,10 +26,6 @@ from sluiceway.model.tasks import Kept
 from sluiceway.node.task_election import MetaElection
 from sluiceway.node.tasks import TaskRunner
 from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, StaleBatchError
-from sluiceway.sim.checks import check
-from sluiceway.sim.link import Link, Roads
-from sluiceway.sim.loop import Process
-from sluiceway.sim.meta import SimMetaStore
 from sluiceway.spark.capture_plan import Done, Offset, Seen, Slice, choose, is_over, judge, recorded
 from sluiceway.spark.capture_planning import Planning
 from tasks_rig import Part, Script, ScriptedStream

@@ -10,14 +10,14 @@ from random import Random
 import msgspec
 import pytest
 
+from simulation.link import Link, Roads
+from simulation.loop import Loop, Process, simulated
+from simulation.meta import SharedMeta, SimMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.model.meta import View
 from sluiceway.ports.position_store import FencedError, Kept, PositionUnknownError
 from sluiceway.ports.sync_log import LogPage, LogUnavailableError
-from sluiceway.sim.link import Link, Roads
-from sluiceway.sim.loop import Loop, Process, simulated
-from sluiceway.sim.meta import SharedMeta, SimMetaStore
 from sluiceway.testing.sync_log_suite import Entries, check_order
 
 

@@ -8,14 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from simulation.checks import InjectedMistakeError
+from simulation.meta import SimMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.core.assignment.tasks_state import Snapshot, encode
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.node.task_timing import FAILURES
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
-from sluiceway.sim.checks import InjectedMistakeError
-from sluiceway.sim.meta import SimMetaStore
 from tasks_rig import Part, Script
 from tasks_world import NAME, TIMING, Member, World
 

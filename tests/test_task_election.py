@@ -18,15 +18,15 @@ import pytest
 
 from frozen import freeze
 from server_process import PATIENCE
+from simulation.checks import BrokenPromiseError
+from simulation.link import DIRECTIONS, Link, Roads
+from simulation.loop import Process, simulated
+from simulation.meta import SimMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.core.assignment.group import Keys, Parameters
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Group
 from sluiceway.node.task_election import MetaElection
-from sluiceway.sim.checks import BrokenPromiseError
-from sluiceway.sim.link import DIRECTIONS, Link, Roads
-from sluiceway.sim.loop import Process, simulated
-from sluiceway.sim.meta import SimMetaStore
 from sluiceway.testing.drive import driven
 from test_sync_log_histories import World
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from simulation.checks import InjectedMistakeError
+from simulation.link import Roads
+from simulation.meta import SimMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.node.task_reader import Habits
-from sluiceway.sim.checks import InjectedMistakeError
-from sluiceway.sim.link import Roads
-from sluiceway.sim.meta import SimMetaStore
 from tasks_rig import BASE, Part, Script
 from tasks_world import LOG, NAME, PREFIX, TIMING, Member, World
 

@@ -11,12 +11,12 @@ from collections.abc import Callable
 import pytest
 
 from planted_bugs import found
-from sluiceway.sim.bank import TASK_BANK
-from sluiceway.sim.bugs_tasks import ABLATIONS
-from sluiceway.sim.planting import Bug, planted
-from sluiceway.sim.runner import main
-from sluiceway.sim.tasks import TasksWorld, Weather, run_tasks
-from sluiceway.sim.world import EventLog
+from simulation.bank import TASK_BANK
+from simulation.bugs_tasks import ABLATIONS
+from simulation.planting import Bug, planted
+from simulation.runner import main
+from simulation.tasks import TasksWorld, Weather, run_tasks
+from simulation.world import EventLog
 
 SEEDS = 150
 KNOWN = {
@@ -98,7 +98,7 @@ def test_every_kind_of_record_counts_often() -> None:
 def test_a_seed_is_the_same_history_in_every_process() -> None:
     def replay(hash_seed: str) -> str:
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        command = [sys.executable, "-m", "sluiceway.sim", "--tasks", "--seed", "7"]
+        command = [sys.executable, "-m", "simulation", "--tasks", "--seed", "7"]
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
     log = EventLog()
@@ -118,7 +118,7 @@ def test_a_failing_seed_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]
     bug = next(bug for bug in TASK_BANK if bug.name == "removes_nothing")
     with planted(bug):
         assert main(["--tasks", "--seeds", "1"]) == 1
-        assert "python -m sluiceway.sim --tasks --seed 0 --trace" in capsys.readouterr().out
+        assert "python -m simulation --tasks --seed 0 --trace" in capsys.readouterr().out
         assert main(["--tasks", "--seed", "0", "--trace"]) == 1
     trace = capsys.readouterr().out.splitlines()
     assert any("counts: Finish" in line for line in trace)

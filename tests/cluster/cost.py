@@ -16,9 +16,9 @@ import httpx
 
 from cluster.fleet import WorkerFleet, started
 from cluster.report import Report
-from sluiceway.bench.compare.systems.sluiceway import lean
-from sluiceway.bench.compare.work import Work
 from sluiceway.bench.servers import cpu_seconds
+from sluiceway.bench.systems.sluiceway import lean
+from sluiceway.bench.work import Work
 
 SIZES = (1, 2, 4)
 QUEUE, PARTITIONS = "cost", 8

@@ -19,6 +19,10 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from cluster.report import Report
+from simulation.link import Link, Roads
+from simulation.loop import Loop, Process, simulated
+from simulation.meta import SharedMeta, SimMetaStore
+from simulation.tasks_cost import Document, Fleet
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.core.assignment.task_member import Preset
@@ -30,10 +34,6 @@ from sluiceway.node.task_election import MetaElection
 from sluiceway.node.task_reader import Claim
 from sluiceway.node.tasks import TaskRunner
 from sluiceway.ports.change_stream import Batch, End, SeedsUpto
-from sluiceway.sim.link import Link, Roads
-from sluiceway.sim.loop import Loop, Process, simulated
-from sluiceway.sim.meta import SharedMeta, SimMetaStore
-from sluiceway.sim.tasks_cost import Document, Fleet
 
 NAME = "cost"
 WAY: Millis = 2

@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 from msgspec.structs import replace
 
+from simulation.bugs_tasks import ABLATIONS
+from simulation.planting import planted
 from sluiceway.adapters.streams.kinesis import KinesisStream
 from sluiceway.client.capture_sink import QueueSink, to_items
 from sluiceway.node.task_reader import _Reading
 from sluiceway.ports.change_stream import Batch
-from sluiceway.sim.bugs_tasks import ABLATIONS
-from sluiceway.sim.planting import planted
 from tasks_campaign.member import main
 
 _for_good = ExitStack()

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from cluster.report import Report
-from sluiceway.sim.bugs_tasks import ABLATIONS
-from sluiceway.sim.planting import Bug, planted
-from sluiceway.sim.tasks import run_tasks
+from simulation.bugs_tasks import ABLATIONS
+from simulation.planting import Bug, planted
+from simulation.tasks import run_tasks
 
 PROCESSES = 2
 LAST_LINE = re.compile(r"tasks: (?P<done>\d+) of \d+ seeds, (?P<failed>\d+) failed; (?P<events>[\d,]+) events")
@@ -48,7 +48,7 @@ def _simulate(report: Report, folder: Path, seeds: int, first: int) -> Ran | Non
         for begin, count in parts:
             path = folder / f"seeds-{begin}.log"
             log: IO[bytes] = path.open("wb")
-            command = [sys.executable, "-m", "sluiceway.sim", "--tasks", "--seeds", str(count), "--first", str(begin)]
+            command = [sys.executable, "-m", "simulation", "--tasks", "--seeds", str(count), "--first", str(begin)]
             children.append((subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT), path, log))
         ran = [_judged(report, child, path) for child, path, _ in children]
     finally:

@@ -6,7 +6,6 @@ Slices of the systems alternate, so that a change in the machine's speed meets a
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import platform
@@ -17,17 +16,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from sluiceway.bench.compare import campaign, harness, systems
-from sluiceway.bench.compare.work import Work
+from sluiceway.bench import campaign, harness, systems
 from sluiceway.bench.figures import progress
+from sluiceway.bench.work import Work
 
 LATEST = Path("bench/results/latest.json")
-PARTS = {
-    "peers": "compare.peers",
-    "page": "compare.page",
-    **{name: name for name in ("spark", "hard", "growth", "hung", "model")},
-}
-"""The parts that are run by their names, and the module of each."""
+PARTS = ("peers", "page", "spark", "hard", "growth", "hung", "model")
+"""The modules of `bench/` that are run by their names."""
 
 
 def _case(text: str) -> str:
@@ -114,16 +109,7 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, document["machine"]])
 
 
-def _run(arguments: Sequence[str]) -> int:
-    """A part of the benchmarks by its name, or the comparison. What a part needs is imported with it."""
-    part, rest = (arguments[0] if arguments else ""), arguments[1:]
-    if part not in PARTS:
-        return main(arguments)
-    code: int = importlib.import_module(f"sluiceway.bench.{PARTS[part]}").main(rest)
-    return code
-
-
 if __name__ == "__main__":
     # Who is told to end still ends the servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.exit(_run(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

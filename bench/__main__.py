@@ -1,0 +1,26 @@
+"""`python -m bench`: a part of the benchmarks by its name, or the comparison with the peers."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+import sys
+from collections.abc import Sequence
+
+from sluiceway.bench.__main__ import PARTS
+from sluiceway.bench.__main__ import main as compare
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The part's exit code. What a part needs is imported with it."""
+    part, rest = (arguments[0] if arguments else ""), arguments[1:]
+    if part not in PARTS:
+        return compare(arguments)
+    code: int = importlib.import_module(f"bench.{part}").main(rest)
+    return code
+
+
+if __name__ == "__main__":
+    # A server that a benchmark started is stopped also when the benchmark is.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    sys.exit(main(sys.argv[1:]))

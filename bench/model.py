@@ -1,0 +1,337 @@
+"""`python -m bench model`: what a cluster of 10, 100 or 1,000 instances costs its meta store and itself, and where it breaks.
+
+The constants are measured (`--measure URL --pid PID`: those of the meta store at that URL, whose server is that process with its
+children) and kept in bench/results/model.json; docs/scale-out.md has the assumptions. All of it is arithmetic on these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from sluiceway.adapters.meta.opening import open_meta_store
+from sluiceway.bench.figures import progress, write_page
+from sluiceway.bench.servers import family_cpu
+from sluiceway.core.assignment.group import MOST_MEMBERS, GroupReader, Keys, MemberRecord, Plan
+from sluiceway.model.meta import MAX_COMMIT_BYTES
+from sluiceway.node.demand import POLL
+from sluiceway.node.ownership import PARAMETERS
+from sluiceway.ports.meta_store import MetaStore
+
+RESULTS = Path("bench/results/model.json")
+WATCHERS = 2
+"""What an instance follows by hints: its group, and the queues."""
+QUIET_READS = 1.0 + WATCHERS
+"""Reads a second of an instance that nothing makes: the API keys, and each watcher's own look."""
+SETTLE = PARAMETERS.settle_timeout / 1_000
+PARTS = 5
+PLAN_ITEM = 34
+"""Bytes of a partition in the plan: its name, with quotes and grant, and its part of its owner's name, once or, while it moves, twice."""
+
+
+@dataclass(frozen=True)
+class Store:
+    """What a meta store's calls cost, in seconds. `…_cpu` is the server's processor time, `…_here` the instance's.
+
+    `serial`: one commit waits for the end of the one before. `asks_at_hints`: a watcher that is woken asks whether it is concerned.
+    `each` is of one member's record in a look at the group.
+    """
+
+    name: str
+    commit: float
+    commit_cpu: float
+    commit_here: float
+    look_cpu: float
+    look_cpu_each: float
+    look_here: float
+    look_here_each: float
+    ask_cpu: float
+    ask_here: float
+    serial: bool
+    asks_at_hints: bool
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A cluster. `calls`: requests a second at each instance; `call_here`: processor seconds of one, and of its hop at either side.
+
+    `strays`: which part of the calls on leased items is sent to any instance (behind a load balancer); the rest goes to the owner.
+    `looks_each_beat`: a member looks at every beat of another, or else once for each of its own. `delta`: a look brings what has changed,
+    or else the whole group. `told_what`: a hint says what has changed, so that nobody has to ask. `network`: megabytes that the meta
+    store can send in a second.
+    """
+
+    instances: int
+    partitions: int = 1_000
+    queues: int = 100
+    cores: float = 4.0
+    """Of the meta store's server, and of each instance one."""
+    beat: float = PARAMETERS.beat_interval / 1_000
+    lease: float = PARAMETERS.lease_timeout / 1_000
+    calls: float = 1_000.0
+    call_here: float = 200e-6
+    strays: float = 1.0
+    looks_each_beat: bool = True
+    delta: bool = False
+    told_what: bool = False
+    network: float = 1_000.0
+
+
+class Cost(NamedTuple):
+    """A second of the cluster at rest but for its calls, and a round. Shares are of what there is: above 1 it cannot be."""
+
+    instances: int
+    commits: float
+    looks: float
+    asks: float
+    megabytes: float
+    """What the meta store sends."""
+    commit_line: float
+    """For which share of the time some commit is under way, where they wait for one another."""
+    meta_cores: float
+    look_share: float
+    """Of an instance's core, for beats, looks and hints."""
+    polls: float
+    """Of one instance a second, asked and answered."""
+    poll_share: float
+    gossip_kb: float
+    """What one instance is told of the others' loads."""
+    forwarded: float
+    """Calls a second in the whole cluster that are done by another instance than the one that was asked."""
+    forward_share: float
+    """Of an instance's core."""
+    round_s: float
+    breaks: str
+
+
+def cost(store: Store, at: Setting) -> Cost:
+    """What follows from the constants."""
+    n = at.instances
+    commits = n / at.beat
+    hints = commits if at.looks_each_beat else 1 / at.beat
+    looks = n * hints
+    records = n if not at.delta else min(n, max(1.0, commits / hints))
+    asks = n * (QUIET_READS + (WATCHERS * commits * 2 if store.asks_at_hints and not at.told_what else 0))
+    record, plan = 230.0, PLAN_ITEM * at.partitions
+    megabytes = looks * (records * record + (0 if at.delta else plan)) / 1e6
+    look_cpu = store.look_cpu + store.look_cpu_each * records
+    look_here = store.look_here + store.look_here_each * records
+    meta_cores = commits * store.commit_cpu + looks * look_cpu + asks * store.ask_cpu
+    look_share = (commits * store.commit_here + looks * look_here + asks * store.ask_here) / n
+    polls = 2 * (n - 1) / (POLL / 1_000)
+    poll_share = polls * at.call_here
+    gossip_kb = (n - 1) / (POLL / 1_000) * 40 * min(at.queues, at.queues * at.partitions / n) / 1e3
+    # Of a produce, a lease and a completion: produces stay, leases find items where they are asked, completions go to the owner.
+    forwarded = at.strays * n * at.calls / 3 * (n - 1) / n
+    forward_share = forwarded / n * 2 * at.call_here
+    commit_line = commits * store.commit if store.serial else 0.0
+    # Everybody marks itself and, with its next beat, says that it has stopped; beside these the opening and the seal.
+    marks = (n + 2) * store.commit if store.serial else 3 * store.commit
+    round_s = SETTLE + marks / max(0.05, 1 - commit_line) + 2 * look_cpu * n / at.cores
+    verdicts = [
+        (n > MOST_MEMBERS, f"{MOST_MEMBERS} members are the limit"),
+        (plan > MAX_COMMIT_BYTES, "the plan does not fit into a commit"),
+        (commit_line > 1, "commits wait for one another longer than beats may"),
+        (meta_cores > at.cores, f"the meta store needs {meta_cores:,.0f} cores"),
+        (megabytes > at.network, f"the meta store sends {megabytes:,.0f} MB/s"),
+        (look_share > 1, "an instance does nothing but look"),
+        (
+            look_share + poll_share + forward_share + at.calls * at.call_here > 1,
+            "an instance has not enough of its core left for its calls",
+        ),
+        (round_s > at.lease, "a round takes longer than a lease"),
+    ]
+    breaks = "; ".join(words for broken, words in verdicts if broken)
+    return Cost(
+        n,
+        commits,
+        looks,
+        asks,
+        megabytes,
+        commit_line,
+        meta_cores,
+        look_share,
+        polls,
+        poll_share,
+        gossip_kb,
+        forwarded,
+        forward_share,
+        round_s,
+        breaks,
+    )
+
+
+def most(store: Store, at: Setting) -> int:
+    """The most instances with which nothing breaks, were there no limit on members."""
+    low, high = 1, 100_000
+    while low < high:
+        middle = (low + high + 1) // 2
+        broken = cost(store, replace(at, instances=middle)).breaks.removeprefix(f"{MOST_MEMBERS} members are the limit")
+        low, high = (low, middle - 1) if broken else (middle, high)
+    return low
+
+
+VARIANTS: dict[str, Setting] = {
+    "as it is": Setting(10),
+    "a beat each 2 s, a lease of 12 s": Setting(10, beat=2.0, lease=12.0),
+    "a look for each beat of its own": Setting(10, looks_each_beat=False),
+    "… at what a hint says has changed": Setting(10, looks_each_beat=False, delta=True, told_what=True),
+    "… with a beat each 2 s": Setting(10, looks_each_beat=False, delta=True, told_what=True, beat=2.0, lease=12.0),
+}
+"""What there is, what can be set, and what would have to be built."""
+
+
+COLUMNS = (
+    "instances",
+    "commits /s",
+    "looks /s",
+    "other reads /s",
+    "MB/s",
+    "commits' line",
+    "cores of the meta store",
+    "an instance's core: looks",
+    "polls",
+    "hops",
+    "a round, s",
+    "breaks",
+)
+
+
+def table(stores: Sequence[Store]) -> str:
+    """For people, as Markdown."""
+    lines = []
+    for store in stores:
+        lines += [f"\n**{store.name}**\n", f"| | {' | '.join(COLUMNS)} |", "| --- " * (1 + len(COLUMNS)) + "|"]
+        for name, setting in VARIANTS.items():
+            for instances in (10, 100, 1_000):
+                at = cost(store, replace(setting, instances=instances))
+                cells = [
+                    f"{instances:,}",
+                    *(f"{value:,.0f}" for value in (at.commits, at.looks, at.asks)),
+                    f"{at.megabytes:,.1f}",
+                    f"{at.commit_line:.0%}" if store.serial else "–",
+                    f"{at.meta_cores:,.2f}",
+                    *(f"{share:.1%}" for share in (at.look_share, at.poll_share, at.forward_share)),
+                    f"{at.round_s:.2f}",
+                    at.breaks or "–",
+                ]
+                lines.append(f"| {name} | {' | '.join(cells)} |")
+            lines.append(f"| {name}: the most, without the limit on members | {most(store, setting):,} |{' |' * (len(COLUMNS) - 1)}")
+    return "\n".join(lines)
+
+
+# ---- the constants --------------------------------------------------------------------------------------------
+
+
+class Taken(NamedTuple):
+    seconds: float
+    cpu: float
+    here: float
+
+
+async def _taken(call: Callable[[int], Awaitable[object]], rounds: int, pid: int) -> Taken:
+    """Of one call after another, after a few that warm up.
+
+    What else the machine does makes each of them longer, never shorter. So it is the least of PARTS parts: processor time by the part's
+    mean, seconds (which have the wait for a sync in them) by its lower quartile.
+    """
+    for number in range(max(1, rounds // 10)):
+        await call(number)
+    parts = []
+    for _ in range(PARTS):
+        used, here, times = family_cpu(pid), time.process_time(), []
+        for number in range(rounds):
+            began = time.perf_counter()
+            await call(number)
+            times.append(time.perf_counter() - began)
+        quartile = statistics.quantiles(times, n=4)[0]
+        parts.append(Taken(quartile, (family_cpu(pid) - used) / rounds, (time.process_time() - here) / rounds))
+    return Taken(*map(min, zip(*parts, strict=True)))
+
+
+async def _look(store: MetaStore, members: int, rounds: int, pid: int) -> Taken:
+    """A look at a group of so many members, one of which has just beaten."""
+    keys = Keys(f"model{members}")
+    record = msgspec.json.encode(MemberRecord(beat=1, lease_timeout=3_000, address="http://10.0.0.1:2319", joined_at=1))
+    names = [f"instance-{number:08}" for number in range(members)]
+    owners = {name: {f"k7f3q2ma.{at}": 7 for at in range(number, 1_000, members)} for number, name in enumerate(names)}
+    await store.commit(puts={keys.plan: msgspec.json.encode(Plan(round=1, era=1, resource_version=1, owners=owners))})
+    for at in range(0, members, 50):
+        await store.commit(puts={keys.member(name): record for name in names[at : at + 50]})
+    reader = GroupReader(keys)
+
+    async def look(_: int) -> None:
+        if len(reader.read(await store.read(prefixes=[keys.prefix]), 0).members) != members:
+            raise RuntimeError("a look does not show all members")
+
+    return await _taken(look, rounds, pid)
+
+
+async def _measure(url: str, pid: int, rounds: int) -> Store:
+    store = open_meta_store(url)
+    try:
+        record = b"x" * 230
+        commit = await _taken(lambda number: store.commit(puts={f"model/beat/{number % 10}": record}), rounds, pid)
+        ask = await _taken(lambda number: store.read([f"model/beat/{number % 10}"]), rounds, pid)
+        few, many = await _look(store, 10, rounds, pid), await _look(store, 210, rounds, pid)
+    finally:
+        await store.close()
+    each_cpu, each_here = max(0.0, many.cpu - few.cpu) / 200, max(0.0, many.here - few.here) / 200
+    kind = url.partition(":")[0]
+    serial = not kind.startswith("etcd")
+    return Store(
+        name="etcd" if not serial else "PostgreSQL" if kind.startswith("postgres") else kind,
+        commit=commit.seconds,
+        commit_cpu=commit.cpu,
+        commit_here=commit.here,
+        look_cpu=max(0.0, few.cpu - 10 * each_cpu),
+        look_cpu_each=each_cpu,
+        look_here=max(0.0, few.here - 10 * each_here),
+        look_here_each=each_here,
+        ask_cpu=ask.cpu,
+        ask_here=ask.here,
+        serial=serial,
+        asks_at_hints=serial,
+    )
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench model", description=__doc__)
+    parser.add_argument(
+        "--measure", metavar="URL", help="measure this meta store, in which nothing else may happen, and keep its constants"
+    )
+    parser.add_argument("--pid", type=int, help="of its server")
+    parser.add_argument("--rounds", type=int, default=3_000, help="calls of each of the parts, of which the least counts")
+    parser.add_argument("--page", type=Path, help="put the table into this page, such as docs/scale-out.md")
+    parser.add_argument("--constants", type=Path, default=RESULTS)
+    given = parser.parse_args(arguments)
+    kept: dict[str, dict[str, object]] = {}
+    if given.constants.exists():
+        kept = json.loads(given.constants.read_text())["stores"]
+    if given.measure:
+        if given.pid is None:
+            parser.error("--measure needs --pid")
+        store = asyncio.run(_measure(given.measure, given.pid, given.rounds))
+        kept[store.name] = {name: float(f"{value:.4g}") if isinstance(value, float) else value for name, value in asdict(store).items()}
+        machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, load {os.getloadavg()[1]:.1f}"
+        given.constants.parent.mkdir(parents=True, exist_ok=True)
+        given.constants.write_text(json.dumps({"machine": machine, "stores": kept}, indent=2) + "\n")
+        progress(f"written to {given.constants}")
+    if not kept:
+        parser.error(f"{given.constants} has no constants: measure a meta store first")
+    text = table([msgspec.convert(each, Store) for each in kept.values()])
+    print(text)
+    if given.page:
+        write_page(given.page, "model", text)
+    return 0

@@ -1,0 +1,113 @@
+"""`make bench-peers`: install what `make bench` measures us against, and try each of it, on loopback.
+
+The Python clients are in the group `bench` of pyproject.toml. Programs come from Debian's packages if this user may install them, a newer
+NATS from the Go module proxy if there is a Go, Kafka from the Java registry.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import kafka
+from bench.processes import INSTALLED, program
+from sluiceway.bench import harness, systems
+from sluiceway.bench.figures import progress
+from sluiceway.bench.work import Work
+
+PACKAGES = {
+    "redis-server": "redis-server",
+    "nats-server": "nats-server",
+    "rabbitmq-server": "rabbitmq-server",
+    "beanstalkd": "beanstalkd",
+    "pg_ctlcluster": "postgresql",
+}
+"""Debian's package of each program."""
+NATS = "github.com/nats-io/nats-server/v2@v2.15.2"
+POLICY = Path("/usr/sbin/policy-rc.d")
+TRIED = Work("cycle", "arrow", 10, 100, 1)
+SECONDS = 0.5
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Exit code 1 if a peer cannot be measured here."""
+    parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
+    parser.add_argument("--no-install", action="store_true", help="only try what is there")
+    given = parser.parse_args(arguments)
+    if not given.no_install:
+        _install_packages()
+        _install_nats()
+        _fetch_kafka()
+    tried = {name: _try(name) for name in systems.MODULES}
+    return int(not all(tried.values()))
+
+
+def _install_packages() -> None:
+    missing = [package for name, package in PACKAGES.items() if program(name) is None]
+    if not missing:
+        return
+    if os.geteuid() or not shutil.which("apt-get"):
+        progress(f"TO BE INSTALLED by somebody who may (on Debian: apt-get install {' '.join(missing)})")
+        return
+    progress(f"installing {', '.join(missing)}")
+    with _nothing_starts():
+        _run("apt-get", "update", "-qq")
+        _run("apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing)
+
+
+@contextmanager
+def _nothing_starts() -> Iterator[None]:
+    """No package starts its service meanwhile: it would listen where it likes, and take time from what is measured."""
+    ours = not POLICY.exists()
+    if ours:
+        POLICY.write_text("#!/bin/sh\nexit 101\n")
+        POLICY.chmod(0o755)
+    try:
+        yield
+    finally:
+        if ours:
+            POLICY.unlink()
+
+
+def _install_nats() -> None:
+    if (INSTALLED / "nats-server").exists() or not shutil.which("go"):
+        return
+    progress(f"building {NATS}")
+    with tempfile.TemporaryDirectory(prefix="sluiceway-go-") as folder:
+        places = {"GOPATH": folder, "GOCACHE": f"{folder}/cache", "GOBIN": str(INSTALLED.absolute())}
+        _run("go", "install", "-modcacherw", NATS, **places)
+
+
+def _fetch_kafka() -> None:
+    try:
+        kafka.fetch("org.apache.kafka", "kafka_2.13", kafka.VERSION, Path(".tools").absolute())
+    except kafka.NotFoundError as error:
+        progress(f"NOT FETCHED: {error}")
+
+
+def _run(*command: str, **environment: str) -> None:
+    """What it says is seen. If it fails, the peer is not found afterwards, and that is told."""
+    ended = subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", **environment}, check=False)
+    if ended.returncode:
+        progress(f"FAILED with {ended.returncode}: {' '.join(command)}")
+
+
+def _try(name: str) -> bool:
+    """Start that system, let it do a little, stop it, and say what it is."""
+    with harness.started([name], progress) as running:
+        if name not in running:
+            return False
+        try:
+            one = harness.slice_of(name, running[name], TRIED, SECONDS)
+        except harness.FailedError as error:
+            progress(f"FAILED, {name}: {error}")
+            return False
+    module = systems.module(name)
+    print(f"{name:20} {module.version()}: {one.items:,} items went the whole way. {module.GUARANTEES[name]}", flush=True)
+    return True

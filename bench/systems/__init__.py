@@ -1,0 +1,3 @@
+"""The peers, each as a `System` (`sluiceway.bench.systems`)."""
+
+from __future__ import annotations

@@ -1,0 +1,256 @@
+"""PostgreSQL as a queue of rows, the pgmq way, and our PostgreSQL store on a server of the same settings.
+
+`postgres` is one table. A batch is produced by one INSERT from an array, leased by one UPDATE of the oldest visible rows that nobody else
+has locked (SKIP LOCKED), completed by one DELETE by ids; each is a prepared statement and a transaction of its own, with parameters and
+answers in the binary form. The index by `visible_at` keeps a lease from walking past the rows that others have or that are due later; a
+table without it, in the order of ids, takes a fourth less time while there are none such. Pages have room for new versions of their rows,
+and autovacuum comes often. The client is psycopg's way to libpq (`psycopg.pq`) on the event loop, a connection for each client: psycopg's
+own cursors would cost it a multiple.
+
+`sluiceway-postgres` is one instance of ours with PARTITIONS partitions in that database; the time of both servers counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import pwd
+import secrets
+import signal
+import struct
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+from psycopg import pq
+
+from bench.processes import free_port, program
+from sluiceway.bench.servers import SLUICEWAY, server
+from sluiceway.bench.systems.sluiceway import lean
+from sluiceway.bench.work import Done, Served, Work, repeat, run
+
+_SYNCED = "when its transaction is in the synced log of PostgreSQL (fsync=on, synchronous_commit=on); so are leases and completions."
+GUARANTEES = {
+    "postgres": f"An item is confirmed {_SYNCED}",
+    "sluiceway-postgres": f"An item is confirmed {_SYNCED}",
+}
+
+SETTINGS = {
+    "listen_addresses": "127.0.0.1",
+    "unix_socket_directories": "",
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "shared_buffers": "512MB",
+    "max_wal_size": "4GB",
+    "wal_buffers": "16MB",
+    "max_connections": "100",
+    "autovacuum_naptime": "1s",
+    "jit": "off",
+}
+PATIENCE = 60.0
+"""Seconds within which the server starts, and ends."""
+
+CREATE = """
+DROP TABLE IF EXISTS queue;
+CREATE TABLE queue (
+    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    attempts int NOT NULL DEFAULT 0,
+    enqueued_at timestamptz NOT NULL DEFAULT now(),
+    visible_at timestamptz NOT NULL DEFAULT now(),
+    payload bytea NOT NULL
+) WITH (
+    fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 20000, autovacuum_vacuum_cost_delay = 0,
+    autovacuum_vacuum_insert_threshold = -1
+);
+CREATE INDEX ON queue (visible_at)"""
+PRODUCE = b"INSERT INTO queue (payload) SELECT unnest($1::bytea[])"
+LEASE = b"""
+UPDATE queue SET visible_at = now() + interval '1 minute', attempts = attempts + 1
+WHERE id = ANY (ARRAY (SELECT id FROM queue WHERE visible_at <= now() ORDER BY visible_at LIMIT $1 FOR UPDATE SKIP LOCKED))
+RETURNING id, payload"""
+COMPLETE = b"DELETE FROM queue WHERE id = ANY ($1::int8[])"
+STATEMENTS = {b"produce": PRODUCE, b"lease": LEASE, b"complete": COMPLETE}
+_BYTEA, _INT8 = 17, 20
+"""Types by their numbers, as arrays name them."""
+
+
+def found() -> str | None:
+    if _programs() is None:
+        return "no PostgreSQL server is installed (on Debian: apt-get install postgresql)"
+    return None
+
+
+def version() -> str:
+    programs = _programs()
+    assert programs is not None
+    return subprocess.run([programs / "postgres", "--version"], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _programs() -> Path | None:
+    """The directory of `postgres` and `initdb`: that on PATH, otherwise the newest of the machine that the server's user can reach."""
+    on_path = [Path(found).resolve().parent for found in [program("postgres")] if found]
+    packaged = sorted(Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda path: float(path.parent.name), reverse=True)
+    return next((each for each in [*on_path, *packaged] if (each / "postgres").exists() and (each / "initdb").exists()), None)
+
+
+@contextmanager
+def serve(name: str, folder: Path) -> Iterator[Served]:
+    """Its folder can be entered by others: as root, the server runs as `nobody`, since PostgreSQL refuses root."""
+    with _postgres(folder) as (dsn, pid):
+        if name == "postgres":
+            yield Served(dsn, [pid])
+            return
+        configuration = folder / "sluiceway.toml"
+        configuration.write_text(f'[backends.default]\nkind = "postgres"\nurl = "{dsn}"\n')
+        with server(SLUICEWAY, folder / "sluiceway", "--config", str(configuration)) as ours:
+            yield Served(ours.url, [ours.pid, pid])
+
+
+@contextmanager
+def _postgres(folder: Path) -> Iterator[tuple[str, int]]:
+    """The URL of its database, and the server's process."""
+    programs = _programs()
+    assert programs is not None
+    folder.chmod(0o711)
+    data, secret, port = folder / "postgres", secrets.token_hex(16), free_port()
+    data.mkdir(mode=0o700)
+    # The server empties no directory of others, so this one is its user's.
+    password = folder / "password"
+    password.write_text(secret)
+    user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+    if user is not None:
+        os.chown(data, user.pw_uid, user.pw_gid)
+        os.chown(password, user.pw_uid, user.pw_gid)
+    password.chmod(0o400)
+    identity: dict[str, Any] = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    options = [argument for name, value in SETTINGS.items() for argument in ("-c", f"{name}={value}")]
+    with (folder / "output").open("ab") as output:
+        given = {"stdin": subprocess.DEVNULL, "stdout": output, "stderr": output, "cwd": folder, **identity}
+        given["env"] = {"PATH": os.environ["PATH"], "LC_ALL": "C", "TZ": "UTC"}
+        flags = ["--username=bench", "--auth=scram-sha-256", f"--pwfile={password}", "--no-locale", "--encoding=UTF8", "--no-sync"]
+        if subprocess.Popen([programs / "initdb", "-D", data, *flags], **given).wait(PATIENCE):
+            raise RuntimeError(f"initdb failed:\n{_tail(folder)}")
+        process = subprocess.Popen([programs / "postgres", "-D", data, "-p", str(port), *options], **given)
+    try:
+        dsn = f"postgresql://bench:{secret}@127.0.0.1:{port}/postgres"
+        _wait_until_open(dsn, process, folder)
+        yield dsn, process.pid
+    finally:
+        # It ends without waiting for its clients.
+        process.send_signal(signal.SIGINT)
+        process.wait(PATIENCE)
+
+
+def _wait_until_open(dsn: str, process: subprocess.Popen[bytes], folder: Path) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            psycopg.connect(dsn, connect_timeout=2).close()
+        except psycopg.OperationalError:
+            time.sleep(0.02)
+        else:
+            return
+    raise RuntimeError(f"PostgreSQL did not start:\n{_tail(folder)}")
+
+
+def _tail(folder: Path) -> str:
+    return (folder / "output").read_text(errors="replace")[-2_000:]
+
+
+def drive(name: str, address: str, work: Work, seconds: float) -> Done:
+    if name == "postgres":
+        return run(_drive(address, work, seconds))
+    return run(lean(address, work, seconds))
+
+
+async def _drive(dsn: str, work: Work, seconds: float) -> Done:
+    with psycopg.connect(dsn, autocommit=True) as administrator:
+        administrator.execute(CREATE)
+    clients = [RowsClient(dsn, work) for _ in range(work.clients)]
+    try:
+        return await repeat(clients, work, seconds)
+    finally:
+        for client in clients:
+            client.close()
+
+
+class RowsClient:
+    def __init__(self, dsn: str, work: Work) -> None:
+        self._size = work.payload
+        self._items = [_array(_BYTEA, [b"x" * work.payload] * work.batch)]
+        self._count = [struct.pack(">q", work.batch)]
+        self._loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[pq.abc.PGresult] = self._loop.create_future()
+        self._result: pq.abc.PGresult | None = None
+        self._connection = psycopg.connect(dsn, autocommit=True)
+        self._pg = self._connection.pgconn
+        for name, statement in STATEMENTS.items():
+            _check(self._pg.prepare(name, statement))
+        self._pg.nonblocking = 1
+        self._loop.add_reader(self._pg.socket, self._on_readable)
+
+    def close(self) -> None:
+        self._loop.remove_reader(self._pg.socket)
+        self._connection.close()
+
+    async def produce(self) -> None:
+        await self._run(b"produce", self._items)
+
+    async def lease(self) -> tuple[int, Any]:
+        result = await self._run(b"lease", self._count)
+        ids, size, value = [], 0, result.get_value
+        for row in range(result.ntuples):
+            ids.append(value(row, 0))
+            size += len(value(row, 1) or b"")
+        if size != len(ids) * self._size:
+            raise RuntimeError(f"{size} bytes of payload leased with {len(ids)} items")
+        return len(ids), ids
+
+    async def complete(self, leased: Any) -> None:
+        result = await self._run(b"complete", [_array(_INT8, leased)])
+        if result.command_tuples != len(leased):
+            raise RuntimeError(f"{result.command_tuples} of {len(leased)} items completed")
+
+    def _run(self, name: bytes, parameters: list[bytes]) -> asyncio.Future[pq.abc.PGresult]:
+        self._answer = self._loop.create_future()
+        self._pg.send_query_prepared(name, parameters, [pq.Format.BINARY], pq.Format.BINARY)
+        if self._pg.flush():
+            self._loop.add_writer(self._pg.socket, self._on_writable)
+        return self._answer
+
+    def _on_writable(self) -> None:
+        if not self._pg.flush():
+            self._loop.remove_writer(self._pg.socket)
+
+    def _on_readable(self) -> None:
+        try:
+            self._pg.consume_input()
+            while not self._pg.is_busy():
+                result = self._pg.get_result()
+                if result is not None:
+                    self._result = _check(result)
+                elif self._result is None:
+                    return
+                else:
+                    self._answer.set_result(self._result)
+                    self._result = None
+                    return
+        except Exception as error:
+            self._loop.remove_reader(self._pg.socket)
+            self._answer.set_exception(error)
+
+
+def _check(result: pq.abc.PGresult) -> pq.abc.PGresult:
+    if result.status not in (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK):
+        raise RuntimeError(result.get_error_message())
+    return result
+
+
+def _array(kind: int, values: list[bytes]) -> bytes:
+    """An array of one dimension without NULL, as PostgreSQL's binary form has it; all values of the same length."""
+    length = struct.pack(">i", len(values[0]))
+    return struct.pack(">iiIii", 1, 0, kind, len(values), 1) + length + length.join(values)

@@ -1,0 +1,46 @@
+"""What is durable in all queues right now, held against everything that was ever acknowledged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from simulation.checks import check
+from simulation.items import Item
+from simulation.queue import SimQueue
+from sluiceway.core.lane import LaneState
+from sluiceway.core.looking import stats_of
+
+
+def audit(queues: Sequence[SimQueue]) -> None:
+    """Raises BrokenPromiseError. All queues between which items go are among them."""
+    for queue in queues:
+        for number, store in enumerate(queue.stores):
+            durable = store.look()
+            check(store.blobs.keys() == durable.blobs.keys(), "a blob is in the store and nobody knows it")
+            for lease in durable.leases.values():
+                told = queue.ledger.told.get(lease.client_id)
+                check(told is None or (number, lease.number) in told, "items are leased and nobody was told")
+        _audit_memory(queue)
+    living: dict[str, str] = {}
+    for queue in queues:
+        for trail, store in zip(queue.ledger.trails, queue.stores, strict=True):
+            for payload in store.scene().alive:
+                check(payload not in living, f"{payload} is duplicated")
+                living[payload] = trail.name
+    for queue in queues:
+        for item in queue.ledger.items.values():
+            _audit_item(item, living.get(item.payload))
+
+
+def _audit_memory(queue: SimQueue) -> None:
+    """What an owner that has nothing in flight counts is what is there."""
+    for lane in queue.owner.lanes.values() if queue.owner is not None else ():
+        store = queue.stores[lane.number]
+        if lane.state is LaneState.READY and lane.partition.txn == store.txn:
+            check(stats_of(lane.partition, 0) == stats_of(store.look(), 0), "an owner counts other items than are there")
+
+
+def _audit_item(item: Item, lives_in: str | None) -> None:
+    check(item.home == lives_in, f"{item.payload} was lost or moved without a trace")
+    lost = item.home is None and item.way is None and not item.ended
+    check(not lost or item.batch.answer is None, f"{item.payload} was acknowledged and is lost")

@@ -1,0 +1,72 @@
+"""The bank of planted bugs: a simulator that does not find them proves nothing when it finds no others."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from simulation import (
+    bugs_cluster,
+    bugs_group,
+    bugs_life,
+    bugs_limits,
+    bugs_partition,
+    bugs_placing,
+    bugs_queue,
+    bugs_rebalance,
+    bugs_tasks,
+)
+from simulation.checks import BrokenPromiseError
+from simulation.cluster import run_cluster
+from simulation.cluster_group import run_members
+from simulation.cluster_rebalances import run_rebalances
+from simulation.group import run_group
+from simulation.history import run_history
+from simulation.planting import Bug, planted
+from simulation.tasks import run_tasks
+
+BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
+GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS)
+MEMBER_BANK: tuple[Bug, ...] = tuple(bugs_cluster.MEMBER_BUGS)
+CLUSTER_BANK: tuple[Bug, ...] = (*bugs_cluster.ABLATIONS, *bugs_cluster.BUGS)
+REBALANCE_BANK: tuple[Bug, ...] = tuple(bugs_rebalance.BUGS)
+TASK_BANK: tuple[Bug, ...] = (*bugs_tasks.ABLATIONS, *bugs_tasks.BUGS)
+SEEDS_PER_BUG = 200
+
+_LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
+    (BANK, run_history),
+    (GROUP_BANK, run_group),
+    (MEMBER_BANK, run_members),
+    (CLUSTER_BANK, run_cluster),
+    (REBALANCE_BANK, run_rebalances),
+    (TASK_BANK, run_tasks),
+)
+
+
+_MISCALLED = re.compile(r"<locals>\.[\w<>]+\(\) (got|missing|takes) ")
+"""A planted function is not called as it was made to be: what it stands for has other parameters by now."""
+
+
+class Found(NamedTuple):
+    seed: int
+    how: str
+    """What the simulator said."""
+
+    @property
+    def is_crash_of_plant(self) -> bool:
+        """Whether the planted function itself could not be called, which says nothing of the simulator."""
+        return _MISCALLED.search(self.how) is not None
+
+
+def hunt(bug: Bug, seeds: Iterable[int]) -> Found | None:
+    """The first of the seeds that shows the bug. A crash of the code under test shows it too; look at `Found.is_crash_of_plant`."""
+    live = next((live for bank, live in _LIVES if bug in bank), run_history)
+    with planted(bug):
+        for seed in seeds:
+            try:
+                live(seed)
+            except Exception as error:
+                kind = "" if isinstance(error, BrokenPromiseError) else f"{type(error).__name__}: "
+                return Found(seed, kind + re.sub(r"i[0-9]+:[a-z]*", "an item", str(error)))
+    return None

@@ -1,0 +1,256 @@
+"""Bugs of an instance among others, to be planted: the ablations first, without which nothing else is worth anything."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any
+
+from simulation.cluster_store import Vault
+from simulation.planting import Bug, shelf
+from sluiceway.core import share
+from sluiceway.core.assignment.rounds import Rounds
+from sluiceway.core.share import Share
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.changes import Fence
+from sluiceway.model.peers import Ask
+from sluiceway.model.requests import Settle, Settled
+from sluiceway.node.demand import Demand
+from sluiceway.node.driver import QueueDriver
+from sluiceway.node.group import GroupMember
+from sluiceway.node.leasing import Leasing
+from sluiceway.node.openings import Openings
+from sluiceway.node.router import Router
+from sluiceway.node.service import Service
+from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
+
+ABLATIONS: list[Bug] = []
+ablation = shelf(ABLATIONS)
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+MEMBER_BUGS: list[Bug] = []
+member_bug = shelf(MEMBER_BUGS)
+"""Of the group's driver, which `cluster_group.py` finds."""
+
+
+# ---- the ablations --------------------------------------------------------------------------------------------
+
+
+@ablation(Vault, "may_write")
+def writes_are_not_fenced(_original: Any) -> Any:
+    """A store takes what an earlier owner sends."""
+    return staticmethod(lambda _store, _fence: True)
+
+
+@ablation(Rounds, "_awaited")
+def takes_over_at_once(_original: Any) -> Any:
+    """What a plan gives is served before its old owner has stopped, or its lease has run out."""
+    return lambda *_: False
+
+
+@ablation(Router, "ask")
+def takes_an_unheard_answer_for_a_refusal(original: Any) -> Any:
+    """A peer that did not answer is believed to have done nothing, and the request is tried elsewhere."""
+
+    async def ask(self: Any, *args: Any, **named: Any) -> Any:
+        try:
+            return await original(self, *args, **named)
+        except PeerUnknownError as error:
+            raise PeerRefusedError(str(error)) from error
+
+    return ask
+
+
+@ablation(Openings, "claim")
+def makes_what_is_missing_as_new(original: Any) -> Any:
+    """A partition that is not where it was is created, as if the meta store had never heard of it."""
+
+    async def claim(self: Any, ref: Any, fence: Fence) -> None:
+        await original(self, ref, fence)
+
+    return claim
+
+
+# ---- routing --------------------------------------------------------------------------------------------------
+
+
+def settles_nothing_at(code: str, original: Any) -> Any:
+    """A part of a settle that ends with this error counts as done."""
+
+    async def one_part(self: Any, record: Any, peer: Any, request: Any) -> Any:
+        try:
+            return await original(self, record, peer, request)
+        except SluicewayError as error:
+            if error.code != code or not isinstance(request, Settle):
+                raise
+            return Settled()
+
+    return one_part
+
+
+@bug(Router, "_part")
+def takes_a_part_that_nobody_heard_of_for_done(original: Any) -> Any:
+    """A settle succeeds although one of the owners did not answer."""
+    return settles_nothing_at("outcome_unknown", original)
+
+
+@bug(Router, "_part")
+def leaves_out_what_has_another_owner(original: Any) -> Any:
+    """A settle succeeds without the part that was refused because it had just gone to another owner."""
+    return settles_nothing_at("not_here", original)
+
+
+@bug(Service, "_answer")
+def passes_on_what_a_peer_asks(original: Any) -> Any:
+    """An instance that is asked to settle what is not its own asks who it thinks has it."""
+
+    async def answer(self: Any, asked: Ask) -> Any:
+        record = self._catalog.of(asked.incarnation)
+        if record is not None and isinstance(asked.request, Settle):
+            return await self._router.settle(record, asked.request)
+        return await original(self, asked)
+
+    return answer
+
+
+@bug(Leasing, "_holders")
+def takes_more_under_a_key(_original: Any) -> Any:
+    """A repeated lease key does not find the leases that other instances have given out under it."""
+
+    async def holders(*_: Any) -> list[Any]:
+        return []
+
+    return holders
+
+
+@bug(Demand, "_offer")
+def tells_nobody_of_an_offer(_original: Any) -> Any:
+    """Who waits here does not hear of what is elsewhere."""
+
+    async def offer(_self: Any, _peer: Any, _loads: Any) -> None:
+        return
+
+    return offer
+
+
+@bug(Demand, "follow")
+def asks_nobody_for_items(_original: Any) -> Any:
+    """The other instances are not polled."""
+    return lambda _self, _peers: None
+
+
+# ---- shares ---------------------------------------------------------------------------------------------------
+
+
+@bug(Share, "gain")
+def counts_openings_from_the_start(original: Any) -> Any:
+    """A partition that is gained again under the same token is opened with the same fences."""
+
+    def gain(self: Any, *args: Any) -> None:
+        self._openings.clear()
+        original(self, *args)
+
+    return gain
+
+
+@bug(share, "SluicewayError")
+def refuses_what_it_was_writing(original: Any) -> Any:
+    """What was being written when a partition went is said not to have happened."""
+    return lambda code, *rest: original("unavailable" if code == "outcome_unknown" else code, *rest)
+
+
+@bug(Service, "learnt")
+def forgets_what_it_owns_of_a_new_queue(original: Any) -> Any:
+    """What was gained before its queue was known is not served."""
+
+    def learnt(self: Any, record: Any) -> None:
+        tokens, self.ownership.tokens = self.ownership.tokens, lambda _: {}
+        try:
+            original(self, record)
+        finally:
+            self.ownership.tokens = tokens
+
+    return learnt
+
+
+@bug(Service, "lost")
+def goes_on_with_what_it_has_lost(_original: Any) -> Any:
+    """A partition that goes to another instance is still served."""
+
+    async def lost(_self: Any, _incarnation: str, _partition: int) -> None:
+        return
+
+    return lost
+
+
+@bug(Service, "gained")
+def does_not_open_what_it_gains(_original: Any) -> Any:
+    """A partition that comes from another instance is not served."""
+    return lambda _self, _incarnation, _partition, _token: None
+
+
+@bug(QueueDriver, "_fence")
+def writes_under_the_first_grant(_original: Any) -> Any:
+    """The fence has nothing of the token in it."""
+    return lambda _self, _partition, opening: Fence(2, 1, opening)
+
+
+# ---- the group's driver ---------------------------------------------------------------------------------------
+
+
+@member_bug(GroupMember, "items")
+def owns_beyond_its_lease(_original: Any) -> Any:
+    """A member that was frozen takes what it had for its own."""
+    return property(lambda self: dict(self._held))
+
+
+@member_bug(GroupMember, "_lapsed")
+def does_not_tell_of_a_lapse(_original: Any) -> Any:
+    """A lease that runs out takes nothing away until the store is back."""
+    return lambda _self: None
+
+
+@member_bug(GroupMember, "_tell")
+def does_not_wait_for_its_handler(original: Any) -> Any:
+    """It is recorded that a member has stopped while its handler is still at it."""
+    running = set()
+
+    async def tell(self: Any, change: Any) -> None:
+        task = asyncio.ensure_future(original(self, change))
+        running.add(task)
+        task.add_done_callback(running.discard)
+
+    return tell
+
+
+@member_bug(GroupMember, "__init__")
+def tells_of_two_changes_at_once(original: Any) -> Any:
+    """A lease that runs out while a handler is at work is told of beside it."""
+
+    def begin(self: Any, *args: Any, **named: Any) -> None:
+        original(self, *args, **named)
+        self._telling = contextlib.AsyncExitStack()
+
+    return begin
+
+
+@member_bug(GroupMember, "stop")
+def goes_without_a_word(_original: Any) -> Any:
+    """Who stops is not told that it has lost everything."""
+
+    async def stop(self: Any) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    return stop
+
+
+@member_bug(GroupMember, "leave")
+def leaves_by_dying(_original: Any) -> Any:
+    """Who leaves in good order only ends its loop."""
+
+    async def leave(self: Any) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    return leave

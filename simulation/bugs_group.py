@@ -1,0 +1,397 @@
+"""Bugs of the group's protocol, to be planted: each of its checks, waits and times left out or wrong."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import msgspec
+
+from simulation.planting import Bug, shelf
+from sluiceway.core.assignment import rounds
+from sluiceway.core.assignment.beating import Beating, Seen
+from sluiceway.core.assignment.claims import Claims
+from sluiceway.core.assignment.group import Claim, Decision, Look, Parameters, Plan, Resource, Token, Writes
+from sluiceway.core.assignment.member import Member
+from sluiceway.core.assignment.plan import moves
+from sluiceway.core.assignment.rounds import Rounds
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+RARE: list[Bug] = []
+"""Those that need a coincidence which random histories hardly ever have: tests/test_assignment_holes.py has one for each."""
+rare = shelf(RARE)
+
+
+def unchecked(original: Any, part: str) -> Any:
+    """The same commit without the checks of keys that have this in their name."""
+
+    def write(self: Any, *args: Any) -> Writes:
+        writes: Writes = original(self, *args)
+        writes.checks = {key: stamp for key, stamp in writes.checks.items() if part not in key}
+        return writes
+
+    return write
+
+
+def replanned(change: Any) -> Any:
+    """The planting of a change to each plan: `change` gets the plan, the look, the resource, the round's number and who takes part."""
+
+    @functools.wraps(change)
+    def plant(original: Any) -> Any:
+        def next_plan(look: Look, resource: Resource, number: int, members: list[str], given_up: list[str]) -> tuple[Plan, int]:
+            plan, moved = original(look, resource, number, members, given_up)
+            return change(plan, look, resource, number, members), moved
+
+        return next_plan
+
+    return plant
+
+
+# ---- leases and beats -----------------------------------------------------------------------------------------
+
+
+@bug(Beating, "lease_deadline")
+def serves_beyond_its_lease(original: Any) -> Any:
+    """A lease is taken to last twice as long."""
+    return lambda self: original(self) and original(self) + 2_000
+
+
+@bug(Beating, "note")
+def takes_its_lease_from_when_the_answer_came(original: Any) -> Any:
+    """The lease begins when the beat is seen to be recorded, not when it was sent."""
+
+    def note(self: Any, look: Look) -> None:
+        before = self._confirmed
+        original(self, look)
+        if self._confirmed > before:
+            self._confirmed = look.seen_at + look.members[self.name].lease_timeout
+
+    return note
+
+
+@rare(Beating, "note")
+def takes_every_beat_for_recorded(original: Any) -> Any:
+    """The lease is renewed by a beat that was sent, whether it was recorded or not."""
+
+    def note(self: Any, look: Look) -> None:
+        sent = dict(self._sent)
+        original(self, look)
+        if self.name in look.members:
+            self._confirmed = max(self._confirmed, *sent.values(), 0)
+            self._sent.clear()
+
+    return note
+
+
+@rare(Beating, "lease_deadline")
+def serves_by_its_old_lease_after_asking_for_a_shorter_one(original: Any) -> Any:
+    """A beat with a shorter lease binds only once its member has seen it recorded."""
+    return lambda self: self._confirmed
+
+
+@bug(Beating, "silent_at")
+def judges_others_by_its_own_parameters(original: Any) -> Any:
+    """A member that has not seen the new times yet is given up by them."""
+
+    def silent_at(self: Any, look: Look, name: str, parameters: Parameters) -> int:
+        since: int = self.seen.since(f"beat/{name}", look.members[name].beat, look.seen_at)
+        return since + parameters.member_timeout
+
+    return silent_at
+
+
+@bug(Beating, "silent_at")
+def gives_members_up_too_soon(original: Any) -> Any:
+    """A member is given up after half of the time."""
+
+    def silent_at(self: Any, look: Look, name: str, parameters: Parameters) -> int:
+        since: int = self.seen.since(f"beat/{name}", look.members[name].beat, look.seen_at)
+        until: int = original(self, look, name, parameters)
+        return (since + until) // 2
+
+    return silent_at
+
+
+@bug(Beating, "silent_at")
+def has_no_patience_with_clocks(original: Any) -> Any:
+    """A member is given up as soon as its lease has run out by another's clock."""
+
+    def silent_at(self: Any, look: Look, name: str, parameters: Parameters) -> int:
+        record = look.members[name]
+        since: int = self.seen.since(f"beat/{name}", record.beat, look.seen_at)
+        return since + record.lease_timeout
+
+    return silent_at
+
+
+@bug(Seen, "since")
+def takes_the_first_beat_for_the_last(original: Any) -> Any:
+    """A member's silence is counted from when it was first seen at all."""
+
+    def since(self: Any, name: str, value: object, now: int) -> int:
+        found: int = original(self, name, "" if name.startswith("beat/") else value, now)
+        return found
+
+    return since
+
+
+@bug(Beating, "_record")
+def says_too_soon_that_it_has_stopped(original: Any) -> Any:
+    """The round that is open counts as applied, before its plan is there."""
+
+    def record(self: Any, look: Look, resource: Resource) -> Any:
+        number = look.round.number if look.round else 0
+        return msgspec.structs.replace(original(self, look, resource), applied=number)
+
+    return record
+
+
+@bug(Beating, "one_era")
+def serves_before_all_have_left_the_era(original: Any) -> Any:
+    """Items are served by the new strategy while others still serve them by the old one."""
+    return lambda *_: True
+
+
+@bug(Beating, "_record")
+def leaves_the_era_before_it_knows(original: Any) -> Any:
+    """A record says an era more than its member follows."""
+
+    def record(self: Any, look: Look, resource: Resource) -> Any:
+        return msgspec.structs.replace(original(self, look, resource), era=resource.era + 1)
+
+    return record
+
+
+@bug(Member, "look")
+def leaves_the_era_out_of_the_token(original: Any) -> Any:
+    """A token is the grant alone."""
+
+    def look(self: Any, look: Look) -> Decision:
+        decision: Decision = original(self, look)
+        owned = {item: Token(1, grant) for item, (_, grant) in decision.owned.items()}
+        return Decision(owned, decision.lease_deadline, decision.writes, decision.wake_at, decision.left)
+
+    return look
+
+
+@rare(Member, "look")
+def forgets_that_a_beat_may_end_its_lease(original: Any) -> Any:
+    """The lease of a decision is that of before its own beat, which may ask for a shorter one."""
+
+    def look(self: Any, look: Look) -> Decision:
+        self._beating.note(look)
+        before = self._beating.lease_deadline()
+        decision: Decision = original(self, look)
+        return Decision(decision.owned, before, decision.writes, decision.wake_at, decision.left)
+
+    return look
+
+
+@rare(Member, "look")
+def stays_when_it_was_going(original: Any) -> Any:
+    """A member whose record may yet go serves again what a plan gives it."""
+
+    def look(self: Any, look: Look) -> Decision:
+        self._going = False
+        decision: Decision = original(self, look)
+        return decision
+
+    return look
+
+
+# ---- rounds ---------------------------------------------------------------------------------------------------
+
+
+@bug(Rounds, "_awaited")
+def does_not_wait_for_the_old_owner_to_stop(original: Any) -> Any:
+    """What a plan gives is served at once."""
+    return lambda *_: False
+
+
+@bug(Rounds, "_awaited")
+def does_not_wait_for_those_who_leave(original: Any) -> Any:
+    """A member that has said that it leaves is taken to have stopped."""
+    return lambda self, look, plan, other: original(self, look, plan, other) and not look.members[other].leaving
+
+
+@rare(rounds, "next_plan")
+@replanned
+def forgets_who_had_it_before_the_last_owner(plan: Plan, look: Look, *_: Any) -> Plan:
+    """Only an item's last owner is waited for."""
+    had = look.plan.owners if look.plan else {}
+    waits = {name: tuple(item for item in items if item in had.get(name, {})) for name, items in plan.waits.items()}
+    return msgspec.structs.replace(plan, waits=waits)
+
+
+@rare(rounds, "next_plan")
+@replanned
+def forgets_who_serves_what_is_not_in_the_plan(plan: Plan, *_: Any) -> Plan:
+    """Nobody is waited for when an item comes back that was out of the plan."""
+    owned = {item for grants in plan.owners.values() for item in grants}
+    waits = {name: tuple(item for item in items if item in owned) for name, items in plan.waits.items()}
+    return msgspec.structs.replace(plan, waits=waits)
+
+
+@rare(rounds, "_may_serve")
+def waits_for_nobody_from_an_earlier_plan(original: Any) -> Any:
+    """What a member had before the last plan counts as stopped."""
+    return lambda look, before, name: set(before.owners.get(name, {}))
+
+
+@rare(Rounds, "_seal")
+def gives_up_a_member_that_beats_after_all(original: Any) -> Any:
+    """Records go that have changed since they were looked at."""
+    return unchecked(original, "member/")
+
+
+@bug(Rounds, "_seal")
+def seals_over_a_mark(original: Any) -> Any:
+    """Who marks itself while the round is being sealed is not noticed."""
+
+    def seal(self: Any, *args: Any) -> Writes:
+        writes: Writes = original(self, *args)
+        writes.unchanged.clear()
+        return writes
+
+    return seal
+
+
+@bug(Rounds, "_seal")
+def seals_a_resource_that_has_changed(original: Any) -> Any:
+    """The plan is recorded though the resource is another by then."""
+    return unchecked(original, "resource")
+
+
+@bug(Rounds, "_mark")
+def marks_itself_in_a_round_that_is_over(original: Any) -> Any:
+    """A mark does not check that the round is still open."""
+    return unchecked(original, "round")
+
+
+@bug(Rounds, "_missing")
+def seals_without_waiting_for_anyone(original: Any) -> Any:
+    """Nobody is missing from a round."""
+    return lambda *_: []
+
+
+@bug(Rounds, "_left_and_silent")
+def never_strikes_off_a_silent_leaver(original: Any) -> Any:
+    """A member that died while it was leaving stays in the records."""
+    return lambda *_: False
+
+
+@bug(Rounds, "_trigger")
+def no_round_for_a_silent_member(original: Any) -> Any:
+    """Nobody minds a member that has died, nor does the heartbeat."""
+
+    def trigger(self: Any, look: Look, resource: Resource) -> str | None:
+        why: str | None = original(self, look, resource)
+        return None if why is not None and (why.endswith("silent") or why == "heartbeat") else why
+
+    return trigger
+
+
+@bug(Rounds, "_trigger")
+def opens_round_after_round(original: Any) -> Any:
+    """A round is a reason for another."""
+    return lambda self, look, resource: original(self, look, resource) or "why not"
+
+
+@bug(rounds, "next_plan")
+@replanned
+def keeps_the_grant_when_the_owner_changes(plan: Plan, look: Look, *_: Any) -> Plan:
+    """The new owner's token is the old one's."""
+    had = {item: grant for grants in look.plan.owners.values() for item, grant in grants.items()} if look.plan else {}
+    owners = {name: {item: had.get(item, grant) for item, grant in grants.items()} for name, grants in plan.owners.items()}
+    return msgspec.structs.replace(plan, owners=owners)
+
+
+@bug(rounds, "next_plan")
+@replanned
+def counts_grants_anew(plan: Plan, look: Look, resource: Resource, number: int, members: list[str]) -> Plan:
+    """Grants begin again where they had been, each few rounds."""
+    owners = {
+        name: {item: number % 4 if grant == number else grant for item, grant in grants.items()} for name, grants in plan.owners.items()
+    }
+    return msgspec.structs.replace(plan, owners=owners)
+
+
+@bug(rounds, "sticky")
+def moves_more_than_it_must(original: Any) -> Any:
+    """The plan is even, and takes no notice of who has what."""
+    return lambda items, members, current, limits: original(items, members, {}, limits)
+
+
+@bug(rounds, "sticky")
+def moves_one_more_than_it_must(original: Any) -> Any:
+    """Two members exchange an item at each round that moves any."""
+
+    def sticky(items: Any, members: Any, current: Any, limits: Any) -> Any:
+        plan = original(items, members, current, limits)
+        stays = [item for item in plan if current.get(item) == plan[item]]
+        others = [item for item in stays if plan[item] != plan[stays[0]]]
+        if others and moves(plan, current):
+            plan[stays[0]], plan[others[0]] = plan[others[0]], plan[stays[0]]
+        return plan
+
+    return sticky
+
+
+# ---- claims ---------------------------------------------------------------------------------------------------
+
+
+@rare(Claims, "_write")
+def claims_from_a_member_that_is_back(original: Any) -> Any:
+    """A claim does not check that the last owner is still away."""
+    return unchecked(original, "member/")
+
+
+@bug(Claims, "_write")
+def claims_without_looking_whose_it_is(original: Any) -> Any:
+    """A claim does not check that the item is still free."""
+    return unchecked(original, "claim/")
+
+
+@bug(Claims, "_write")
+def claims_without_a_new_grant(original: Any) -> Any:
+    """Whoever claims an item goes on with the token of the one before."""
+
+    def write(self: Any, *args: Any) -> Writes:
+        writes: Writes = original(self, *args)
+        for key in writes.puts:
+            claim = msgspec.json.decode(writes.puts[key], type=Claim)
+            writes.put(key, msgspec.structs.replace(claim, grant=max(1, claim.grant - (claim.owner is not None))))
+        return writes
+
+    return write
+
+
+@bug(Claims, "_surplus")
+def never_gives_back_what_is_too_much(original: Any) -> Any:
+    """Who came first keeps everything."""
+    return lambda *args: min(0, original(*args))
+
+
+@rare(Claims, "_renounce")
+def keeps_what_it_was_giving_back(original: Any) -> Any:
+    """An item whose return is not known to be recorded is served again when there is no reason to return it any more."""
+    return lambda *_: None
+
+
+@bug(Claims, "owned")
+def serves_what_it_gives_back(original: Any) -> Any:
+    """A member serves all that its name stands at, also what it is about to give back."""
+    return lambda self, look, resource: dict(self._divide(look, resource).mine)
+
+
+@bug(Member, "look")
+def changes_what_it_has_read(original: Any) -> Any:
+    """A member takes itself out of the records that it has read, which other members read too."""
+
+    def look(self: Any, look: Any) -> Any:
+        decision = original(self, look)
+        look.members.pop(self.name, None)
+        return decision
+
+    return look

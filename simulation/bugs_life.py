@@ -1,0 +1,405 @@
+"""Bugs of what befalls an item between its leases and of who is avoided or paused meanwhile, to be planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from pyroaring import BitMap
+
+from simulation.planting import Bug, shelf
+from sluiceway.core import logical_queue, looking
+from sluiceway.core.away import Away
+from sluiceway.core.closed import ClosedLeases
+from sluiceway.core.dealing import Dealing
+from sluiceway.core.lane import Lane
+from sluiceway.core.line import Line
+from sluiceway.core.logical_queue import LogicalQueue
+from sluiceway.core.partition import Partition
+from sluiceway.core.records import REDRIVEN, Extent, LeaseState
+from sluiceway.model.requests import Fate
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+
+# ---- back in the line -----------------------------------------------------------------------------------------
+
+
+@bug(Partition, "_put_back")
+def counts_a_release(original: Any) -> Any:
+    """An item that is released has used an attempt."""
+
+    def put_back(self: Any, lease: Any, positions: Any, fate: Any, now: int) -> Any:
+        released = fate is not None and fate.verdict == "release"
+        return original(self, lease, positions, Fate("retry", retry_at=now) if released else fate, now)
+
+    return put_back
+
+
+@bug(Partition, "_due_at")
+def ignores_the_back_off(original: Any) -> Any:
+    """A retry without a time of its own is due at once, whatever the queue's back-off says."""
+
+    def due_at(self: Any, fate: Any, attempts: int, now: int) -> Any:
+        plain = fate is not None and fate.retry_at is None and fate.retry_after is None
+        return now if plain else original(self, fate, attempts, now)
+
+    return due_at
+
+
+@bug(Partition, "_due_at")
+def backs_off_by_one_attempt_more(original: Any) -> Any:
+    """The back-off of the next attempt is taken."""
+    return lambda self, fate, attempts, now: original(self, fate, attempts + 1, now)
+
+
+@bug(Partition, "_due_at")
+def serves_at_once_what_ran_out(original: Any) -> Any:
+    """An item whose lease ran out is offered again at once, whatever the queue's back-off says."""
+    return lambda self, fate, attempts, now: now if fate is None else original(self, fate, attempts, now)
+
+
+@bug(Line, "_schedule")
+def forgets_halving_while_it_waits(original: Any) -> Any:
+    """Items of a lease that ran out come back in one as large, once their back-off is over."""
+    return lambda self, blob, rows, attempts, due_at, expires_at, together=0: original(self, blob, rows, attempts, due_at, expires_at)
+
+
+@bug(Line, "_append_rows")
+def does_not_halve(original: Any) -> Any:
+    """Items of a lease that ran out may come back in one as large."""
+    return lambda self, blob, rows, attempts, expires_at, together=0: original(self, blob, rows, attempts, expires_at)
+
+
+@bug(Extent, "continued_by")
+def joins_what_is_not_alike(original: Any) -> Any:
+    """Neighbours of a blob that come back become one extent, whatever their attempts are."""
+    return lambda self, other: original(self, replace(other, attempts=self.attempts))
+
+
+@bug(looking, "unpack_extent")
+def forgets_halving_at_loading(original: Any) -> Any:
+    """How large a lease may be is lost when a partition is opened."""
+
+    def unpack(data: bytes) -> Any:
+        record = original(data)
+        record.together = 0
+        return record
+
+    return unpack
+
+
+@bug(Partition, "release")
+def forgets_halving_at_a_release(original: Any) -> Any:
+    """A small lease that is released may come back in a large one."""
+
+    def release(self: Any, lease: Any, *rest: Any) -> None:
+        for part in lease.parts:
+            part.extent.together = 0
+        original(self, lease, *rest)
+
+    return release
+
+
+# ---- the end --------------------------------------------------------------------------------------------------
+
+
+@bug(Line, "_take_out")
+def expires_what_is_leased(original: Any) -> Any:
+    """What is taken out of the line may have been leased already."""
+
+    def take_out(self: Any, extent: Any, positions: Any) -> Any:
+        taken = BitMap(range(extent.count)) - extent.gone
+        head, self.header.head = self.header.head, extent.first
+        try:
+            return original(self, extent, taken)
+        finally:
+            self.header.head = head
+
+    return take_out
+
+
+@bug(Partition, "_expire")
+def serves_the_expired(original: Any) -> Any:
+    """An item that has expired stays in the line."""
+    return lambda self, extent: 0
+
+
+@bug(looking, "load")
+def forgets_expiry_at_loading(original: Any) -> Any:
+    """What was in the line before the partition was opened never expires."""
+
+    def load(*args: Any, **options: Any) -> Any:
+        partition = original(*args, **options)
+        partition.expiries.clear()
+        return partition
+
+    return load
+
+
+@bug(Line, "_schedule")
+def expires_from_production_on(original: Any) -> Any:
+    """A scheduled item expires as if it had been due at once."""
+
+    def schedule(self: Any, blob: Any, rows: Any, attempts: int, due_at: int, expires_at: int, *rest: int) -> None:
+        early = expires_at - due_at + self.header.now if expires_at and not attempts else expires_at
+        original(self, blob, rows, attempts, due_at, early, *rest)
+
+    return schedule
+
+
+@bug(Partition, "clear")
+def clears_the_leased(original: Any) -> Any:
+    """Clearing drops what clients are working on."""
+
+    def clear(self: Any, ready: bool, scheduled: bool, now: int) -> Any:
+        for lease in list(self.leases.values()):
+            self.header.cleared += lease.open
+            self._shut(lease, lease.open_positions())
+            self._close_if_empty(lease)
+        return original(self, ready, scheduled, now)
+
+    return clear
+
+
+@bug(Partition, "clear")
+def clears_the_scheduled_unasked(original: Any) -> Any:
+    """Clearing drops scheduled items whether or not it was asked to."""
+    return lambda self, ready, scheduled, now: original(self, ready, True, now)
+
+
+@bug(looking, "unpack_extent")
+def forgets_who_left_at_loading(original: Any) -> Any:
+    """Items that left the line without a lease are in it again when the partition is opened."""
+
+    def unpack(data: bytes) -> Any:
+        record = original(data)
+        record.gone = b""
+        return record
+
+    return unpack
+
+
+# ---- redrive --------------------------------------------------------------------------------------------------
+
+
+@bug(Away, "transferred")
+def redrives_a_copy(original: Any) -> Any:
+    """A redriven item stays in the dead queue as well."""
+
+    def transferred(self: Any, number: int) -> None:
+        transfer = self.transfers.get(number)
+        if transfer is not None and transfer.transfer == REDRIVEN:
+            self.call_back(number)
+        else:
+            original(self, number)
+
+    return transferred
+
+
+@bug(Away, "redrive")
+def redrives_into_nothing(original: Any) -> Any:
+    """An item leaves the dead queue before it is in its target."""
+
+    def redrive(self: Any, *args: Any) -> Any:
+        number, items = original(self, *args)
+        self.transferred(number)
+        return number, items
+
+    return redrive
+
+
+@bug(looking, "_load_lease")
+def forgets_where_it_goes_at_loading(original: Any) -> Any:
+    """After a restart a redriven item goes to the dead queue."""
+
+    def load_lease(partition: Any, number: int, *rest: Any) -> None:
+        original(partition, number, *rest)
+        if number in partition.transfers:
+            partition.transfers[number].target = None
+
+    return load_lease
+
+
+@bug(looking, "_load_lease")
+def forgets_which_queue_of_that_name_at_loading(original: Any) -> Any:
+    """After a restart a redriven item goes to any queue of its target's name."""
+
+    def load_lease(partition: Any, number: int, *rest: Any) -> None:
+        original(partition, number, *rest)
+        if number in partition.transfers:
+            partition.transfers[number].target_incarnation = None
+
+    return load_lease
+
+
+@bug(Away, "redirect_waiting")
+def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
+    """With another dead queue, all that is on its way goes there, also what the former may have taken."""
+
+    def redirect_waiting(self: Any, target: str, most: int) -> bool:
+        found = [number for number, each in self.transfers.items() if each.transfer and each.moves_to is None and each.target != target]
+        for number in found[:most]:
+            self.redirect(number, target)
+        return bool(found)
+
+    return redirect_waiting
+
+
+@bug(Away, "call_back")
+def calls_back_without_attempts(original: Any) -> Any:
+    """An item whose target is no more begins anew."""
+
+    def call_back(self: Any, number: int) -> None:
+        self._append_rows = lambda blob, rows, attempts, expires_at, *rest: Line._append_rows(self, blob, rows, 0, expires_at, *rest)
+        try:
+            original(self, number)
+        finally:
+            del self._append_rows
+
+    return call_back
+
+
+# ---- what is remembered and told ------------------------------------------------------------------------------
+
+
+@bug(LeaseState, "fate_of")
+def calls_everything_completed(original: Any) -> Any:
+    """Whoever asks for an item that was put back hears that it was completed."""
+    return lambda self, position: "completed"
+
+
+@bug(ClosedLeases, "record")
+def does_not_write_closed_leases(original: Any) -> Any:
+    """After a restart nobody knows what became of an id."""
+    return lambda self, number: None
+
+
+@bug(looking, "unpack_lease")
+def revives_closed_leases_at_loading(original: Any) -> Any:
+    """A lease that is remembered is taken for a live one."""
+
+    def unpack(data: bytes) -> Any:
+        record = original(data)
+        record.closed = False
+        return record
+
+    return unpack
+
+
+@bug(Partition, "in_leases")
+def lets_anybody_settle(original: Any) -> Any:
+    """A client may settle what another one has leased."""
+    return lambda self, offsets, ignored, client_id: original(self, offsets, ignored, None)
+
+
+@bug(Partition, "lease_of")
+def lets_anybody_close(original: Any) -> Any:
+    """A client may close the lease of another one."""
+    return lambda self, number, client_id: original(self, number, None)
+
+
+@bug(LogicalQueue, "give_back")
+def keeps_what_nobody_was_told_of(original: Any) -> Any:
+    """Leases of clients that went away stay until they run out."""
+    return lambda *_: None
+
+
+@bug(LogicalQueue, "_reply")
+def gives_back_what_was_answered(original: Any) -> Any:
+    """A lease is given back although its client was told of it."""
+
+    def reply(self: Any, ticket: Any, result: Any) -> None:
+        for grant in result if isinstance(result, list) and not ticket.keyed else ():
+            self.give_back(grant.info.partition, grant.info.number)
+        original(self, ticket, result)
+
+    return reply
+
+
+# ---- settings, pauses and slow partitions ---------------------------------------------------------------------
+
+
+@bug(Dealing, "_deal")
+def serves_while_paused(original: Any) -> Any:
+    """A paused queue leases."""
+
+    def deal(self: Any, *args: Any) -> None:
+        paused, self.paused = self.paused, frozenset()
+        try:
+            original(self, *args)
+        finally:
+            self.paused = paused
+
+    return deal
+
+
+@bug(LogicalQueue, "submit")
+def takes_produces_while_paused(original: Any) -> Any:
+    """A paused queue takes items."""
+
+    def submit(self: Any, ticket: Any) -> None:
+        paused, self.paused = self.paused, frozenset()
+        try:
+            original(self, ticket)
+        finally:
+            self.paused = paused
+
+    return submit
+
+
+@bug(LogicalQueue, "configure")
+def follows_new_settings_after_a_restart_only(original: Any) -> Any:
+    """Open partitions go on by the old settings."""
+
+    def configure(self: Any, record: Any) -> None:
+        lanes, self.lanes = self.lanes, {}
+        try:
+            original(self, record)
+        finally:
+            self.lanes = lanes
+
+    return configure
+
+
+@bug(LogicalQueue, "opened")
+def forgets_its_settings_at_opening(original: Any) -> Any:
+    """A partition that was opened follows no settings at all."""
+
+    def opened(self: Any, *args: Any) -> None:
+        rules, self._rules = self._rules, None
+        try:
+            original(self, *args)
+        finally:
+            self._rules = rules
+
+    return opened
+
+
+@bug(LogicalQueue, "_spread")
+def leaves_produces_behind_a_hung_commit(original: Any) -> Any:
+    """What has not begun waits for a partition that hangs, though others are quick."""
+
+    def spread(self: Any, now: int) -> None:
+        self._judge(now)
+
+    return spread
+
+
+@bug(Lane, "take_back_produces")
+def produces_here_and_there(original: Any) -> Any:
+    """A produce that is done elsewhere because its partition hangs is done there as well."""
+
+    def take_back(self: Any, **named: Any) -> Any:
+        waiting, accepted, nbytes = list(self.waiting), self.accepted, self.accepted_bytes
+        given = original(self, **named)
+        self.waiting, self.accepted, self.accepted_bytes = waiting, accepted, nbytes
+        return given
+
+    return take_back
+
+
+@bug(logical_queue, "PROBE_EVERY")
+def never_tries_a_slow_partition_again(original: Any) -> Any:
+    """A partition that was slow once is avoided for ever."""
+    return 10**12

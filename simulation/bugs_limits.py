@@ -1,0 +1,104 @@
+"""Bugs of the limits on how many members a queue lies on, to be planted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, cast
+
+import msgspec
+
+from simulation.bugs_group import unchecked
+from simulation.planting import Bug, shelf
+from sluiceway.core.assignment import placing, rounds
+from sluiceway.core.assignment.group import Keys, Look, Resource, Writes
+from sluiceway.core.assignment.plan import queue_of
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+
+
+@bug(placing, "limit")
+def limits_under_the_old_version(original: Any) -> Any:
+    """A limit is recorded, and no round takes notice."""
+
+    def limit(look: Look, keys: Keys, *args: Any) -> Writes:
+        writes: Writes = original(look, keys, *args)
+        if writes.puts and look.resource is not None:
+            resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            writes.put(keys.resource, msgspec.structs.replace(resource, version=look.resource.version))
+        return writes
+
+    return limit
+
+
+@bug(placing, "limit")
+def limits_a_resource_that_has_changed(original: Any) -> Any:
+    """What has come or gone meanwhile is overwritten by whoever says where a queue may lie."""
+    return unchecked(original, "resource")
+
+
+@bug(placing, "limit")
+def limits_what_has_gone(original: Any) -> Any:
+    """A queue that has no items any more gets a limit, which stays for ever."""
+
+    def limit(look: Look, keys: Keys, queue: str, most: int | None) -> Writes:
+        writes: Writes = original(look, keys, queue, most)
+        resource = look.resource
+        if resource is not None and most is not None and queue not in map(queue_of, resource.items):
+            limits = resource.limits | {queue: most}
+            writes.put(keys.resource, msgspec.structs.replace(resource, version=resource.version + 1, limits=limits))
+        return writes
+
+    return limit
+
+
+@bug(placing, "remove")
+def leaves_limits_behind(original: Any) -> Any:
+    """The limit of a queue stays when its last item has gone."""
+
+    def remove(look: Look, keys: Keys, *args: Any) -> Writes:
+        writes: Writes = original(look, keys, *args)
+        if writes.puts and look.resource is not None:
+            resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            writes.put(keys.resource, msgspec.structs.replace(resource, limits=look.resource.limits))
+        return writes
+
+    return remove
+
+
+@bug(placing, "dealt")
+def places_a_queue_on_everybody(original: Any) -> Any:
+    """A new queue that has a limit goes to all members, and stays there until the next round."""
+    return lambda items, counts, *_: original(items, counts)
+
+
+@bug(placing, "place")
+def places_beside_what_there_is_of_a_queue(original: Any) -> Any:
+    """Items that come to a limited queue go to those who have least, whoever has the others."""
+
+    def place(look: Look, keys: Keys, items: list[str], late: Any, limits: Any) -> Writes:
+        resource = look.resource
+        if resource is None or not resource.limits.keys() & set(map(queue_of, items)):
+            return cast(Writes, original(look, keys, items, late, limits))
+        unlimited = dataclasses.replace(look, resource=msgspec.structs.replace(resource, limits={}))
+        writes: Writes = original(unlimited, keys, items, late)
+        if writes.puts:
+            put = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            writes.put(keys.resource, msgspec.structs.replace(put, limits=resource.limits))
+        return writes
+
+    return place
+
+
+@bug(rounds, "sticky")
+def plans_without_limits(original: Any) -> Any:
+    """A round spreads every queue over all members."""
+    return lambda items, members, current, limits: original(items, members, current)
+
+
+@bug(rounds, "sticky")
+def moves_a_queue_for_no_reason(original: Any) -> Any:
+    """In each round the members of a limited queue are chosen anew."""
+    return lambda items, members, current, limits: original(
+        items, members, {item: owner for item, owner in current.items() if queue_of(item) not in limits}, limits
+    )

@@ -1,0 +1,351 @@
+"""Bugs of the partition, of its keys, of loading it and of its store, to be planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from simulation.owner import Flight
+from simulation.planting import Bug, shelf
+from simulation.store import Store
+from sluiceway.core import lane, looking
+from sluiceway.core.keys import KeyMemory
+from sluiceway.core.lane import Lane
+from sluiceway.core.line import Line
+from sluiceway.core.partition import Partition
+from sluiceway.core.tickets import Compact
+from sluiceway.kernel.clock import Clock
+from sluiceway.model.changes import RecordKind
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.requests import Settled
+from sluiceway.node import burial
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+
+# ---- blobs ----------------------------------------------------------------------------------------------------
+
+
+@bug(Line, "_free")
+def drops_a_blob_too_soon(original: Any) -> Any:
+    """A blob goes while one row of it is alive."""
+
+    def free(self: Any, blob: Any, rows: int) -> None:
+        original(self, blob, rows)
+        if blob.open == 1:
+            self._dropped.add(blob.number)
+
+    return free
+
+
+@bug(Line, "_free")
+def keeps_blobs_for_ever(original: Any) -> Any:
+    """A blob stays in the store when its last row is settled."""
+
+    def free(self: Any, blob: Any, rows: int) -> None:
+        original(self, blob, rows)
+        self._dropped.discard(blob.number)
+
+    return free
+
+
+@bug(lane, "compactions")
+def compacts_one_row_too_few(original: Any) -> Any:
+    """A compacted blob lacks an open row."""
+
+    def compactions(partition: Any) -> Any:
+        return [each._replace(rows=each.rows[:-1]) if len(each.rows) > 1 else each for each in original(partition)]
+
+    return compactions
+
+
+@bug(Lane, "takes")
+def compacts_by_what_did_not_land(original: Any) -> Any:
+    """A blob is compacted after its partition was opened anew: rows whose settling did not land are open again."""
+
+    def takes(self: Any, work: Any) -> bool:
+        return bool(self.takes_work if isinstance(work, Compact) else original(self, work))
+
+    return takes
+
+
+# ---- time -----------------------------------------------------------------------------------------------------
+
+
+@bug(Line, "_at")
+def lets_time_go_back(original: Any) -> Any:
+    """The stored time follows the owner's clock, even back."""
+
+    def at(self: Any, now: int) -> int:
+        self._changed, self.header.now = True, now
+        return now
+
+    return at
+
+
+@bug(Line, "_at")
+def believes_any_stored_time(original: Any) -> Any:
+    """A time that a clock an hour ahead has written stands until that hour is over."""
+
+    def at(self: Any, now: int) -> int:
+        self._changed, self.header.now = True, max(self.header.now, now)
+        return int(self.header.now)
+
+    return at
+
+
+@bug(Partition, "produce")
+def decides_by_the_stored_time(original: Any) -> Any:
+    """What is due is decided by the time that is stored, which may be ahead of the owner's."""
+
+    def produce(self: Any, batch: Any, now: int, *rest: Any) -> Any:
+        return original(self, batch, self._at(now), *rest)
+
+    return produce
+
+
+@bug(Clock, "read")
+def follows_every_jump(original: Any) -> Any:
+    """The time of a process is that of the wall clock as soon as that is set ahead."""
+
+    def read(self: Any, wall: int, steady: int) -> int:
+        self._now = max(wall, self._now + steady - self._steady)
+        self._steady = steady
+        return int(self._now // 1_000_000)
+
+    return read
+
+
+@bug(Partition, "tick")
+def forgets_when_a_timer_ran(original: Any) -> Any:
+    """What a timer did is stored without the time at which it was done."""
+
+    def tick(self: Any, now: int, *rest: Any) -> Any:
+        self._at = lambda moment: max(self.header.now, moment)
+        try:
+            return original(self, now, *rest)
+        finally:
+            del self._at
+
+    return tick
+
+
+@bug(looking, "load")
+def forgets_deadlines_at_loading(original: Any) -> Any:
+    """A lease that was there before the partition was opened never runs out."""
+
+    def load(*args: Any, **options: Any) -> Any:
+        partition = original(*args, **options)
+        partition.deadlines.clear()
+        return partition
+
+    return load
+
+
+@bug(looking, "load")
+def forgets_what_is_scheduled_at_loading(original: Any) -> Any:
+    """An item that was scheduled before the partition was opened never becomes due."""
+
+    def load(*args: Any, **options: Any) -> Any:
+        partition = original(*args, **options)
+        partition.due_times.clear()
+        return partition
+
+    return load
+
+
+@bug(looking, "_load_line")
+def loads_the_line_in_another_order(original: Any) -> Any:
+    """Extents are loaded in the order of their keys as text: 10 before 9."""
+    return lambda partition, records: original(partition, sorted(records, key=lambda record: str(record[0])))
+
+
+# ---- leases and fates -----------------------------------------------------------------------------------------
+
+
+@bug(Line, "_append_rows")
+def does_not_count_an_attempt(original: Any) -> Any:
+    """An item that is put back has the attempts that it had before."""
+    return lambda self, blob, rows, attempts, *rest: original(self, blob, rows, max(0, attempts - 1), *rest)
+
+
+@bug(Partition, "_put_back")
+def allows_one_attempt_more(original: Any) -> Any:
+    """`max_attempts` is off by one."""
+
+    def put_back(self: Any, *args: Any) -> Any:
+        self.max_attempts += bool(self.max_attempts)
+        try:
+            return original(self, *args)
+        finally:
+            self.max_attempts -= bool(self.max_attempts)
+
+    return put_back
+
+
+@bug(Partition, "_due_at")
+def retries_at_once(original: Any) -> Any:
+    """The delay of a retry is ignored."""
+    return lambda self, fate, attempts, now: now
+
+
+@bug(Partition, "extend")
+def does_not_write_an_extension(original: Any) -> Any:
+    """A new deadline is in memory only."""
+
+    def extend(self: Any, lease: Any, deadline: int) -> None:
+        original(self, lease, deadline)
+        self._touched.pop((RecordKind.LEASE, lease.number), None)
+
+    return extend
+
+
+@bug(Partition, "_shut")
+def does_not_write_what_is_settled(original: Any) -> Any:
+    """The bit map of a lease that is settled in part is in memory only."""
+
+    def shut(self: Any, lease: Any, positions: Any) -> None:
+        original(self, lease, positions)
+        self._touched.pop((RecordKind.LEASE, lease.number), None)
+
+    return shut
+
+
+@bug(Partition, "_run_out")
+def completes_what_has_expired(original: Any) -> Any:
+    """Staged fates take effect, and the rest is completed, when a lease runs out."""
+
+    def run_out(self: Any, lease: Any, now: int, _back: Any) -> int:
+        items: int = lease.open
+        self.close_lease(lease, now, Settled())
+        return items
+
+    return run_out
+
+
+@bug(Partition, "close_lease")
+def forgets_staged_fates(original: Any) -> Any:
+    """Closing a lease completes all of it."""
+
+    def close_lease(self: Any, lease: Any, *rest: Any) -> Any:
+        lease.staged = {}
+        return original(self, lease, *rest)
+
+    return close_lease
+
+
+@bug(Partition, "_die")
+def drops_the_dead(original: Any) -> Any:
+    """A dead item does not reach the dead queue."""
+
+    def die(self: Any, lease: Any, positions: Any, reason: str) -> None:
+        self.header.dead += len(positions)
+
+    return die
+
+
+@bug(Partition, "_die")
+def does_not_count_the_dead(original: Any) -> Any:
+    """Where there is no dead queue, dead items are missing from the counters."""
+
+    def die(self: Any, lease: Any, positions: Any, reason: str) -> None:
+        if self.keeps_dead:
+            original(self, lease, positions, reason)
+
+    return die
+
+
+@bug(burial, "dead_rows")
+def stamps_each_transfer(original: Any) -> Any:
+    """A repeated transfer has other headers, so that the dead queue takes it for another body."""
+    times = count()
+    return lambda source, reason, rows: original(source, f"{reason} at {next(times)}", rows)
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------
+
+
+@bug(KeyMemory, "remember")
+def does_not_write_keys(original: Any) -> Any:
+    """An idempotency key is in memory only."""
+
+    def remember(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        self.touched.clear()
+
+    return remember
+
+
+@bug(KeyMemory, "remember")
+def remembers_one_key_of_a_group(original: Any) -> Any:
+    """A new key of a group pushes out the others."""
+
+    def remember(self: Any, key: Any, *rest: Any, **options: Any) -> None:
+        record = self.records.get(f"g{key.group}")
+        if record is not None:
+            record.seen.clear()
+        original(self, key, *rest, **options)
+
+    return remember
+
+
+@bug(Partition, "_repeat")
+def takes_any_body_for_the_first(original: Any) -> Any:
+    """Another body under a known key is answered as its repetition."""
+    return lambda self, key, seen, digest: original(self, key, seen, seen.digest)
+
+
+@bug(KeyMemory, "find")
+def lets_a_sequence_go_back(original: Any) -> Any:
+    """A group's lower sequence is taken, and its keys are those that count."""
+
+    def find(self: Any, key: Any, **options: Any) -> Any:
+        record = self.records.get(f"g{key.group}")
+        if key.group is not None and record is not None and key.sequence < record.sequence:
+            return None
+        return original(self, key, **options)
+
+    return find
+
+
+# ---- the store ------------------------------------------------------------------------------------------------
+
+
+@bug(Flight, "outcome")
+def says_done_before_it_is_durable(original: Any) -> Any:
+    """A commit is done when it is written, whatever a loss of power then takes."""
+    return lambda self: Outcome.DONE if self._written else original(self)
+
+
+@bug(Store, "_land")
+def tears_a_change_set(original: Any) -> Any:
+    """Now and then half of a change set lands."""
+
+    def land(self: Any, changes: Any) -> None:
+        if changes.txn % 16 == 0:
+            puts = dict(list(changes.puts.items())[::2])
+            changes = replace(changes, puts=puts)
+        original(self, changes)
+
+    return land
+
+
+@bug(Store, "write")
+def lets_an_old_owner_write(original: Any) -> Any:
+    """The fence is not checked inside the transaction."""
+
+    def write(self: Any, changes: Any, fence: Any, *turn: Any) -> Any:
+        return original(self, changes, self.fence, *turn) if changes.txn == self.txn + 1 else False
+
+    return write
+
+
+@bug(Store, "open")
+def looks_before_it_shuts_out(original: Any) -> Any:
+    """What is written and not durable is missed by whoever opens the partition, and lands later."""
+
+    def open_(self: Any, fence: Any) -> None:
+        self.fence = fence
+
+    return open_

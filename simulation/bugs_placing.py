@@ -1,0 +1,193 @@
+"""Bugs of placing and removing items without a round, to be planted."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import msgspec
+
+from simulation.bugs_group import unchecked
+from simulation.planting import Bug, shelf
+from sluiceway.core.assignment import placing
+from sluiceway.core.assignment.claims import Claims
+from sluiceway.core.assignment.group import Keys, Look, Plan, Resource, Writes
+from sluiceway.core.assignment.plan import sticky
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+RARE: list[Bug] = []
+"""Those that random histories hardly ever show: tests/test_assignment_holes.py has a history for each."""
+rare = shelf(RARE)
+
+
+def replanned(writes: Writes, keys: Keys, **fields: Any) -> Writes:
+    """The commit with another plan, if it has one."""
+    if keys.plan in writes.puts:
+        plan = msgspec.json.decode(writes.puts[keys.plan], type=Plan)
+        writes.put(keys.plan, msgspec.structs.replace(plan, **fields))
+    return writes
+
+
+@bug(placing, "place")
+def places_into_a_plan_that_has_changed(original: Any) -> Any:
+    """What a round has planned meanwhile is overwritten."""
+    return unchecked(original, "plan")
+
+
+@bug(placing, "place")
+def places_into_a_resource_that_has_changed(original: Any) -> Any:
+    """What has come or gone meanwhile is overwritten."""
+    return unchecked(original, "resource")
+
+
+@bug(placing, "remove")
+def removes_from_a_plan_that_has_changed(original: Any) -> Any:
+    """What a round has planned meanwhile is overwritten without the items that go."""
+    return unchecked(original, "plan")
+
+
+@bug(placing, "remove")
+def removes_from_a_resource_that_has_changed(original: Any) -> Any:
+    """Items go, and with them what has come meanwhile."""
+    return unchecked(original, "resource")
+
+
+@bug(placing, "place")
+def places_under_the_old_version(original: Any) -> Any:
+    """The resource has new items, and neither it nor the plan says so."""
+
+    def place(look: Look, keys: Keys, *args: Any) -> Writes:
+        writes: Writes = original(look, keys, *args)
+        if look.resource is not None and writes.puts:
+            resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource)
+            writes.put(keys.resource, msgspec.structs.replace(resource, version=look.resource.version))
+        return replanned(writes, keys, resource_version=look.resource.version if look.resource else 0)
+
+    return place
+
+
+@bug(placing, "place")
+def gives_new_items_to_nobody(original: Any) -> Any:
+    """The plan is said to be of the new version, and has none of the new items."""
+
+    def place(look: Look, keys: Keys, *args: Any) -> Writes:
+        return replanned(original(look, keys, *args), keys, owners=look.plan.owners if look.plan else {})
+
+    return place
+
+
+@bug(placing, "remove")
+def leaves_in_the_plan_what_it_removes(original: Any) -> Any:
+    """The plan is said to be of the new version, and has what is not there any more."""
+
+    def remove(look: Look, keys: Keys, *args: Any) -> Writes:
+        return replanned(original(look, keys, *args), keys, owners=look.plan.owners if look.plan else {})
+
+    return remove
+
+
+@bug(placing, "remove")
+def leaves_what_it_removes_to_a_round(original: Any) -> Any:
+    """The plan stays as it is, with what is gone, and of another version than the resource; no round takes notice."""
+
+    def remove(look: Look, keys: Keys, *args: Any) -> Writes:
+        writes: Writes = original(look, keys, *args)
+        resource = msgspec.json.decode(writes.puts[keys.resource], type=Resource) if writes.puts else None
+        if resource is not None and writes.puts.pop(keys.plan, b""):
+            writes.put(keys.resource, msgspec.structs.replace(resource, version=resource.version - 1))
+        return writes
+
+    return remove
+
+
+@bug(placing, "_takers")
+def places_on_those_who_leave(original: Any) -> Any:
+    """A member gets new items though it has said that it leaves."""
+    return lambda look, names, late: [name for name in names if name in look.members]
+
+
+@bug(placing, "_takers")
+def places_on_those_who_have_gone(original: Any) -> Any:
+    """Whoever took part in the round gets new items."""
+    return lambda look, names, late: list(names)
+
+
+@bug(placing, "_takers")
+def places_on_those_who_take_no_part(original: Any) -> Any:
+    """Members get new items that were not in the round."""
+    return lambda look, names, late: original(look, look.members, late)
+
+
+@bug(placing, "_current_plan")
+def places_in_any_plan(original: Any) -> Any:
+    """The plan is of another version of the resource, or of an earlier era."""
+    return lambda look, resource: look.plan
+
+
+@bug(placing, "_plan_new")
+def divides_everything_anew(original: Any) -> Any:
+    """Items that have an owner move too, without a round."""
+
+    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+        original(look, keys, plan, new, late, limits, writes)
+        items = [item for grants in plan.owners.values() for item in grants]
+        owners: dict[str, dict[str, int]] = {}
+        for item, name in sticky(items + new, look.round.participants if look.round else (), {}).items():
+            owners.setdefault(name, {})[item] = plan.round
+        replanned(writes, keys, owners=owners)
+
+    return plan_new
+
+
+@bug(placing, "_plan_new")
+def forgets_who_may_still_serve_an_item(original: Any) -> Any:
+    """Nobody is waited for any more once something has been placed."""
+
+    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+        original(look, keys, plan, new, late, limits, writes)
+        replanned(writes, keys, waits={})
+
+    return plan_new
+
+
+@rare(placing, "_plan_new")
+def begins_with_the_first_grant(original: Any) -> Any:
+    """What is placed has the token of the first round."""
+
+    def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
+        original(look, keys, plan, new, late, limits, writes)
+        if keys.plan in writes.puts:
+            owners = msgspec.json.decode(writes.puts[keys.plan], type=Plan).owners
+            owners = {name: {item: 1 if item in new else grant for item, grant in grants.items()} for name, grants in owners.items()}
+            replanned(writes, keys, owners=owners)
+
+    return plan_new
+
+
+@bug(placing, "_claim_new")
+def claims_what_had_an_owner(original: Any) -> Any:
+    """A claim that is there already is overwritten by the first one of a new item."""
+
+    def claim_new(look: Look, *args: Any) -> None:
+        original(dataclasses.replace(look, claims={}), *args)
+
+    return claim_new
+
+
+@bug(placing, "remove")
+def leaves_claims_behind(original: Any) -> Any:
+    """An item is removed, and its claim is not."""
+
+    def remove(*args: Any) -> Writes:
+        writes: Writes = original(*args)
+        writes.deletes = []
+        return writes
+
+    return remove
+
+
+@bug(Claims, "_write")
+def claims_what_has_just_gone(original: Any) -> Any:
+    """A claim does not check that the item is still there, and stays for ever."""
+    return unchecked(original, "resource")

@@ -1,0 +1,384 @@
+"""Bugs of the logical queue, to be planted."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import Any
+
+from simulation.planting import Bug, shelf
+from sluiceway.core import dealing, logical_queue
+from sluiceway.core.dealing import Dealing
+from sluiceway.core.keys import KeyMemory
+from sluiceway.core.lane import Lane, LaneState
+from sluiceway.core.logical_queue import LogicalQueue
+from sluiceway.core.partition import Intended
+from sluiceway.core.tickets import Reply, Route
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.outcomes import Outcome
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+
+
+@bug(LogicalQueue, "_commit")
+def replies_before_the_commit(original: Any) -> Any:
+    """A reply leaves when its commit begins."""
+
+    def commit(self: Any, lane: Any, now: int) -> None:
+        answers = list(lane.answers)
+        original(self, lane, now)
+        if lane.state is LaneState.COMMITTING:
+            lane.answers = answers
+            self._land(lane, True, now)
+
+    return commit
+
+
+@bug(LogicalQueue, "committed")
+def takes_unknown_for_refused(original: Any) -> Any:
+    """What may have landed is tried again elsewhere."""
+
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
+        original(self, number, opening, Outcome.REFUSED if outcome is Outcome.UNKNOWN else outcome, now, **named)
+
+    return committed
+
+
+@bug(LogicalQueue, "committed")
+def takes_unknown_for_done(original: Any) -> Any:
+    """What may not have landed is acknowledged."""
+
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
+        original(self, number, opening, Outcome.DONE if outcome is Outcome.UNKNOWN else outcome, now, **named)
+
+    return committed
+
+
+@bug(LogicalQueue, "committed")
+def keeps_its_state_after_a_refusal(original: Any) -> Any:
+    """The state in memory stays ahead of the store."""
+
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
+        lane = self.lanes[number]
+        if outcome is Outcome.REFUSED and opening == lane.opening:
+            lane.state = LaneState.READY
+            self._land(lane, False, now)
+        else:
+            original(self, number, opening, outcome, now, **named)
+
+    return committed
+
+
+@bug(LogicalQueue, "opened")
+def never_sees_that_it_landed(original: Any) -> Any:
+    """After an unknown outcome the transaction number in the store is misread by one."""
+
+    def opened(self: Any, number: int, opening: int, *rest: Any) -> None:
+        if opening == self.lanes[number].opening:
+            self.lanes[number].flight_txn += 1
+        original(self, number, opening, *rest)
+
+    return opened
+
+
+@bug(LogicalQueue, "opened")
+def opens_again_without_a_pause(original: Any) -> Any:
+    """A partition that opens but takes no commit keeps its owner busy."""
+
+    def opened(self: Any, number: int, *rest: Any) -> None:
+        original(self, number, *rest)
+        self.lanes[number].failed_in_a_row = 0
+
+    return opened
+
+
+@bug(LogicalQueue, "_fail")
+def gives_a_partition_up(original: Any) -> Any:
+    """After three failures a partition is never opened again."""
+
+    def fail(self: Any, lane: Any, now: int, final: bool) -> None:
+        original(self, lane, now, final)
+        if lane.failures == 3:
+            lane.state = LaneState.STOPPED
+
+    return fail
+
+
+@bug(LogicalQueue, "_attempt")
+def works_on_after_a_mistake(original: Any) -> Any:
+    """A turn that failed in the middle is not taken back: the partition works on with what was half done."""
+
+    def attempt(self: Any, step: Any, lane: Any, now: int) -> None:
+        kept = (lane.state, lane.retry_at, lane.failed_in_a_row)
+        original(self, step, lane, now)
+        if lane.state is LaneState.FAILED:
+            lane.state, lane.retry_at, lane.failed_in_a_row = kept
+
+    return attempt
+
+
+@bug(LogicalQueue, "cancel")
+def answers_the_cancelled(original: Any) -> Any:
+    """A request that was cancelled is answered."""
+
+    def cancel(self: Any, ticket: Any) -> None:
+        self._effects.append(Reply(ticket, SluicewayError("unavailable", "cancelled")))
+        original(self, ticket)
+
+    return cancel
+
+
+@bug(LogicalQueue, "_reply")
+def calls_unknown_unavailable(original: Any) -> Any:
+    """A client is told that nothing was done although it may have been."""
+
+    def reply(self: Any, ticket: Any, result: Any) -> None:
+        if isinstance(result, SluicewayError) and result.code == "outcome_unknown":
+            result = SluicewayError("unavailable", "nothing was done")
+        original(self, ticket, result)
+
+    return reply
+
+
+@bug(LogicalQueue, "transferred")
+def lets_go_of_a_transfer_that_failed(original: Any) -> Any:
+    """Dead items are dropped before the dead queue has them."""
+
+    def transferred(self: Any, number: int, lease: int, end: Any, now: int) -> None:
+        original(self, number, lease, end._replace(done=True), now)
+
+    return transferred
+
+
+@bug(LogicalQueue, "_take_out")
+def forgets_a_produce_that_was_refused(original: Any) -> Any:
+    """A produce that is to be tried elsewhere is never answered."""
+
+    def take_out(self: Any, lane: Any, ticket: Any) -> None:
+        original(self, lane, ticket)
+        self.produces.pop(ticket.number, None)
+        self._unanswered.pop(ticket.number, None)
+        ticket.done = True
+
+    return take_out
+
+
+@bug(Dealing, "_keyed")
+def serves_a_lease_key_twice(original: Any) -> Any:
+    """A repeated lease key takes more."""
+    return lambda *_: []
+
+
+@bug(Dealing, "_keyed")
+def finds_leases_that_are_over(original: Any) -> Any:
+    """A repeated lease key is answered with a lease that has run out."""
+
+    def keyed(self: Any, ticket: Any, now: int) -> Any:
+        return original(self, ticket, now - 600)
+
+    return keyed
+
+
+@bug(Dealing, "_find_keyed")
+def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
+    """A repeated lease key is answered while some of its leases are not known to be durable."""
+
+    def find(self: Any, now: int) -> None:
+        for ticket in [ticket for ticket in self.waiters.values() if ticket.keyed]:
+            grants = [grant for lane, grant in self._keyed(ticket, now) if lane.state is LaneState.READY]
+            if grants:
+                self._reply(ticket, grants)
+
+    return find
+
+
+@bug(Dealing, "_hides_leases")
+def looks_away_from_closed_partitions(original: Any) -> Any:
+    """A repeated lease key is answered while a partition that may hold its leases is not open."""
+    return lambda *_: False
+
+
+@bug(Dealing, "_hides_leases")
+def waits_for_stopped_partitions(original: Any) -> Any:
+    """While one partition is damaged, no lease with a key is served."""
+    return lambda self, ticket: any(not lane.takes_work for lane in self.lanes.values())
+
+
+@bug(LogicalQueue, "committed")
+def takes_what_is_unknown_for_refused(original: Any) -> Any:
+    """Leases of a commit whose outcome is not known are held to be none."""
+
+    def committed(self: Any, number: int, opening: int, outcome: Outcome, *rest: Any, **options: Any) -> None:
+        if outcome is Outcome.UNKNOWN and opening == self.lanes[number].opening:
+            self.lanes[number].partition.keys_refused()
+        original(self, number, opening, outcome, *rest, **options)
+
+    return committed
+
+
+@bug(Dealing, "_hides_leases")
+def keeps_lease_keys_waiting_for_all(original: Any) -> Any:
+    """While any partition that will open again is closed, no lease with a key is served."""
+    return lambda self, ticket: any(not lane.takes_work and lane.state is not LaneState.STOPPED for lane in self.lanes.values())
+
+
+@bug(Dealing, "_servable")
+def lets_a_lease_key_block_the_line(original: Any) -> Any:
+    """A waiter that is held back by its lease key holds back everyone behind it."""
+
+    def servable(self: Any, *rest: Any) -> Any:
+        for waiter, ticket in zip(list(self.waiters.values()), original(self, *rest), strict=False):
+            if ticket is not waiter:
+                break
+            yield ticket
+
+    return servable
+
+
+@bug(LogicalQueue, "_put_now")
+def settles_by_half(original: Any) -> Any:
+    """A settle over several partitions is a success although one was not open."""
+
+    def put_now(self: Any, ticket: Any, number: int, work: Any) -> None:
+        if self.lanes[number].takes_work:
+            original(self, ticket, number, work)
+
+    return put_now
+
+
+@bug(Dealing, "_time_out_lease")
+def holds_a_lease_for_ever(original: Any) -> Any:
+    """A lease in flight past its deadline is never answered."""
+    return lambda *_: None
+
+
+@bug(Dealing, "_time_out_lease")
+def answers_a_lease_in_part(original: Any) -> Any:
+    """At its deadline a lease over several partitions is answered with those that came first."""
+
+    def time_out(self: Any, ticket: Any, now: int) -> None:
+        if ticket.grants:
+            self._reply(ticket, ticket.result(now))
+        else:
+            original(self, ticket, now)
+
+    return time_out
+
+
+@bug(dealing, "LEASE_PATIENCE")
+def waits_behind_a_hung_commit(original: Any) -> Any:
+    """A lease without time to wait stays until another partition's commit ends."""
+    return 20_000
+
+
+@bug(LogicalQueue, "wake_at")
+def sleeps_through_a_reopening(original: Any) -> Any:
+    """Nothing wakes the owner when a failed partition is due."""
+
+    def wake_at(self: Any) -> Any:
+        failed = [lane for lane in self.lanes.values() if lane.state is LaneState.FAILED]
+        for lane in failed:
+            lane.state = LaneState.OPENING
+            lane.touch()
+        at = original(self)
+        for lane in failed:
+            lane.state = LaneState.FAILED
+            lane.touch()
+        return at
+
+    return wake_at
+
+
+@bug(Lane, "put")
+def loses_sight_of_a_partition(original: Any) -> Any:
+    """What is put into a partition while a commit of it is in flight is not noted, and may wait there for ever."""
+
+    def put(self: Any, *rest: Any) -> None:
+        touched, self.touched = self.touched, set()
+        original(self, *rest)
+        self.touched = touched
+
+    return put
+
+
+@bug(LogicalQueue, "close")
+def stops_without_a_word(original: Any) -> Any:
+    """Requests in flight when the owner stops are never answered."""
+
+    def close(self: Any, final: bool) -> None:
+        if not final:
+            original(self, final)
+
+    return close
+
+
+@bug(logical_queue, "home_of")
+def moves_a_key_about(original: Any) -> Any:
+    """A repetition is sent to another partition than the first call."""
+    calls = count()
+    return lambda record, key: record.partitions[next(calls) % len(record.partitions)].partition
+
+
+# ---- keyed produces -------------------------------------------------------------------------------------------
+
+
+@bug(LogicalQueue, "_target")
+def always_stays_at_home(original: Any) -> Any:
+    """A produce with a key goes to its home, however much waits there."""
+    return lambda self, home, request: home
+
+
+@bug(LogicalQueue, "_commit")
+def writes_the_target_before_the_intent(original: Any) -> Any:
+    """The items go to their target while the home's intent is being written."""
+
+    def commit(self: Any, lane: Any, now: int) -> None:
+        original(self, lane, now)
+        if lane.state is LaneState.COMMITTING:
+            intends = [pair for pair in lane.answers if isinstance(pair[1], Intended) and not pair[0].done]
+            lane.answers = [pair for pair in lane.answers if pair not in intends]
+            for ticket, intended in intends:
+                ticket.awaiting -= 1
+                ticket.flying -= 1
+                self._follow_intent(ticket, intended, now)
+
+    return commit
+
+
+@bug(KeyMemory, "intend")
+def keeps_intents_in_memory(original: Any) -> Any:
+    """An intent is forgotten when its home is loaded anew."""
+
+    def intend(self: Any, key: Any, *rest: Any) -> Any:
+        seen = original(self, key, *rest)
+        self.touched.clear()
+        return seen
+
+    return intend
+
+
+@bug(KeyMemory, "is_sure")
+def goes_elsewhere_while_the_target_is_unknown(original: Any) -> Any:
+    """An intent is replaced though its target may have the items."""
+    return lambda self, key, intent: True
+
+
+@bug(Route, "is_alone")
+def sends_two_of_a_key_at_once(original: Any) -> Any:
+    """A repetition does not wait for a produce with its key that is on its way to a target."""
+    return property(lambda self: False)
+
+
+@bug(KeyMemory, "remember")
+def forgets_at_the_target_first(original: Any) -> Any:
+    """The target of a keyed produce remembers the key for a moment only."""
+
+    def remember(self: Any, key: Any, seen: Any, now: int, *, placed: bool = False) -> None:
+        original(self, key, seen, now, placed=placed)
+        if placed:
+            record = self.records[f"tk{key.key}" if key.group is None else f"tg{key.group}"]
+            record.until = now + 100
+            heapq.heappush(self._ends, (record.until, f"tk{key.key}" if key.group is None else f"tg{key.group}"))
+
+    return remember

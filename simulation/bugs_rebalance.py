@@ -1,0 +1,235 @@
+"""Bugs of rebalances, to be planted: each takes away one thing on which it stands that nothing is lost, doubled or out of order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from simulation.planting import Bug, shelf
+from sluiceway.core import rebalance
+from sluiceway.core.away import Away
+from sluiceway.core.gate import Gate
+from sluiceway.core.keys import KeyMemory
+from sluiceway.core.lane import Lane
+from sluiceway.core.rebalance import Heard
+from sluiceway.model.peers import GiveKeys, Shut
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import MOVE_GROUP, ProduceKey
+from sluiceway.node import coordinator, sending
+from sluiceway.node.coordinator import Coordinator
+from sluiceway.node.rebalance_records import RebalanceRecords
+
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+HARD: list[Bug] = []
+hard = shelf(HARD)
+"""Not of the bank: some dozens of histories do not show them. They need coincidences that random ones hardly ever have."""
+
+
+@bug(KeyMemory, "note_answers")
+def notes_no_answer_that_it_knows(original: Any) -> Any:
+    """A home writes the answers of a target that goes, but for those that it has in memory already."""
+
+    def note(self: Any, given: Any) -> None:
+        known = {name for name in given if name in self.records and not any(seen.is_intent for seen in self.records[name].seen.values())}
+        original(self, {name: data for name, data in given.items() if name not in known})
+
+    return note
+
+
+# ---- shut and sealed ------------------------------------------------------------------------------------------
+
+
+@bug(Lane, "_rebalance")
+def goes_by_the_record_alone(original: Any) -> Any:
+    """Partitions only say that they are shut: that their record says `draining` is to be enough."""
+
+    def do(self: Any, work: Any, now: Any) -> Any:
+        if isinstance(work, Shut) and work.shutting == "read_only":
+            return self._shutted()._replace(shutting="read_only")
+        return original(self, work, now)
+
+    return do
+
+
+@bug(Heard, "_hear_shut")
+def removes_what_was_not_sealed(original: Any) -> Any:
+    """A partition is removed once nothing is ready or leased there."""
+
+    def hear(self: Any, request: Any, answer: Any) -> None:
+        if request.shutting == "sealed" and not answer.ready and not answer.leased:
+            answer = answer._replace(shutting="sealed")
+        original(self, request, answer)
+
+    return hear
+
+
+@bug(Gate, "is_empty")
+def seals_what_has_scheduled_items(_original: Any) -> Any:
+    """A partition is sealed although items there are not due yet."""
+    return property(lambda self: not self.extents)
+
+
+@bug(Gate, "is_empty")
+def seals_what_has_transfers(_original: Any) -> Any:
+    """A partition is sealed although items of it are on their way."""
+    return property(lambda self: not self.ready_count and not self.leased_count and not self.dues)
+
+
+@bug(Gate, "follow_cursor")
+def obeys_who_is_coordinator_no_more(_original: Any) -> Any:
+    """What was asked under an earlier cursor, and comes late, is done."""
+    return lambda _self, _cursor: None
+
+
+# ---- keys -----------------------------------------------------------------------------------------------------
+
+
+@bug(rebalance, "_keys_for")
+def hands_over_no_keys(_original: Any) -> Any:
+    """The new home of a slot is told of no keys."""
+    return lambda *_: {}
+
+
+@bug(Gate, "_is_closed")
+def goes_on_as_the_home(_original: Any) -> Any:
+    """A former home takes keys of the slots that it has given away."""
+    return lambda _self, _key: False
+
+
+@bug(Heard, "hear")
+def names_a_home_that_knows_nothing(original: Any) -> Any:
+    """Slots have their new homes as soon as the former ones have said what they remember."""
+
+    def hear(self: Any, ask: Any, answer: Any) -> None:
+        original(self, ask, answer)
+        if isinstance(ask.request, GiveKeys):
+            self.taken |= set(range(1_000))
+
+    return hear
+
+
+@bug(Gate, "take_keys")
+def takes_keys_again(original: Any) -> Any:
+    """Keys that come late, and were taken long ago, take the place of those since."""
+
+    def take(self: Any, *args: Any) -> None:
+        self.header.taken_cursor = self.header.given_cursor = -1
+        original(self, *args)
+
+    return take
+
+
+@bug(Gate, "note_answers")
+def notes_answers_as_a_former_home(_original: Any) -> Any:
+    """A former home takes the answers of a target that goes, though only the present home may."""
+    return lambda self, keys: self.keys.note_answers(keys)
+
+
+# ---- order ----------------------------------------------------------------------------------------------------
+
+
+@bug(QueueRecord, "holds_back")
+def serves_before_its_parents_are_gone(_original: Any) -> Any:
+    """The new partition of a queue that keeps its order is leased from at once."""
+    return lambda _self, _each: False
+
+
+@hard(rebalance, "_flip")
+def takes_items_before_the_old_one_is_shut(original: Any) -> Any:
+    """The new partition of a queue that keeps its order takes items from the flip on."""
+
+    def flip(before: Any, *args: Any) -> Any:
+        change = original(before, *args)
+        if not before.plan.in_order:
+            return change
+        partitions = tuple(rebalance._in_use(before.plan, each) for each in change.record.partitions)
+        return change._replace(record=msgspec.structs.replace(change.record, partitions=partitions))
+
+    return flip
+
+
+# ---- moves ----------------------------------------------------------------------------------------------------
+
+
+def moved_with(**lost: Any) -> Any:
+    """Items arrive in another partition without that."""
+
+    def change(original: Any) -> Any:
+        def arrive(self: Any, batch: Any, lives: Any, now: Any) -> None:
+            original(self, batch, [life._replace(**lost) for life in lives], now)
+
+        return arrive
+
+    return change
+
+
+@bug(Away, "_arrive")
+def moves_without_attempts(original: Any) -> Any:
+    """An item that is moved begins anew."""
+    return moved_with(attempts=0)(original)
+
+
+@bug(Away, "_arrive")
+def moves_without_due_times(original: Any) -> Any:
+    """A scheduled item that is moved is ready."""
+    return moved_with(due_at=0)(original)
+
+
+@bug(Away, "_arrive")
+def moves_without_expiry(original: Any) -> Any:
+    """An item that is moved never expires."""
+    return moved_with(expires_at=0)(original)
+
+
+@bug(sending, "_keyed")
+def moves_under_one_key(original: Any) -> Any:
+    """The key of a move does not say which move it is."""
+
+    def keyed(group: str, *args: Any) -> Any:
+        for key, piece in original(group, *args):
+            yield (ProduceKey(group, group, 1) if group.startswith(MOVE_GROUP) else key), piece
+
+    return keyed
+
+
+@hard(rebalance, "_is_open")
+def removes_the_target_of_a_move(_original: Any) -> Any:
+    """A cancellation drains partitions while items are on their way to them."""
+    return lambda heard, number: number in heard.shut and heard.shut[number].shutting == "open"
+
+
+# ---- coordinators and records ---------------------------------------------------------------------------------
+
+
+@bug(Coordinator, "_elected")
+def takes_itself_for_the_coordinator(original: Any) -> Any:
+    """Whoever looks carries out what is open, beside the coordinator."""
+
+    async def elected(self: Any, elected: Any, stamp: Any) -> Any:
+        return stamp or await original(self, elected, stamp)
+
+    return elected
+
+
+@bug(QueueRecord, "given")
+def gives_numbers_again(_original: Any) -> Any:
+    """A new partition gets the number of one that was removed."""
+    return property(lambda self: 1 + max(each.partition for each in self.partitions))
+
+
+@hard(coordinator, "DROP_AFTER")
+def drops_data_at_once(_original: Any) -> Any:
+    """The data of a removed partition goes while an owner that hears of nothing may yet open it again, as a new one."""
+    return 0
+
+
+@bug(RebalanceRecords, "look")
+def leaves_data_to_who_removed_it(original: Any) -> Any:
+    """What who removed a partition does not drop, as it died, or did not hear that it had removed it, stays."""
+
+    async def look(self: Any) -> Any:
+        return (await original(self))._replace(dropping={})
+
+    return look

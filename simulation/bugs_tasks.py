@@ -1,0 +1,326 @@
+"""Bugs of the tasks' protocol, to be planted: first the rules without which it is not safe, then mistakes in each of its parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from msgspec.structs import replace
+
+from simulation import tasks_actor, tasks_checks
+from simulation.planting import Bug, shelf
+from simulation.tasks_stream import Positions
+from sluiceway.core.assignment import task_member, tasks
+from sluiceway.core.assignment.task_leader import Division
+from sluiceway.core.assignment.task_member import BrokenOff, Effect, Ended, Opened, Prepared, Stop, TaskMember
+from sluiceway.core.assignment.tasks_state import Entry, Finish, Partition, Release, Seeds, Snapshot, State, Supersede
+
+ABLATIONS: list[Bug] = []
+"""Without a rule of the protocol. What must be found here is that the rule is needed."""
+ablation = shelf(ABLATIONS)
+BUGS: list[Bug] = []
+bug = shelf(BUGS)
+
+
+# ---- ablations ----------------------------------------------------------------------------------------------------------
+
+
+@ablation(tasks, "_created")
+def no_parent_gate(original: Any) -> Any:
+    """A child is ready when it is known."""
+    return lambda partitions, born, waits: replace(original(partitions, born, waits), phase="ready", since=0)
+
+
+@ablation(Positions, "refuses")
+def no_fence(original: Any) -> Any:
+    """The position store takes commits under any grant."""
+    return lambda self, token, fence: False
+
+
+@ablation(Positions, "refuses")
+def no_number_of_the_opening(original: Any) -> Any:
+    """Who opens again under the same grant does not end what it began under it before."""
+    return lambda self, token, fence: token in self.fences and fence.grant < self.fences[token].grant
+
+
+@ablation(tasks, "_stays")
+def no_grant_on_cancel(original: Any) -> Any:
+    """A move that is cancelled leaves the grant as it was."""
+    return lambda partition, seq: replace(partition, to="")
+
+
+# ---- what counts --------------------------------------------------------------------------------------------------------
+
+
+@bug(tasks, "_is_next")
+def counts_a_rival_of_the_same_term(original: Any) -> Any:
+    """Who calls for the term that there is already leads it."""
+    return lambda state, term: term in (state.term, state.term + 1) and term > 0
+
+
+@bug(tasks, "_in_term")
+def follows_decisions_of_any_term(original: Any) -> Any:
+    """A decision counts whichever term it is of."""
+    return lambda state, term: True
+
+
+@bug(tasks, "_in_term")
+def follows_a_leader_who_has_left(original: Any) -> Any:
+    """A decision counts until there is another term."""
+    return lambda state, term: bool(term == state.term)
+
+
+@bug(tasks, "_holds")
+def listens_to_owners_of_before(original: Any) -> Any:
+    """What is said under an older grant counts."""
+    return lambda partition, grant: partition is not None and partition.phase == "owned" and grant <= partition.grant
+
+
+@bug(tasks, "_owned")
+def keeps_the_grant_when_the_owner_changes(original: Any) -> Any:
+    """A partition has one grant for ever."""
+    return lambda partition, owner, seq: original(partition, owner, partition.grant or seq)
+
+
+@bug(tasks, "_freed")
+def leaves_it_with_those_who_have_gone(original: Any) -> Any:
+    """What a member had that is not in the term stays with it."""
+    return lambda partitions, members: partitions
+
+
+@bug(tasks, "_given")
+def assigns_to_anybody(original: Any) -> Any:
+    """Whom a partition is given to need not be a member."""
+
+    def given(state: State, seq: int, token: str, to: str) -> Partition | None:
+        found: Partition | None = original(replace(state, members=(*state.members, to)), seq, token, to)
+        return found
+
+    return given
+
+
+@bug(tasks, "_release")
+def hands_over_to_those_who_have_gone(original: Any) -> Any:
+    """A released partition goes to whom it was to move to, though that member has gone."""
+
+    def release(state: State, seq: int, record: Release) -> Any:
+        to = state.partitions[record.token].to if record.token in state.partitions else ""
+        verdict = original(replace(state, members=(*state.members, to)) if to else state, seq, record)
+        return replace(verdict, members=state.members) if isinstance(verdict, State) else verdict
+
+    return release
+
+
+@bug(tasks, "_leave")
+def keeps_those_who_leave(original: Any) -> Any:
+    """A member that has left stays in the term."""
+
+    def leave(state: State, record: Any) -> Any:
+        verdict = original(state, record)
+        return replace(verdict, members=state.members) if isinstance(verdict, State) else verdict
+
+    return leave
+
+
+# ---- partitions ---------------------------------------------------------------------------------------------------------
+
+
+@bug(tasks, "_ticked")
+def is_ready_after_its_first_parent(original: Any) -> Any:
+    """A child waits for one of its parents only."""
+
+    def ticked(state: State, seq: int, child: Partition, record: Finish, ended_at: int) -> Partition:
+        found: Partition = original(state, seq, replace(child, waits=(record.token,)), record, ended_at)
+        return found
+
+    return ticked
+
+
+@bug(tasks, "_ticked")
+def follows_any_hint(original: Any) -> Any:
+    """A child goes to whom the finisher proposes, though that member has gone."""
+
+    def ticked(state: State, seq: int, child: Partition, record: Finish, ended_at: int) -> Partition:
+        found: Partition = original(replace(state, members=(*state.members, *record.hints.values())), seq, child, record, ended_at)
+        return found
+
+    return ticked
+
+
+@bug(tasks, "_bear")
+def forgets_children(original: Any) -> Any:
+    """Of a partition's children the last is forgotten."""
+    return lambda partitions, children: original(partitions, tuple(children)[:-1])
+
+
+@bug(tasks, "_needed")
+def removes_what_children_wait_for(original: Any) -> Any:
+    """What has finished is removed at once."""
+    return lambda partitions: {token: each for token, each in partitions.items() if each.phase != "finished"}
+
+
+@bug(tasks, "_needed")
+def removes_nothing(original: Any) -> Any:
+    """What has finished stays."""
+    return lambda partitions: partitions
+
+
+@bug(tasks, "_seeds")
+def sows_twice(original: Any) -> Any:
+    """Seeds count whatever is known."""
+
+    def seeds(state: State, record: Seeds) -> Any:
+        return original(replace(state, sown=record.after), record)
+
+    return seeds
+
+
+@bug(tasks, "_supersede")
+def learns_of_children_after_the_end(original: Any) -> Any:
+    """Children are born of a partition that has been removed."""
+
+    def supersede(state: State, record: Supersede) -> Any:
+        if record.token in state.partitions:
+            return original(state, record)
+        parent = {record.token: Partition(record.token, phase="owned")}
+        verdict = original(replace(state, partitions=state.partitions | parent), record)
+        if isinstance(verdict, str):
+            return verdict
+        return replace(verdict, partitions={token: each for token, each in verdict.partitions.items() if token != record.token})
+
+    return supersede
+
+
+# ---- snapshots and the watermark ------------------------------------------------------------------------------------------
+
+
+@bug(tasks, "_snapshot")
+def trims_up_to_where_the_snapshot_stands(original: Any) -> Any:
+    """A snapshot is taken to cover what came between it and the state that it has."""
+
+    def snapshot(state: State, record: Snapshot) -> Any:
+        verdict = original(state, record)
+        return replace(verdict, kept_from=state.seq) if isinstance(verdict, State) else verdict
+
+    return snapshot
+
+
+@bug(tasks_actor, "restore")
+def restores_from_where_the_snapshot_stands(original: Any) -> Any:
+    """Who begins with a snapshot passes over what came between it and the state that it has."""
+
+    def restore(entries: list[Entry]) -> State:
+        places = [place for place, (_, record) in enumerate(entries) if isinstance(record, Snapshot)]
+        found: State = original(entries[places[-1] :] if places else entries)
+        return found
+
+    return restore
+
+
+@bug(tasks_checks, "watermark")
+def counts_only_what_has_begun(original: Any) -> Any:
+    """Children of which nothing is committed do not hold the watermark back."""
+
+    def watermark(state: State, committed: Mapping[str, int]) -> int | None:
+        begun = {token: each for token, each in state.partitions.items() if token in committed}
+        found: int | None = original(replace(state, partitions=begun), committed)
+        return found
+
+    return watermark
+
+
+# ---- members ------------------------------------------------------------------------------------------------------------
+
+
+@bug(TaskMember, "_fare")
+def takes_broken_off_for_finished(original: Any) -> Any:
+    """A reader that breaks off is taken to have come to the end."""
+
+    def fare(self: Any, event: Any, now: int) -> Iterator[Effect]:
+        broken = isinstance(event, BrokenOff) and not event.why
+        yield from original(self, Ended(event.token, event.grant, (), 0) if broken else event, now)
+
+    return fare
+
+
+@bug(TaskMember, "_start")
+def begins_again_at_the_beginning(original: Any) -> Any:
+    """Whatever is committed, reading begins where the partition begins."""
+
+    def start(self: Any, opened: Opened) -> str:
+        found: str = original(self, opened._replace(position=None))
+        return found
+
+    return start
+
+
+@bug(TaskMember, "_read")
+def releases_before_it_has_stopped(original: Any) -> Any:
+    """It says that it has stopped as soon as it has been asked to."""
+
+    def read(self: Any, now: int) -> Iterator[Effect]:
+        for effect in original(self, now):
+            yield effect
+            if isinstance(effect, Stop):
+                self._readers[effect.token].phase = "idle"
+
+    return read
+
+
+@bug(TaskMember, "_give_up")
+def opens_before_the_old_reader_has_stopped(original: Any) -> Any:
+    """A new grant is opened while something goes on under the old one."""
+
+    def give_up(self: Any, token: str, reader: Any) -> Iterator[Effect]:
+        yield Stop(token, reader.grant)
+        del self._readers[token]
+
+    return give_up
+
+
+@bug(TaskMember, "_say")
+def says_everything_once(original: Any) -> Any:
+    """What is lost is not said again."""
+
+    def say(self: Any, key: Any, now: int) -> bool:
+        first = key not in self._said
+        return bool(original(self, key, now)) and first
+
+    return say
+
+
+@bug(TaskMember, "_learn")
+def joins_before_it_has_read_the_log(original: Any) -> Any:
+    """It is prepared as soon as it reaches the position store, and does not wait to see its own record."""
+
+    def learn(self: Any, event: Any, now: int) -> list[Effect]:
+        told: list[Effect] = original(self, event, now)
+        if isinstance(event, Prepared) and self.state.seq < event.end:
+            told.append(task_member.JoinGroup())
+        return told
+
+    return learn
+
+
+@bug(task_member, "divide")
+def divides_for_itself(original: Any) -> Any:
+    """The leader gives everything to itself."""
+
+    def divide(state: State) -> Division:
+        found: Division = original(state)
+        return Division(dict.fromkeys(found.assign, state.leader), {}, found.cancel)
+
+    return divide
+
+
+@bug(task_member, "divide")
+def moves_without_need(original: Any) -> Any:
+    """The plan is not sticky: something moves all the time."""
+
+    def divide(state: State) -> Division:
+        found: Division = original(state)
+        owned = sorted(token for token, each in state.active().items() if each.owner and not each.to)
+        others = [name for name in state.members if owned and name != state.partitions[owned[0]].owner]
+        return found._replace(move={owned[0]: others[0]}) if others else found
+
+    return divide

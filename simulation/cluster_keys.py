@@ -1,0 +1,136 @@
+"""Producers of a simulated cluster whose keys are to be known for good: alone, or in groups, and repeated long after; and those who keep
+an order."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from typing import TYPE_CHECKING
+
+from simulation.checks import check
+from simulation.cluster_clients import Clients
+from simulation.cluster_ledger import QueueLedger
+from simulation.items import Batch, new_rows
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.requests import ProduceKey
+
+if TYPE_CHECKING:
+    from simulation.cluster import ClusterWorld, Instance
+
+AT_ONCE = 20
+TRIES = 30
+LATEST: Millis = 12_000
+"""How far ahead items are scheduled at most."""
+
+
+class KeyClients(Clients):
+    """Of one queue. Of what they have produced under keys everything is repeated now and then, and all of it in the end."""
+
+    def __init__(self, world: ClusterWorld, ledger: QueueLedger) -> None:
+        super().__init__(world, ledger)
+        self.groups = count(1)
+        self._scheduled: float = getattr(world, "scheduled", 0.0)
+        self.keyed: list[Batch] = []
+        """What may be repeated: of each group the newest."""
+
+    # ---- producers --------------------------------------------------------------------------------------------
+
+    async def produce_until(self, until: Millis) -> None:
+        if self.ledger.in_order is not None:
+            await self._produce_in_order(until)
+        elif self.random.random() < 0.3:
+            await self._produce_in_group(until)
+        else:
+            await self._produce_in_disorder(until)
+
+    async def _produce_in_disorder(self, until: Millis) -> None:
+        while self.world.loop.now < until:
+            await self._pause()
+            if self.keyed and self.random.random() < 0.2:
+                await self._produce_once(self.random.choice(self.keyed), None)
+                continue
+            key = ProduceKey(f"k{next(self.keys)}") if self.random.random() < 0.5 else None
+            batch = self._batch(key, scheduled=self.random.random() < self._scheduled)
+            if key is not None:
+                self.keyed.append(batch)
+            await self.produce(batch)
+
+    async def _produce_in_group(self, until: Millis) -> None:
+        """Each is repeated until it is taken, and then there is the next."""
+        group = f"g{self.ledger.queue}{next(self.groups)}"
+        before: Batch | None = None
+        for sequence in count(1):
+            if self.world.loop.now >= until:
+                return
+            await self._pause()
+            batch = self._batch(ProduceKey(f"{group}/{sequence}", group, sequence))
+            if before is not None:
+                # Once a later one was taken it would be refused as old.
+                self.keyed.remove(before)
+            self.keyed.append(batch)
+            before = batch
+            if not await self._insist(batch, until):
+                return
+            if self.random.random() < 0.3:
+                await self._produce_once(batch, None)
+
+    async def _produce_in_order(self, until: Millis) -> None:
+        """One call after the other."""
+        assert self.ledger.in_order is not None
+        producer, number = f"p{next(self.asked)}", count()
+        while self.world.loop.now < until:
+            await self._pause()
+            key = ProduceKey(f"k{next(self.keys)}") if self.random.random() < 0.5 else None
+            batch = self._batch(key)
+            for item in batch.items:
+                self.ledger.in_order[item.payload] = producer, next(number)
+            if key is not None:
+                self.keyed.append(batch)
+                if not await self._insist(batch, until):
+                    return
+            else:
+                await self._produce_once(batch, None)
+                if batch.answer is None:
+                    # It may be taken at any time from now on, or never.
+                    for item in batch.items:
+                        del self.ledger.in_order[item.payload]
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(self.random.random() * self.world.pace / 1000)
+
+    def _batch(self, key: ProduceKey | None, *, scheduled: bool = False) -> Batch:
+        numbers = [next(self.world.numbers) for _ in range(self.random.randint(1, 5))]
+        now, all_of_it = self.world.latest(), self.random.random() < 0.5
+        dues = [now + self.random.randrange(LATEST) if scheduled and (all_of_it or self.random.random() < 0.7) else None for _ in numbers]
+        return self.ledger.add(key, *new_rows(self.ledger.queue, numbers, dues))
+
+    async def _insist(self, batch: Batch, until: Millis) -> bool:
+        """Whether it was taken; it is repeated, anywhere, until it was or the time is over."""
+        while batch.answer is None and self.world.loop.now < until:
+            await self._produce_once(batch, None)
+            if batch.answer is None:
+                await asyncio.sleep(self.random.random() * 0.3)
+        return batch.answer is not None
+
+    async def produce_keyed(self, instance: Instance) -> None:
+        """Something, at that instance. As it may come in between, it is not of those that keep an order."""
+        batch = self._batch(ProduceKey(f"k{next(self.keys)}"))
+        self.keyed.append(batch)
+        await self._produce_once(batch, instance)
+
+    # ---- the end ----------------------------------------------------------------------------------------------
+
+    async def repeat_all(self) -> None:
+        """Whatever was produced under a key has its answer, which is the first."""
+        for start in range(0, len(self.keyed), AT_ONCE):
+            await asyncio.gather(*(self._repeat(batch) for batch in self.keyed[start : start + AT_ONCE]))
+
+    async def _repeat(self, batch: Batch) -> None:
+        known = batch.answer
+        for _ in range(TRIES):
+            heard = self.heard
+            await self._produce_once(batch, None)
+            if batch.answer is not None and self.heard > heard:
+                break
+        check(batch.answer is not None, f"nothing is taken under the key {batch.key}, and all is well")
+        self.ledger.tally["keys kept"] += known is not None

@@ -1,0 +1,224 @@
+"""What the clients of a simulated cluster were told of one queue, checked against what is durable, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from simulation.asks import Asks
+from simulation.checks import check
+from simulation.items import Batch, Item
+from simulation.scene import LEASED, Scene
+from simulation.store import Store
+from simulation.trail import Trail, Turn
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.ids import ItemId
+from sluiceway.model.few import in_columns
+from sluiceway.model.requests import IgnoredReason, Lease, Leased, Produced, ProduceKey, Settled, Verdict
+
+OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried", "dead": "dead", "release": "released"}
+
+
+class Content(dict[int, Item]):
+    """A lease as it was stored: its items by offset."""
+
+    attempts: int = 0
+
+
+@dataclass(eq=False)
+class Hold:
+    """A lease as its consumer knows it: the items that it has not settled, by offset."""
+
+    partition: int
+    number: int
+    client_id: str
+    items: dict[int, Item]
+
+
+class _Follower:
+    """A trail, and what was in each lease."""
+
+    def __init__(self, trail: Trail, ledger: QueueLedger) -> None:
+        self._trail = trail
+        self._ledger = ledger
+
+    def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
+        self._trail.follow(old, new, turn)
+        self._ledger.follow_order(self._trail.partition, new, self._trail.newest)
+        for payload, place in new.alive.items():
+            if place.kind == LEASED and place.lease in self._trail.newest:
+                content = self._ledger.contents.setdefault((self._trail.partition, place.lease), Content())
+                content[place.offset] = self._ledger.items[payload]
+
+
+class QueueLedger:
+    """Every item that was ever sent to the queue, and every promise about it. `items` are those of all queues."""
+
+    def __init__(self, queue: str, items: dict[str, Item]) -> None:
+        self.queue = queue
+        self.incarnation = ""
+        self.items = items
+        self.batches: list[Batch] = []
+        self.asks = Asks()
+        self.heard: set[tuple[int, int]] = set()
+        """The leases that a client was told of."""
+        self.contents: dict[tuple[int, int], Content] = {}
+        self.stores: dict[int, Store] = {}
+        self.trails: dict[int, Trail] = {}
+        self.tally: Counter[str] = Counter()
+        self.in_order: dict[str, tuple[str, int]] | None = None
+        """Of a queue with one partition: which items were produced one call after the other, by whom, and the how-manieth each is."""
+        self._last: dict[str, int] = {}
+        self._begun: set[str] = set()
+
+    def new_store(self, incarnation: str, partition: int) -> Store:
+        """A partition is opened for the first time."""
+        check(self.incarnation in ("", incarnation), "a queue has two incarnations")
+        check(partition not in self.trails, f"partition {partition} of {self.queue} is there again after its data was removed")
+        self.incarnation = incarnation
+        trail = Trail(incarnation, partition, self.items, self.asks, self.heard, queue=self.queue, grace=True)
+        store = self.stores[partition] = Store()
+        store.trail = _Follower(trail, self)
+        self.trails[partition] = trail
+        return store
+
+    def left(self) -> int:
+        """Items that are anywhere in it, also on their way to another queue."""
+        scenes = [store.scene() for store in self.stores.values()]
+        return sum(len(scene.alive) + len(scene.leaving) for scene in scenes)
+
+    def follow_order(self, partition: int, scene: Scene, newest: set[int]) -> None:
+        """Of a queue with one partition: the first time, items are leased in the order in which each producer made them, and none before
+        all of the partitions that were there before are finished."""
+        if self.in_order is None or not newest:
+            return
+        for number, store in self.stores.items():
+            there = store.scene()
+            check(
+                number >= partition or not (there.alive or there.leaving), f"partition {partition} is leased from before {number} is empty"
+            )
+        taken = sorted((place.lease, place.offset, payload) for payload, place in scene.alive.items() if place.lease in newest)
+        for _, _, payload in taken:
+            known = self.in_order.get(payload)
+            if known is not None and payload not in self._begun:
+                producer, number = known
+                check(number > self._last.get(producer, -1), f"{payload} is leased after a later one of its producer")
+                self._last[producer] = number
+                self.tally["in order"] += 1
+            self._begun.add(payload)
+
+    # ---- produce ----------------------------------------------------------------------------------------------
+
+    def add(self, key: ProduceKey | None, items: Sequence[Item], rows: pa.RecordBatch) -> Batch:
+        batch = Batch(key, items, rows)
+        for item in items:
+            item.batch = batch
+            self.items[item.payload] = item
+        self.batches.append(batch)
+        return batch
+
+    def produced(self, batch: Batch, answer: Produced) -> None:
+        """What was acknowledged is durable, once, and where it is said to be."""
+        check(answer.items == len(batch.items), "the answer counts other items than were sent")
+        if batch.answer is not None:
+            check(answer[:3] == batch.answer[:3], f"a repetition has another answer: {answer} after {batch.answer}")
+            check(answer.deduplicated or batch.answer.deduplicated, "a key was taken twice")
+            return
+        for index, item in enumerate(batch.items):
+            told = str(ItemId(self.incarnation, answer.partition, answer.first_offset + index))
+            check(item.origin is not None, f"{item.payload} was acknowledged before it was durable")
+            check(item.origin == told, f"{item.payload} is {item.origin}, and its producer was told {told}")
+        batch.answer = answer
+        self.tally["produced"] += answer.items
+
+    def check_refused(self, batch: Batch) -> None:
+        """What was refused each time that it was asked for has not happened."""
+        for item in batch.items:
+            check(batch.may_exist or item.origin is None, f"{item.payload} is durable, and its producer was told that it was refused")
+
+    # ---- lease ------------------------------------------------------------------------------------------------
+
+    def live(self, client_id: str, now: Millis) -> set[tuple[int, int]]:
+        """The leases that the client has then, whether or not it was told."""
+        scenes = ((number, store.scene()) for number, store in self.stores.items())
+        leases = ((number, lease) for number, scene in scenes for lease in scene.leases.values())
+        return {(number, lease.number) for number, lease in leases if lease.client_id == client_id and (lease.deadline or 0) > now}
+
+    def leased(self, request: Lease, answer: Leased, before: set[tuple[int, int]], now: Millis) -> list[Hold]:
+        """Each lease was made for this client, with just these items; it may be over by now.
+
+        `before`: the leases that it had when it asked. With a key, those that it has still are in the answer. `now`: by the clock that is
+        furthest ahead.
+        """
+        if request.lease_key is not None:
+            missing = (before & self.live(request.client_id, now)) - {each[:2] for each in answer.leases}
+            if not answer.leases:
+                # What an earlier call took, of which nobody has heard, may still have been on its way into the store.
+                missing &= self.heard
+            check(not missing, f"a repeated lease key of {request.client_id} did not find {missing}")
+        rows: dict[tuple[int, int], dict[int, str]] = {}
+        for batch in map(in_columns, answer.batches):
+            columns = [batch.column(name).to_pylist() for name in ("partition", "lease", "offset", "payload", "origin_offset")]
+            origins = batch.column("origin").to_pylist() if "origin" in batch.schema.names else [None] * batch.num_rows
+            for partition, lease, offset, payload, first, origin in zip(*columns, origins, strict=True):
+                rows.setdefault((partition, lease), {})[offset] = payload.decode()
+                item = self.items[payload.decode()]
+                told_of = origin or str(ItemId(self.incarnation, partition, first))
+                check(told_of == item.origin, f"{item.payload} is said to have been {told_of} first, and was {item.origin}")
+        check(rows.keys() == {each[:2] for each in answer.leases}, "the items are of other leases than the answer names")
+        total = sum(each.items for each in answer.leases)
+        # Under a key, a call that still waits may take more.
+        check(request.lease_key is not None or total <= request.batch_size, "more items than were asked for")
+        holds = []
+        for info in answer.leases:
+            name = info[:2]
+            content, got = self.contents.get(name), rows[name]
+            check(content is not None, f"lease {name} was answered before it was durable")
+            assert content is not None
+            check(self.trails[info.partition].clients[info.number] == request.client_id, f"lease {name} is of another client")
+            told = {offset: content[offset].payload for offset in got if offset in content}
+            check(told == got, f"lease {name} was answered with {got}, and has {told}")
+            check(request.lease_key is not None or (info.items == len(got) == len(content)), f"lease {name} was answered in part")
+            fates = [self.trails[info.partition].fates.get(offset) for offset in got]
+            if not any((info.partition, offset) in self.asks.fates for offset in got):
+                check({"released"} not in fates, f"lease {name} was given back, and yet its client was told of it")
+            check(name not in self.heard or request.lease_key is not None, f"lease {name} was given to two calls")
+            self.heard.add(name)
+            holds.append(Hold(info.partition, info.number, request.client_id, {offset: content[offset] for offset in got}))
+        self.tally["leased"] += total
+        return holds
+
+    # ---- settle -----------------------------------------------------------------------------------------------
+
+    def settled(self, verdict: Verdict, sent: Mapping[int, Iterable[int]], answer: Settled) -> None:
+        """The call has succeeded: every item that is not ignored has met its fate, and every reason is true."""
+        ignored = dict(_places(answer.ignored))
+        wanted = {(partition, offset) for partition, offsets in sent.items() for offset in offsets}
+        check(ignored.keys() <= wanted and len(ignored) == len(answer.ignored), "other ids are ignored than were sent")
+        for partition, offset in sorted(wanted):
+            fates = self.trails[partition].fates.get(offset)
+            check(fates is not None, f"{partition}.{offset} is still leased, and its consumer was told that it is settled or ignored")
+            assert fates is not None
+            reason = ignored.get((partition, offset))
+            # A retry may have been the item's last.
+            allowed = {OUTCOME[verdict], "dead"} if reason is None else {reason}
+            check(bool(allowed & fates) or reason == "settled", f"{partition}.{offset} is said to be {reason or verdict}, and is {fates}")
+        check(answer.total == len(wanted) - len(ignored), f"{answer.total} are settled and {len(ignored)} ignored, of {len(wanted)}")
+        self.tally[verdict] += answer.total
+        self.tally["ignored"] += len(ignored)
+
+    def check_drained(self) -> None:
+        """All that was acknowledged, or may have been taken, has ended; and each end had its cause."""
+        for batch in self.batches:
+            for item in batch.items:
+                check(item.ended or item.origin is None, f"{item.payload} is left over")
+                check(batch.answer is None or item.ended, f"{item.payload} was acknowledged and is lost")
+
+
+def _places(ignored: Iterable[tuple[str, IgnoredReason]]) -> Iterable[tuple[tuple[int, int], IgnoredReason]]:
+    for name, reason in ignored:
+        _, partition, offset = name.split(".")
+        yield (int(partition), int(offset)), reason

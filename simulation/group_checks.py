@@ -1,0 +1,194 @@
+"""What must hold in a simulated group, told from its records and from who serves what."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+
+import msgspec
+
+from simulation.checks import BrokenPromiseError, check
+from sluiceway.core.assignment.group import Keys, Look, Plan, Resource, Token, Writes
+from sluiceway.core.assignment.plan import queue_of
+from sluiceway.kernel.clock import Millis
+from sluiceway.ports.meta_store import View
+
+
+class Tokens:
+    """Of each item the greatest token that anyone has served it with."""
+
+    def __init__(self) -> None:
+        self._highest: dict[str, tuple[Token, str]] = {}
+
+    def serve(self, name: str, owned: Mapping[str, Token]) -> None:
+        for item, token in owned.items():
+            highest, owner = self._highest.get(item, (Token(0, 0), name))
+            rises = token > highest or (token == highest and owner == name)
+            check(rises, f"{name} serves {item} under {token}, after {owner} under {highest}")
+            self._highest[item] = (token, name)
+
+
+def check_overlap(serving: Iterable[tuple[str, Mapping[str, Token]]], now: Millis) -> None:
+    """No item is served by two."""
+    by: dict[str, str] = {}
+    for name, owned in serving:
+        for item in owned:
+            other = by.setdefault(item, name)
+            check(other == name, f"{item} is served by {other} and {name} at {now}")
+
+
+class Overlap:
+    """Checks that no two members serve an item; in full only when what members serve has changed, as nothing else can break it."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[str, Mapping[str, Token]]] = []
+
+    def check(self, serving: list[tuple[str, Mapping[str, Token]]], now: Millis) -> None:
+        """`serving`: each member that serves anything. Its mapping must not be changed afterwards. Raises BrokenPromiseError."""
+        if serving != self._before:
+            check_overlap(serving, now)
+            self._before = serving
+
+
+def check_commit(was: Look, now: Look, keys: Keys, unseen: Collection[str] = ()) -> None:
+    """A commit that seals a round makes the plan of just those who had marked themselves, of just what there is, on as many members as
+    its limits say, and without limits with the fewest moves.
+
+    `unseen`: members whose records came after it was decided, as of one that had marked itself and was not there any more.
+    One that changes the plan without a round leaves all as it is that stays, and gives what is new to those who take part.
+    """
+    if was.resource is not None and was.resource != now.resource:
+        check(now.resource is not None and now.resource.version > was.resource.version, "the resource has changed under its old version")
+    if was.round == now.round and was.plan != now.plan:
+        _check_placed(was, now)
+        return
+    if now.round is None or not now.round.sealed:
+        return
+    left = list(now.view.prefix(keys.marks))
+    check(not left, f"marks without a round: {left}")
+    if was.plan == now.plan:
+        return
+    assert now.plan is not None
+    assert now.resource is not None
+    check(now.plan.round == now.round.number, f"plan {now.plan.round} in round {now.round.number}")
+    check(was.round is not None and not was.round.sealed, "sealed twice")
+    takes_part = set(now.round.participants)
+    due = {name for name in was.marks & was.members.keys() if not was.members[name].leaving and name not in unseen}
+    check(due <= takes_part <= was.marks, f"{takes_part} take part, {was.marks} had marked themselves, not leaving: {due}")
+    check(now.plan.resource_version == now.resource.version, "the plan is of another version of the resource")
+    _check_plan(was, now, now.resource)
+
+
+def _check_plan(was: Look, now: Look, resource: Resource) -> None:
+    assert now.plan is not None
+    assert now.round is not None
+    owners = {item: owner for owner, grants in now.plan.owners.items() for item in grants}
+    had = {item: owner for owner, grants in was.plan.owners.items() for item in grants} if was.plan is not None else {}
+    members, items = now.round.participants, resource.items
+    if not members:
+        check(not owners, "items of nobody have owners")
+        return
+    check(sorted(owners) == sorted(items), f"the plan has {sorted(owners)} of {items}")
+    check_limits(owners, members, resource.limits)
+    check_even(owners, members, resource.limits)
+    moved = sum(had.get(item) != owner for item, owner in owners.items())
+    check(moved == now.round.moved, f"{moved} moves, said to be {now.round.moved}")
+    if resource.limits:
+        check(not moved or not _is_plan(had, members, resource), f"{moved} moves, and none was needed")
+    else:
+        least, more = divmod(len(items), len(members))
+        has = Counter(had[item] for item in items if had.get(item) in members)
+        kept = sum(min(has[name], least) for name in members) + min(more, sum(has[name] > least for name in members))
+        check(moved == len(items) - kept, f"{moved} moves of {len(items) - kept} needed")
+
+
+def check_limits(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int]) -> None:
+    """Each limited queue lies on as many members as it may, and on each with as many items as on the others, to within one."""
+    for queue, limit in limits.items():
+        has = Counter(owner for item, owner in owners.items() if queue_of(item) == queue)
+        wanted = min(limit, len(members), has.total())
+        check(len(has) == wanted, f"{queue} lies on {sorted(has)}, and should on {wanted} members")
+        check(max(has.values(), default=0) - min(has.values(), default=0) <= 1, f"{queue} is uneven: {has}")
+
+
+def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int]) -> None:
+    """Who has more than another by two items or more could give it none that would help: all it has are parts of limited queues, and of
+    each of them the other has as much, or it is as large as the difference."""
+    counts = {name: Counter(queue_of(item) for item, owner in owners.items() if owner == name) for name in members}
+    for one, other in itertools.permutations(members, 2):
+        more = counts[one].total() - counts[other].total()
+        if more < 2:
+            continue
+        check(counts[one].keys() <= limits.keys(), f"{one} has {counts[one]}, {other} {counts[other]}")
+        given = {queue: (part, counts[other][queue]) for queue, part in counts[one].items()}
+        useless = all(there >= part or (not there and part >= more) for part, there in given.values())
+        check(useless, f"{one} could give {other} a part: it has {counts[one]}, and the other {counts[other]}")
+
+
+def check_placing(look: Look, writes: Writes, keys: Keys) -> None:
+    """What is placed goes to members that are there and not leaving, to each as much as to the others, to within one item."""
+    if keys.plan not in writes.puts:
+        return
+    assert look.plan is not None
+    had, has = _grants(look.plan), _grants(msgspec.json.decode(writes.puts[keys.plan], type=Plan))
+    given = Counter(owner for item, (owner, _) in has.items() if item not in had)
+    check(given.keys() <= look.members.keys(), f"new items for {sorted(given)}, of whom some have gone")
+    check(not any(look.members[name].leaving for name in given), f"new items for {sorted(given)}, of whom some leave")
+    check(max(given.values(), default=0) - min(given.values(), default=0) <= 1, f"new items are given away unevenly: {given}")
+    limits = msgspec.json.decode(writes.puts[keys.resource], type=Resource).limits
+    for queue in {queue_of(item) for item in has.keys() - had.keys()} & limits.keys():
+        takers = {owner for item, (owner, _) in has.items() if queue_of(item) == queue}
+        check(len(takers) <= limits[queue], f"{queue} is placed on {sorted(takers)}, and may lie on {limits[queue]}")
+
+
+def _is_plan(owners: Mapping[str, str], members: Collection[str], resource: Resource) -> bool:
+    """Whether that was one already, for these members."""
+    try:
+        check(owners.keys() == {*resource.items} and {*owners.values()} <= {*members}, "items or members have changed")
+        check_limits(owners, members, resource.limits)
+        check_even(owners, members, resource.limits)
+    except BrokenPromiseError:
+        return False
+    return True
+
+
+def _check_placed(was: Look, now: Look) -> None:
+    assert was.plan is not None
+    assert was.resource is not None
+    assert now.plan is not None
+    assert now.resource is not None
+    assert now.round is not None
+    check(was.plan.resource_version == was.resource.version, "placed in a plan of another version of the resource")
+    check(now.plan.resource_version == now.resource.version > was.resource.version, "the placing has no version of its own")
+    check(now.plan.era == now.resource.era == was.plan.era, "placed in another era")
+    check((now.plan.round, now.plan.waits) == (was.plan.round, was.plan.waits), "more than the owners has changed")
+    had, has = _grants(was.plan), _grants(now.plan)
+    there = now.resource.items if now.round.participants else ()
+    check(sorted(has) == sorted(there), f"the plan has {sorted(has)} of {there}")
+    stays = had.keys() & has.keys()
+    check(all(has[item] == had[item] for item in stays), "something else has moved")
+    takers = {owner for item, (owner, _) in has.items() if item not in had}
+    # Its record may have gone since that was decided; that will be a reason for a round.
+    check(takers <= {*now.round.participants}, f"new items for {sorted(takers)}, of whom some take no part")
+
+
+def _grants(plan: Plan) -> dict[str, tuple[str, int]]:
+    return {item: (owner, grant) for owner, grants in plan.owners.items() for item, grant in grants.items()}
+
+
+def check_rest(view: View, keys: Keys, alive: Mapping[str, Mapping[str, Token]]) -> None:
+    """After a calm time: everything is served, evenly, by those who live; nobody else is a member."""
+    resource = msgspec.json.decode(view.entries[keys.resource].value, type=Resource)
+    members = {key.removeprefix(keys.members) for key in view.prefix(keys.members)}
+    check(members == alive.keys(), f"members at rest: {sorted(members)}, alive: {sorted(alive)}")
+    served = sorted(item for owned in alive.values() for item in owned)
+    check(served == sorted(resource.items), f"served at rest: {served} of {resource.items}")
+    queues = {queue_of(item) for item in resource.items}
+    check(resource.limits.keys() <= queues, f"limits of {sorted(resource.limits)}, and there are {sorted(queues)}")
+    left = [key for key in view.prefix(keys.claims) if key.startswith(keys.claims + "p")]
+    check({key.removeprefix(keys.claims) for key in left} <= {*resource.items}, f"claims of what was removed: {left}")
+    owners = {item: name for name, owned in alive.items() for item in owned}
+    limits = resource.limits if resource.strategy == "rounds" else {}
+    check_limits(owners, alive.keys(), limits)
+    check_even(owners, alive.keys(), limits)

@@ -1,0 +1,204 @@
+"""`python -m simulation.tasks_cost`: what a change costs a group of tasks in messages and bytes, beside messages with full states.
+
+Ours is counted: real members, real records as they go to the log. The document's is reckoned from the fields of its messages, which
+are taken to be as small as they can be, and to be as few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from sluiceway.core.assignment.task_member import (
+    Append,
+    AskSeeds,
+    Elected,
+    Ended,
+    Event,
+    Open,
+    Opened,
+    Prepared,
+    Preset,
+    Restored,
+    SeedsFound,
+    Stop,
+    Stopped,
+    TaskMember,
+    Tick,
+)
+from sluiceway.core.assignment.tasks import fold
+from sluiceway.core.assignment.tasks_state import Record, Snapshot, State, encode
+from sluiceway.model.tasks import Born, Group
+
+MEMBERS, PARTITIONS = 200, 2_000
+
+
+class Cost(NamedTuple):
+    messages: int
+    bytes: int
+    steps: int
+    """How many times one waited for another."""
+    kinds: dict[str, int]
+
+
+class Fleet:
+    """Members over one log in which nothing is late or lost. They look all at once, again and again, until nobody says anything."""
+
+    def __init__(self, members: int = MEMBERS, partitions: int = PARTITIONS, preset: Preset = "log-leader") -> None:
+        self.state = State()
+        self.partitions, self.preset = partitions, preset
+        self.members: dict[str, TaskMember] = {}
+        self.said: list[Record] = []
+        self.generation = 0
+        for number in range(members):
+            self.start(number)
+        self.settle()
+        self.elect()
+        self.settle()
+
+    def start(self, number: int) -> TaskMember:
+        name = f"task-{number:04}-{number * 2_654_435_761 % 2**32:08x}"
+        member = self.members[name] = TaskMember(name, self.preset)
+        self.tell(member, Prepared(0))
+        return member
+
+    def elect(self, leader: str = "") -> None:
+        """The election finds who is there."""
+        self.generation += 1
+        group = Group(self.generation, leader or self.state.leader or next(iter(self.members)), tuple(self.members))
+        for member in self.members.values():
+            self.tell(member, Elected(group))
+
+    def tell(self, member: TaskMember, event: Event) -> None:
+        for effect in member.step(event, 0):
+            match effect:
+                case Append():
+                    self.said.append(effect.record)
+                case Open():
+                    self.tell(member, Opened(effect.token, effect.grant, None))
+                case Stop():
+                    self.tell(member, Stopped(effect.token, effect.grant))
+                case AskSeeds():
+                    self.tell(member, SeedsFound(effect.after, "all", self._seeds() if not effect.after else ()))
+                case _:
+                    # Nobody reads anything, and the election is told by hand.
+                    pass
+
+    def _seeds(self) -> tuple[Born, ...]:
+        return tuple(Born(f"shardId-{number:012}", (), f"{number:056}") for number in range(self.partitions))
+
+    def settle(self) -> Cost:
+        """Until nobody says anything, and what that took."""
+        messages = size = steps = 0
+        kinds: dict[str, int] = {}
+        while self.said:
+            steps += 1
+            said, self.said = self.said, []
+            for record in said:
+                messages, size = messages + 1, size + len(encode(record))
+                kinds[type(record).__name__] = kinds.get(type(record).__name__, 0) + 1
+                self.state = fold(self.state, self.state.seq + 1, record)
+            for member in self.members.values():
+                self.tell(member, Restored(self.state))
+        for member in self.members.values():
+            self.tell(member, Tick())
+        return Cost(messages, size, steps, kinds)
+
+    # ---- changes ----------------------------------------------------------------------------------------------------
+
+    def finish_one(self) -> Cost:
+        """A partition finishes, with two children."""
+        token, partition = next((token, each) for token, each in self.state.partitions.items() if each.owner != self.state.leader)
+        children = tuple(Born(f"shardId-{self.partitions + side:012}", (token,), f"{side:056}") for side in (1, 2))
+        self.tell(self.members[partition.owner], Ended(token, partition.grant, children, 1_700_000_000_000))
+        return self.settle()
+
+    def lose_one(self) -> Cost:
+        """A member is lost that does not lead."""
+        del self.members[next(name for name in self.members if name != self.state.leader)]
+        self.elect()
+        return self.settle()
+
+    def lose_leader(self) -> Cost:
+        del self.members[self.state.leader]
+        self.elect(next(iter(self.members)))
+        return self.settle()
+
+    def gain_one(self) -> Cost:
+        self.start(self.generation + MEMBERS)
+        joined = self.settle()
+        self.elect()
+        rest = self.settle()
+        return Cost(joined.messages + rest.messages, joined.bytes + rest.bytes, joined.steps + rest.steps, joined.kinds | rest.kinds)
+
+
+# ---- the document's messages ----------------------------------------------------------------------------------------------
+
+UID = 2 + 36
+"""Bytes of a field with a UUID."""
+NUMBER, TIME = 2, 7
+TOKEN = 2 + 20
+PARTITION = 2 + TOKEN + TIME + NUMBER + UID + TOKEN
+"""Token, start, state, whose it is and one parent: what the state of a partition has at least."""
+TASK = 2 + UID + UID + NUMBER + TIME
+"""Two names, a generation, a time; and its partitions besides."""
+MESSAGE = UID + UID + TIME + 3 * NUMBER
+"""Sender, time, generation, epoch, kind; and states of tasks."""
+
+
+class Document(NamedTuple):
+    """What the same change costs where each message has the state of its task, or of all tasks."""
+
+    members: int = MEMBERS
+    partitions: int = PARTITIONS
+
+    @property
+    def own(self) -> int:
+        return MESSAGE + TASK + PARTITION * self.partitions // self.members
+
+    @property
+    def all(self) -> int:
+        return MESSAGE + TASK * self.members + PARTITION * self.partitions
+
+    def finish_one(self, each: int) -> tuple[int, int]:
+        """The finisher says so and shares the children; two take them and say so; the finisher removes what is finished and taken."""
+        return 4, 4 * each
+
+    def lose_one(self, each: int) -> tuple[int, int]:
+        """All that are left answer, the leader tells the new epoch with the state of all, and who got a partition says so."""
+        answers, got = self.members - 1, self.partitions // self.members
+        return answers + 1 + got, (answers + got) * each + self.all
+
+
+def table(fleet: Callable[[Preset], Fleet] = lambda preset: Fleet(preset=preset)) -> list[str]:
+    """The rows of the table in docs/tasks.md."""
+    document = Document()
+    rows = ["| change | ours, log-leader | ours, finisher-hint | own states | full states |", "| --- | --- | --- | --- | --- |"]
+    changes: tuple[tuple[str, Callable[[Fleet], Cost], Callable[[int], tuple[int, int]] | None], ...] = (
+        ("a partition finishes, with two children", Fleet.finish_one, document.finish_one),
+        ("a member is lost", Fleet.lose_one, document.lose_one),
+        ("the leader dies", Fleet.lose_leader, document.lose_one),
+        ("a member comes", Fleet.gain_one, None),
+    )
+    fleets: tuple[Preset, ...] = ("log-leader", "finisher-hint")
+    ours = [(group := fleet(preset), [act(group) for _, act, _ in changes])[1] for preset in fleets]
+    for number, (what, _, theirs) in enumerate(changes):
+        cells = [f"{costs[number].messages} messages, {costs[number].bytes:,} B" for costs in ours]
+        cells += [
+            f"{count}, {size:,} B" if theirs else "" for count, size in ([theirs(document.own), theirs(document.all)] if theirs else [])
+        ]
+        rows.append("| " + " | ".join([what, *cells, *[""] * (4 - len(cells))]) + " |")
+    return rows
+
+
+def main() -> None:
+    print(f"{MEMBERS} members, {PARTITIONS} partitions")
+    print("\n".join(table()))
+    fleet = Fleet()
+    for what, act in (("finish", fleet.finish_one), ("lost", fleet.lose_one), ("leader", fleet.lose_leader), ("came", fleet.gain_one)):
+        print(what, act())
+    print(f"a snapshot: {len(encode(Snapshot(fleet.state))):,} B")
+
+
+if __name__ == "__main__":
+    main()

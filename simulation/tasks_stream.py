@@ -1,0 +1,122 @@
+"""A change stream for simulated tasks, with partitions that split, merge and follow one another, and a position store that fences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import NamedTuple
+
+from simulation.checks import check
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Born
+
+POINTS = ("", "first", "late")
+
+
+@dataclass
+class Part:
+    """What a partition really has: so many records, one at each moment from `base` on, and then it ends."""
+
+    token: str
+    parents: tuple[str, ...]
+    records: int
+    base: Millis
+    point: str = ""
+    """Of a seed: with which point it is known. Empty: it has parents."""
+    children: list[str] = field(default_factory=list)
+    early: bool = False
+    """Its children are known before it ends."""
+
+    @property
+    def end(self) -> Millis:
+        return self.base + self.records
+
+    @property
+    def born(self) -> Born:
+        return Born(self.token, self.parents, f"{self.token}:0", self.base if self.point else 0)
+
+
+class Stream:
+    """Finite. `held`: partitions without children do not end yet."""
+
+    def __init__(self, random: Random, early: float = 0.2, steps: int = 0) -> None:
+        self.early = early
+        self.parts: dict[str, Part] = {}
+        self.held = True
+        self.late = random.random() < 0.3
+        """There are seeds that are known later."""
+        self.late_known = False
+        self._names = count(1)
+        leaves = [self._new(random, (), POINTS[1]) for _ in range(random.choice([1, 2, 2, 4, 8]))]
+        if self.late:
+            leaves += [self._new(random, (), POINTS[2]) for _ in range(random.randrange(1, 4))]
+        for _ in range(max(steps, random.choice([0, 2, 4, 8, 12]))):
+            random.shuffle(leaves)
+            merged = 1 if random.random() < 0.6 else random.randrange(2, 4)
+            parents, leaves = leaves[:merged], leaves[merged:]
+            children = 1 if merged > 1 and random.random() < 0.7 else random.randrange(1, 4)
+            leaves += [self._new(random, parents, "") for _ in range(children)]
+
+    def _new(self, random: Random, parents: tuple[Part, ...] | list[Part], point: str) -> Part:
+        base = min((parent.end for parent in parents), default=random.randrange(1_000, 1_010)) + random.randrange(3)
+        token = f"p{next(self._names)}"
+        part = Part(
+            token, tuple(parent.token for parent in parents), random.choice([0, 1, 3, 6]), base, point, early=random.random() < self.early
+        )
+        for parent in parents:
+            parent.children.append(token)
+        self.parts[token] = part
+        return part
+
+    def seeds(self, after: str) -> tuple[str, tuple[Born, ...]]:
+        """The next point, and the seeds up to it."""
+        point = POINTS[1] if after == "" else POINTS[2] if after == POINTS[1] and self.late_known else after
+        return point, tuple(part.born for part in self.parts.values() if part.point == point and point != after)
+
+    def children(self, token: str) -> tuple[Born, ...]:
+        return tuple(self.parts[child].born for child in self.parts[token].children)
+
+    def ends(self, token: str) -> bool:
+        return bool(self.parts[token].children) or not self.held
+
+
+def index_of(position: str) -> int:
+    return int(position.rpartition(":")[2])
+
+
+class Fence(NamedTuple):
+    grant: int
+    opening: int
+
+
+class Positions:
+    """The position store: of each partition the fence and how far it is read."""
+
+    def __init__(self) -> None:
+        self.fences: dict[str, Fence] = {}
+        self.committed: dict[str, int] = {}
+
+    def open(self, token: str, grant: int) -> Fence | None:
+        """What to commit under; None: the grant is refused. Each opening ends those before it, also of the same grant."""
+        fence = Fence(grant, self.fences.get(token, Fence(0, 0)).opening + 1)
+        if self.refuses(token, fence):
+            return None
+        self.fences[token] = max(fence, self.fences.get(token, fence))
+        return fence
+
+    def position(self, token: str) -> str | None:
+        return f"{token}:{self.committed[token]}" if token in self.committed else None
+
+    def refuses(self, token: str, fence: Fence) -> bool:
+        return fence < self.fences.get(token, Fence(0, 0))
+
+    def commit(self, token: str, fence: Fence, index: int) -> bool:
+        if self.refuses(token, fence):
+            return False
+        # Not by way of `refuses`, which may be the one that is planted.
+        holds = self.fences[token]
+        check(fence.grant == holds.grant, f"S2: {token} is committed under {fence.grant}, after {holds.grant} was opened")
+        check(index >= self.committed.get(token, 0), f"S13: {token} goes back from {self.committed.get(token)} to {index}")
+        self.committed[token] = index
+        return True

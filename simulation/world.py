@@ -1,0 +1,194 @@
+"""Virtual time: an event heap, the weather, and a clock on the wall that somebody sets."""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Protocol
+
+from simulation.checks import check
+from sluiceway.core.tickets import Ticket
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.requests import Produce
+
+START: Millis = 1_000_000_000_000
+MAX_JUMP = 30_000
+"""Milliseconds that the wall clock is ever set ahead or back, seen from the true time."""
+
+MAX_TURNS_AT_ONCE = 1_000
+
+
+@dataclass
+class Weather:
+    """How often things go wrong: `kills` to `redrives` in the time of traffic, the rest each time. All zero: a good day."""
+
+    refused: float = 0
+    unknown: float = 0
+    hang: float = 0
+    open_fails: float = 0
+    transfer_fails: float = 0
+    cancels: float = 0
+    lost_replies: float = 0
+    kills: int = 0
+    stops: int = 0
+    power_cuts: int = 0
+    outages: int = 0
+    damages: int = 0
+    jumps: int = 0
+    mistakes: int = 0
+    hangs: int = 0
+    ghosts: int = 0
+    pauses: int = 0
+    updates: int = 0
+    redrives: int = 0
+    slow: Millis = 10
+
+
+def weather_of(random: Random) -> Weather:
+    pick = random.choice
+    return Weather(
+        refused=pick([0, 0, 0.02, 0.2]),
+        unknown=pick([0, 0.02, 0.1, 0.3]),
+        hang=pick([0, 0, 0.01, 0.03]),
+        open_fails=pick([0, 0, 0.3, 0.7]),
+        transfer_fails=pick([0, 0.2, 0.5]),
+        cancels=pick([0, 0, 0.05, 0.2]),
+        lost_replies=pick([0, 0, 0.05]),
+        kills=pick([0, 0, 1, 3]),
+        stops=pick([0, 1, 2]),
+        power_cuts=pick([0, 0, 1, 3]),
+        outages=pick([0, 0, 1]),
+        damages=pick([0, 0, 1, 3]),
+        jumps=pick([0, 0, 1, 4]),
+        mistakes=pick([0, 0, 1, 2]),
+        hangs=pick([0, 0, 1, 3]),
+        ghosts=pick([0, 0, 1]),
+        pauses=pick([0, 0, 1]),
+        updates=pick([0, 0, 2]),
+        redrives=pick([0, 3, 8]),
+        slow=pick([1, 10, 10, 200]),
+    )
+
+
+class EventLog:
+    """What happened, as text: the last lines, and a hash of all of them."""
+
+    def __init__(self, keep: int | None = None) -> None:
+        self.lines: deque[str] = deque(maxlen=keep)
+        self._hash = hashlib.sha256()
+
+    def add(self, at: Millis, parts: Iterable[object]) -> None:
+        line = f"{at:>7} " + " ".join(map(_text, parts))
+        self.lines.append(line)
+        self._hash.update(line.encode() + b"\n")
+
+    def digest(self) -> str:
+        return self._hash.hexdigest()
+
+
+def _text(part: object) -> str:
+    if isinstance(part, Ticket):
+        return f"{type(part.request).__name__.lower()} {part.number}"
+    return f"{part.batch.num_rows} items, key {part.key}" if isinstance(part, Produce) else str(part)
+
+
+class Actor(Protocol):
+    """Something that has a turn after events, and at a time of its own."""
+
+    dirty: bool
+    """Something has happened to it since its last turn."""
+    wake: Millis | None
+    """In true time."""
+
+    def turn(self) -> None: ...
+
+
+class World:
+    """True time, and what will happen in it. Everything that is random in a history comes from its seed."""
+
+    def __init__(self, seed: int, log: EventLog | None = None) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.weather = weather_of(self.random)
+        self.log = log
+        self.now = START
+        self.wall_ahead: Millis = 0
+        self.actors: tuple[Actor, ...] = ()
+        self.ambush: list[Callable[[], None]] = []
+        """What strikes as soon as a commit is written and neither durable nor answered."""
+        self.happened = 0
+        """Events so far: what came from the heap, and what a timer of a queue did."""
+        self._events: list[tuple[Millis, int, Callable[[], None]]] = []
+        self._count = 0
+        self._turns_now = 0
+        # A driver lets requests of one moment share a turn; commits that end together may each have one.
+        self._eager = self.random.random() < 0.3
+        self.note(self.weather)
+
+    def note(self, *parts: object) -> None:
+        if self.log is not None:
+            self.log.add(self.now - START, parts)
+
+    def after(self, delay: Millis, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (self.now + delay, self._count, action))
+
+    def chance(self, probability: float) -> bool:
+        return probability > 0 and self.random.random() < probability
+
+    def latency(self) -> Millis:
+        """How long a store takes."""
+        if self.chance(self.weather.hang):
+            return self.random.randint(1_000, 45_000)
+        return int(self.random.random() * (self.weather.slow + 1))
+
+    def spring(self) -> None:
+        if self.ambush:
+            self.after(0, self.ambush.pop())
+
+    def set_wall_clock(self, ahead: Millis) -> None:
+        self.note("the wall clock is set to", ahead, "ms ahead")
+        self.wall_ahead = ahead
+
+    # ---- time passes ------------------------------------------------------------------------------------------
+
+    def run(self, until: Millis) -> None:
+        """What is due happens, and each moment in which anything happened ends with the turns of those whom it befell."""
+        while True:
+            moment = self._next_moment()
+            if moment > until:
+                self.now = max(self.now, until)
+                return
+            self._pass_to(moment)
+            while self._events and self._events[0][0] <= self.now:
+                heapq.heappop(self._events)[2]()
+                self.happened += 1
+                if self._eager:
+                    self._turns()
+            self._turns()
+
+    def _next_moment(self) -> Millis:
+        moment = self._events[0][0] if self._events else self.now + 10**12
+        for actor in self.actors:
+            if actor.dirty:
+                return self.now
+            if actor.wake is not None and actor.wake < moment:
+                moment = actor.wake
+        return max(self.now, moment)
+
+    def _pass_to(self, moment: Millis) -> None:
+        self._turns_now = self._turns_now + 1 if moment == self.now else 0
+        check(self._turns_now < MAX_TURNS_AT_ONCE, "a queue turns without end")
+        self.now = moment
+
+    def _turns(self) -> None:
+        for actor in self.actors:
+            if actor.dirty:
+                actor.turn()
+            elif actor.wake is not None and actor.wake <= self.now:
+                self.happened += 1
+                actor.turn()

@@ -1,0 +1,24 @@
+"""Rows without a client: to be produced, and as they were leased."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from sluiceway.model.few import MOST, Few, Rows, Served, in_columns
+from sluiceway.model.items import batch_from_rows
+
+
+def rows_of(items: int, payload: int) -> Rows:
+    """So many items, in the form in which a call with so many has them."""
+    if items <= MOST:
+        return Few([b"p" * payload] * items, {}, items * payload)
+    return batch_from_rows([{"payload": b"p" * payload}] * items)
+
+
+def payload_of(leased: Served | pa.RecordBatch) -> int:
+    """Bytes of all payloads in it."""
+    if isinstance(leased, Served) and isinstance(leased.blob, Few):
+        return sum(len(leased.blob.payloads[row]) for row in leased.piece.rows)
+    column = in_columns(leased).column("payload")
+    ends = memoryview(column.buffers()[1]).cast("i")
+    return int(ends[column.offset + len(column)]) - int(ends[column.offset])

@@ -1,0 +1,239 @@
+"""Ours: one instance with PARTITIONS SQLite partitions.
+
+`sluiceway` is driven by a hand-written HTTP client (`bench/load.py`) that makes its bodies once, and looks at what it leases no more than
+it must: how many items there are, of what size. As Arrow and JSON a whole lease is completed by its id, as protobuf (Querator's messages)
+each item by its own. `sluiceway-client` is driven by the Python client that users have. `sluiceway-workers-2` is two processes that
+share the data directory and the port, as many as the cores of a peer that uses both; each connection stays with the one that took it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from sluiceway import __version__
+from sluiceway.bench.load import ARROW, Connection, arrow_body, head, request
+from sluiceway.bench.servers import SLUICEWAY, server, workers
+from sluiceway.bench.work import Client, Done, Form, Served, Work, repeat, run
+from sluiceway.client import AsyncClient
+from sluiceway.wire.protobuf import message_class
+
+PARTITIONS = 4
+_ON_DISK = "An item is confirmed when its transaction is synced to the disk (SQLite, synchronous=FULL); so are leases and completions."
+WORKERS = {"sluiceway-workers-2": 2}
+"""The processes of a system that has more than one."""
+GUARANTEES = dict.fromkeys(("sluiceway", "sluiceway-client", *WORKERS), _ON_DISK)
+PATIENCE = "5s"
+"""How long a lease waits for items: another client may have taken what this one produced."""
+PROTOBUF = "application/protobuf"
+
+
+def found() -> str | None:
+    return None
+
+
+def version() -> str:
+    return f"Sluiceway {__version__}"
+
+
+@contextmanager
+def serve(name: str, folder: Path) -> Iterator[Served]:
+    arguments = workers(WORKERS[name], folder) if name in WORKERS else ()
+    with server(SLUICEWAY, folder / "data", *arguments) as started:
+        yield Served(started.url, [started.pid])
+
+
+def drive(name: str, address: str, work: Work, seconds: float) -> Done:
+    return run(_python(address, work, seconds) if name == "sluiceway-client" else lean(address, work, seconds))
+
+
+async def lean(url: str, work: Work, seconds: float, queue: str | None = None) -> Done:
+    """The work by the hand-written client, on that queue or else on one of its own, so that no slice meets what another one left."""
+    admin = Connection(url)
+    await admin.open()
+    name = queue or f"bench-{secrets.token_hex(4)}"
+    if queue is None:
+        await admin.post("/v1/queues.create", json.dumps({"queue_name": name, "requested_partitions": PARTITIONS}).encode())
+    connections = [Connection(url) for _ in range(work.clients)]
+    for each in connections:
+        await each.open()
+    forms: dict[Form, Callable[[Connection, str, Work], Client]] = {"arrow": Arrow, "json": Json, "protobuf": Protobuf}
+    done = await repeat([forms[work.form](each, name, work) for each in connections], work, seconds)
+    for each in connections:
+        await each.close()
+    if queue is None:
+        await admin.post("/v1/queues.delete", json.dumps({"queue_name": name, "force": True}).encode())
+    await admin.close()
+    return done
+
+
+class Arrow:
+    """Payloads in columns, both ways."""
+
+    def __init__(self, connection: Connection, queue: str, work: Work) -> None:
+        self._connection, self._queue, self._work = connection, queue, work
+        self._produce = request(f"/v1/queue.produce?queue_name={queue}", arrow_body(work.batch, work.payload), ARROW)
+        self._lease = request("/v1/queue.lease", _lease(queue, work), accept=ARROW)
+
+    async def produce(self) -> None:
+        await self._connection.call(self._produce)
+
+    async def lease(self) -> tuple[int, Any]:
+        stream = pa.ipc.open_stream(await self._connection.call(self._lease))
+        about = json.loads(stream.schema.metadata[b"sluiceway"])
+        count = sum(lease["count"] for lease in about["leases"])
+        column = stream.schema.get_field_index("payload")
+        payload = sum(int(offsets[-1]) - int(offsets[0]) for offsets in map(_offsets, (batch.column(column) for batch in stream)))
+        _check(payload, count * self._work.payload)
+        return count, (count, [lease["lease_id"] for lease in about["leases"]])
+
+    async def complete(self, leased: Any) -> None:
+        await _complete(self._connection, self._queue, *leased)
+
+
+class _Item(msgspec.Struct):
+    bytes: str
+
+
+class _Lease(msgspec.Struct):
+    lease_id: str
+    count: int
+
+
+class _Leased(msgspec.Struct):
+    leases: list[_Lease]
+    items: list[_Item]
+
+
+_leased = msgspec.json.Decoder(_Leased).decode
+
+
+class Json:
+    def __init__(self, connection: Connection, queue: str, work: Work) -> None:
+        self._connection, self._queue = connection, queue
+        payload = base64.b64encode(b"x" * work.payload).decode()
+        self._size = len(payload)
+        body = json.dumps({"queue_name": queue, "items": [{"bytes": payload}] * work.batch}).encode()
+        self._produce = request("/v1/queue.produce", body)
+        self._lease = request("/v1/queue.lease", _lease(queue, work))
+
+    async def produce(self) -> None:
+        await self._connection.call(self._produce)
+
+    async def lease(self) -> tuple[int, Any]:
+        answer = _leased(await self._connection.call(self._lease))
+        count = len(answer.items)
+        _check(sum(len(item.bytes) for item in answer.items), count * self._size)
+        return count, (count, [lease.lease_id for lease in answer.leases])
+
+    async def complete(self, leased: Any) -> None:
+        await _complete(self._connection, self._queue, *leased)
+
+
+class Protobuf:
+    """Querator's messages: it completes items by their ids, and tells nobody how many there were."""
+
+    def __init__(self, connection: Connection, queue: str, work: Work) -> None:
+        self._connection, self._queue, self._work = connection, queue, work
+        items = [{"bytes": b"x" * work.payload}] * work.batch
+        produce = message_class("ProduceRequest")(queue_name=queue, items=items)
+        lease = message_class("LeaseRequest")(queue_name=queue, client_id="bench", batch_size=work.batch, request_timeout=PATIENCE)
+        self._produce = request("/v1/queue.produce", produce.SerializeToString(), PROTOBUF, PROTOBUF)
+        self._lease = request("/v1/queue.lease", lease.SerializeToString(), PROTOBUF, PROTOBUF)
+        self._read: Callable[[bytes], Any] = message_class("LeaseAnswer").FromString
+        self._complete = message_class("CompleteRequest")
+
+    async def produce(self) -> None:
+        await self._connection.call(self._produce)
+
+    async def lease(self) -> tuple[int, Any]:
+        items = self._read(await self._connection.call(self._lease)).items
+        _check(sum(len(item.bytes) for item in items), len(items) * self._work.payload)
+        return len(items), [item.id for item in items]
+
+    async def complete(self, leased: Any) -> None:
+        partition = int(leased[0].split(".")[1])
+        body = self._complete(queue_name=self._queue, partition=partition, ids=leased).SerializeToString()
+        await self._connection.call(head("/v1/queue.complete", len(body), PROTOBUF, PROTOBUF), body)
+
+
+def _lease(queue: str, work: Work) -> bytes:
+    fields = {"queue_name": queue, "client_id": "bench", "batch_size": work.batch, "request_timeout": PATIENCE}
+    return json.dumps(fields).encode()
+
+
+async def _complete(connection: Connection, queue: str, count: int, leases: list[str]) -> None:
+    body = json.dumps({"queue_name": queue, "lease_ids": leases}).encode()
+    answer = await connection.call(head("/v1/queue.complete", len(body)), body)
+    if b'"completed":%d' % count not in answer:
+        raise RuntimeError(f"not all of {count} items completed: {answer!r}")
+
+
+def _offsets(column: pa.BinaryArray) -> memoryview:
+    """Where each payload of the column begins; at the end, where the last one ends."""
+    start = column.offset
+    return memoryview(column.buffers()[1]).cast("i")[start : start + len(column) + 1]
+
+
+def _check(payload: int, expected: int) -> None:
+    if payload != expected:
+        raise RuntimeError(f"{payload} bytes of payload leased in place of {expected}")
+
+
+async def _python(url: str, work: Work, seconds: float) -> Done:
+    """The work on a queue of its own, by one `AsyncClient` for all."""
+    queue = f"bench-{secrets.token_hex(4)}"
+    async with AsyncClient(url) as client:
+        await client.create_queue(queue, requested_partitions=PARTITIONS)
+        clients: list[Client] = [
+            PythonArrow(client, queue, work) if work.form == "arrow" else Python(client, queue, work) for _ in range(work.clients)
+        ]
+        done = await repeat(clients, work, seconds)
+        await client.delete_queue(queue, force=True)
+        return done
+
+
+class Python:
+    """A call of the client for each call of the API, JSON."""
+
+    def __init__(self, client: AsyncClient, queue: str, work: Work) -> None:
+        self._client, self._queue, self._work = client, queue, work
+        self._items = [b"x" * work.payload] * work.batch
+
+    async def produce(self) -> None:
+        await self._client.produce(self._queue, self._items)
+
+    async def lease(self) -> tuple[int, Any]:
+        leased = await self._client.lease(self._queue, batch_size=self._work.batch, request_timeout=PATIENCE)
+        _check(sum(len(item.payload) for item in leased.items), len(leased.items) * self._work.payload)
+        return len(leased.items), leased.lease_ids
+
+    async def complete(self, leased: Any) -> None:
+        await self._client.complete(self._queue, lease_ids=leased)
+
+
+class PythonArrow:
+    """The same with tables."""
+
+    def __init__(self, client: AsyncClient, queue: str, work: Work) -> None:
+        self._client, self._queue, self._work = client, queue, work
+        self._rows = pa.ipc.open_stream(arrow_body(work.batch, work.payload)).read_all()
+
+    async def produce(self) -> None:
+        await self._client.produce_arrow(self._queue, self._rows)
+
+    async def lease(self) -> tuple[int, Any]:
+        leased = await self._client.lease_arrow(self._queue, batch_size=self._work.batch, request_timeout=PATIENCE)
+        _check(len(leased), sum(lease.count for lease in leased.leases))
+        return len(leased), leased.lease_ids
+
+    async def complete(self, leased: Any) -> None:
+        await self._client.complete(self._queue, lease_ids=leased)
