@@ -10,10 +10,9 @@ from typing import Any
 import msgspec
 
 from sluiceway.core import rebalance as machine
-from sluiceway.core.distribution import slot, slot_of_name
 from sluiceway.core.rebalance import AskFor, Change, Heard
 from sluiceway.core.rebalance_plan import plan
-from sluiceway.core.slots import home_of
+from sluiceway.core.slots import home_of, slot, slot_of_name
 from sluiceway.core.states import allows
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from queue_rig import Rig, produce
-from sluiceway.core.distribution import slot
 from sluiceway.core.health import DEGRADED
 from sluiceway.core.keys import KeyMemory, KeyRecord, Seen, pack
 from sluiceway.core.partition import Partition
+from sluiceway.core.slots import slot
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GENERATED_KEY
 from sluiceway.model.outcomes import Outcome

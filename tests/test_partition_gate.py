@@ -6,9 +6,9 @@ import pytest
 
 from core_model import EVERYTHING, START, Rig, Row, batch_of, rows_of
 from sluiceway.core import gate, keys
-from sluiceway.core.distribution import slot
 from sluiceway.core.looking import explain, lives_of, open_slices, stats_of
 from sluiceway.core.records import Header, pack, unpack_header, unpack_lease
+from sluiceway.core.slots import slot
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import KEY_WINDOW
 from sluiceway.model.peers import Shutting

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core_model import START, Rig, array_of
 from partition_spots import Spot, spots_of
-from sluiceway.core.distribution import slot
 from sluiceway.core.looking import lives_of, open_slices
 from sluiceway.core.partition import Partition, Placed
+from sluiceway.core.slots import slot
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows

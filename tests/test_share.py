@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sluiceway.core.distribution import slot
 from sluiceway.core.lane import LaneState
 from sluiceway.core.looking import load
 from sluiceway.core.partition import Partition
 from sluiceway.core.share import Share
+from sluiceway.core.slots import slot
 from sluiceway.core.tickets import Commit, Effect, Open, Reply, Request, Ticket, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.changes import Snapshot

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
-
-from sluiceway.model.requests import ProduceKey
 
 TOGETHER = 4
 OTHERS = 32
@@ -30,16 +27,6 @@ def most_together(requests: int) -> int:
     `TOGETHER` if that is not more than half; more only if they are a quarter, or leave `OTHERS`.
     """
     return max(min(TOGETHER, (requests + 1) // 2), requests // 4, requests - OTHERS)
-
-
-def slot(key: ProduceKey, slots: int) -> int:
-    """The slot of a key, of so many: it has one home, so that a repetition need ask nobody else. The same in every process."""
-    return slot_of_name(key.group if key.group is not None else key.key, slots)
-
-
-def slot_of_name(name: str, slots: int) -> int:
-    """The same by the name of the key's group, or the key's own."""
-    return zlib.crc32(name.encode()) % slots
 
 
 def deal(available: int, wants: Sequence[int]) -> list[int]:

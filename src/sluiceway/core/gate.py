@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from sluiceway.core.away import Away
-from sluiceway.core.distribution import slot, slot_of_name
 from sluiceway.core.keys import KeyMemory
+from sluiceway.core.slots import slot, slot_of_name
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import Shutting

@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 
 import msgspec
 
-from sluiceway.core.distribution import slot_of_name
+from sluiceway.core.slots import slot_of_name
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_GROUP_KEYS, MAX_KEYS, PLACED_LONGER

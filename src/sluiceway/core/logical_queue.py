@@ -12,14 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
 from sluiceway.core.dealing import Dealing
-from sluiceway.core.distribution import slot
 from sluiceway.core.health import PROBE_EVERY, choose, judge, least_patience
 from sluiceway.core.keys import Seen
 from sluiceway.core.lane import Lane, LaneState, not_here
 from sluiceway.core.partition import Intended, Partition
 from sluiceway.core.parts import Work, parts_of
 from sluiceway.core.rules import Rules
-from sluiceway.core.slots import home_of
+from sluiceway.core.slots import home_of, slot
 from sluiceway.core.states import Allows, allows
 from sluiceway.core.tickets import Answer, Commit, Effect, Fault, Forward, Grant, Open, Reply, Result, Route, Ticket, TransferEnd
 from sluiceway.kernel.clock import Millis

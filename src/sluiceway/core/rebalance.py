@@ -29,8 +29,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sluiceway.core.distribution import slot_of_name
-from sluiceway.core.slots import slots_of, spread
+from sluiceway.core.slots import slot_of_name, slots_of, spread
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES

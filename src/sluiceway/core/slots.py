@@ -6,15 +6,25 @@ A queue that was never rebalanced has no slots recorded: partition i of n, in th
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Collection, Sequence
 
-from sluiceway.core.distribution import slot_of_name
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import ProduceKey
 
 SLOTS = 256
 """At least as many slots a queue has, so that they can be divided evenly among more partitions than it began with."""
+
+
+def slot(key: ProduceKey, slots: int) -> int:
+    """The slot of a key, of so many: it has one home, so that a repetition need ask nobody else. The same in every process."""
+    return slot_of_name(key.group if key.group is not None else key.key, slots)
+
+
+def slot_of_name(name: str, slots: int) -> int:
+    """The same by the name of the key's group, or the key's own."""
+    return zlib.crc32(name.encode()) % slots
 
 
 def home_of(record: QueueRecord, key: ProduceKey) -> int:
