@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from simulation.checks import check
 from simulation.items import Item
 from simulation.queue import SimQueue
-from sluiceway.core.lane import LaneState
-from sluiceway.core.looking import stats_of
+from sluiceway.core.partition.queries import stats_of
+from sluiceway.core.queue.partition_executor import LaneState
 
 
 def audit(queues: Sequence[SimQueue]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from simulation.cluster_store import Vault
 from simulation.planting import Bug, shelf
-from sluiceway.core import share
-from sluiceway.core.assignment.rounds import Rounds
-from sluiceway.core.share import Share
+from sluiceway.core.group.rounds import Rounds
+from sluiceway.core.queue import owned_queue
+from sluiceway.core.queue.owned_queue import Share
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.changes import Fence
 from sluiceway.model.peers import Ask
@@ -153,7 +153,7 @@ def counts_openings_from_the_start(original: Any) -> Any:
     return gain
 
 
-@bug(share, "SluicewayError")
+@bug(owned_queue, "SluicewayError")
 def refuses_what_it_was_writing(original: Any) -> Any:
     """What was being written when a partition went is said not to have happened."""
     return lambda code, *rest: original("unavailable" if code == "outcome_unknown" else code, *rest)

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from simulation.planting import Bug, shelf
-from sluiceway.core.assignment import rounds
-from sluiceway.core.assignment.beating import Beating, Seen
-from sluiceway.core.assignment.claims import Claims
-from sluiceway.core.assignment.group import Claim, Decision, Look, Parameters, Plan, Resource, Token, Writes
-from sluiceway.core.assignment.member import Member
-from sluiceway.core.assignment.plan import moves
-from sluiceway.core.assignment.rounds import Rounds
+from sluiceway.core.group import rounds
+from sluiceway.core.group.claims import Claims
+from sluiceway.core.group.group_records import Claim, Decision, Look, Parameters, Plan, Resource, Token, Writes
+from sluiceway.core.group.heartbeats import Beating, Seen
+from sluiceway.core.group.member import Member
+from sluiceway.core.group.plan import moves
+from sluiceway.core.group.rounds import Rounds
 
 BUGS: list[Bug] = []
 bug = shelf(BUGS)

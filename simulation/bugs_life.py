@@ -8,15 +8,16 @@ from typing import Any
 from pyroaring import BitMap
 
 from simulation.planting import Bug, shelf
-from sluiceway.core import logical_queue, looking
-from sluiceway.core.away import Away
-from sluiceway.core.closed import ClosedLeases
-from sluiceway.core.dealing import Dealing
-from sluiceway.core.lane import Lane
-from sluiceway.core.line import Line
-from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.partition import Partition
-from sluiceway.core.records import REDRIVEN, Extent, LeaseState
+from sluiceway.core.partition import queries
+from sluiceway.core.partition.closed_leases import ClosedLeases
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.records import REDRIVEN, Extent, LeaseState
+from sluiceway.core.partition.segment_log import Line
+from sluiceway.core.partition.transfers import Away
+from sluiceway.core.queue import logical_queue
+from sluiceway.core.queue.lease_scheduler import Dealing
+from sluiceway.core.queue.logical_queue import LogicalQueue
+from sluiceway.core.queue.partition_executor import Lane
 from sluiceway.model.requests import Fate
 
 BUGS: list[Bug] = []
@@ -77,7 +78,7 @@ def joins_what_is_not_alike(original: Any) -> Any:
     return lambda self, other: original(self, replace(other, attempts=self.attempts))
 
 
-@bug(looking, "unpack_extent")
+@bug(queries, "unpack_extent")
 def forgets_halving_at_loading(original: Any) -> Any:
     """How large a lease may be is lost when a partition is opened."""
 
@@ -125,7 +126,7 @@ def serves_the_expired(original: Any) -> Any:
     return lambda self, extent: 0
 
 
-@bug(looking, "load")
+@bug(queries, "load")
 def forgets_expiry_at_loading(original: Any) -> Any:
     """What was in the line before the partition was opened never expires."""
 
@@ -168,7 +169,7 @@ def clears_the_scheduled_unasked(original: Any) -> Any:
     return lambda self, ready, scheduled, now: original(self, ready, True, now)
 
 
-@bug(looking, "unpack_extent")
+@bug(queries, "unpack_extent")
 def forgets_who_left_at_loading(original: Any) -> Any:
     """Items that left the line without a lease are in it again when the partition is opened."""
 
@@ -209,7 +210,7 @@ def redrives_into_nothing(original: Any) -> Any:
     return redrive
 
 
-@bug(looking, "_load_lease")
+@bug(queries, "_load_lease")
 def forgets_where_it_goes_at_loading(original: Any) -> Any:
     """After a restart a redriven item goes to the dead queue."""
 
@@ -221,7 +222,7 @@ def forgets_where_it_goes_at_loading(original: Any) -> Any:
     return load_lease
 
 
-@bug(looking, "_load_lease")
+@bug(queries, "_load_lease")
 def forgets_which_queue_of_that_name_at_loading(original: Any) -> Any:
     """After a restart a redriven item goes to any queue of its target's name."""
 
@@ -275,7 +276,7 @@ def does_not_write_closed_leases(original: Any) -> Any:
     return lambda self, number: None
 
 
-@bug(looking, "unpack_lease")
+@bug(queries, "unpack_lease")
 def revives_closed_leases_at_loading(original: Any) -> Any:
     """A lease that is remembered is taken for a live one."""
 

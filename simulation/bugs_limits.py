@@ -9,15 +9,15 @@ import msgspec
 
 from simulation.bugs_group import unchecked
 from simulation.planting import Bug, shelf
-from sluiceway.core.assignment import placing, rounds
-from sluiceway.core.assignment.group import Keys, Look, Resource, Writes
-from sluiceway.core.assignment.plan import queue_of
+from sluiceway.core.group import item_placement, rounds
+from sluiceway.core.group.group_records import Keys, Look, Resource, Writes
+from sluiceway.core.group.plan import queue_of
 
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
 
 
-@bug(placing, "limit")
+@bug(item_placement, "limit")
 def limits_under_the_old_version(original: Any) -> Any:
     """A limit is recorded, and no round takes notice."""
 
@@ -31,13 +31,13 @@ def limits_under_the_old_version(original: Any) -> Any:
     return limit
 
 
-@bug(placing, "limit")
+@bug(item_placement, "limit")
 def limits_a_resource_that_has_changed(original: Any) -> Any:
     """What has come or gone meanwhile is overwritten by whoever says where a queue may lie."""
     return unchecked(original, "resource")
 
 
-@bug(placing, "limit")
+@bug(item_placement, "limit")
 def limits_what_has_gone(original: Any) -> Any:
     """A queue that has no items any more gets a limit, which stays for ever."""
 
@@ -52,7 +52,7 @@ def limits_what_has_gone(original: Any) -> Any:
     return limit
 
 
-@bug(placing, "remove")
+@bug(item_placement, "remove")
 def leaves_limits_behind(original: Any) -> Any:
     """The limit of a queue stays when its last item has gone."""
 
@@ -66,13 +66,13 @@ def leaves_limits_behind(original: Any) -> Any:
     return remove
 
 
-@bug(placing, "dealt")
+@bug(item_placement, "dealt")
 def places_a_queue_on_everybody(original: Any) -> Any:
     """A new queue that has a limit goes to all members, and stays there until the next round."""
     return lambda items, counts, *_: original(items, counts)
 
 
-@bug(placing, "place")
+@bug(item_placement, "place")
 def places_beside_what_there_is_of_a_queue(original: Any) -> Any:
     """Items that come to a limited queue go to those who have least, whoever has the others."""
 

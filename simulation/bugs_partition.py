@@ -9,12 +9,13 @@ from typing import Any
 from simulation.owner import Flight
 from simulation.planting import Bug, shelf
 from simulation.store import Store
-from sluiceway.core import lane, looking
-from sluiceway.core.keys import KeyMemory
-from sluiceway.core.lane import Lane
-from sluiceway.core.line import Line
-from sluiceway.core.partition import Partition
-from sluiceway.core.tickets import Compact
+from sluiceway.core.partition import queries
+from sluiceway.core.partition.idempotency_keys import KeyMemory
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.segment_log import Line
+from sluiceway.core.queue import partition_executor
+from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.queue.tickets import Compact
 from sluiceway.kernel.clock import Clock
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.outcomes import Outcome
@@ -50,7 +51,7 @@ def keeps_blobs_for_ever(original: Any) -> Any:
     return free
 
 
-@bug(lane, "compactions")
+@bug(partition_executor, "compactions")
 def compacts_one_row_too_few(original: Any) -> Any:
     """A compacted blob lacks an open row."""
 
@@ -131,7 +132,7 @@ def forgets_when_a_timer_ran(original: Any) -> Any:
     return tick
 
 
-@bug(looking, "load")
+@bug(queries, "load")
 def forgets_deadlines_at_loading(original: Any) -> Any:
     """A lease that was there before the partition was opened never runs out."""
 
@@ -143,7 +144,7 @@ def forgets_deadlines_at_loading(original: Any) -> Any:
     return load
 
 
-@bug(looking, "load")
+@bug(queries, "load")
 def forgets_what_is_scheduled_at_loading(original: Any) -> Any:
     """An item that was scheduled before the partition was opened never becomes due."""
 
@@ -155,7 +156,7 @@ def forgets_what_is_scheduled_at_loading(original: Any) -> Any:
     return load
 
 
-@bug(looking, "_load_line")
+@bug(queries, "_load_line")
 def loads_the_line_in_another_order(original: Any) -> Any:
     """Extents are loaded in the order of their keys as text: 10 before 9."""
     return lambda partition, records: original(partition, sorted(records, key=lambda record: str(record[0])))

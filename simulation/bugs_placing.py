@@ -9,10 +9,10 @@ import msgspec
 
 from simulation.bugs_group import unchecked
 from simulation.planting import Bug, shelf
-from sluiceway.core.assignment import placing
-from sluiceway.core.assignment.claims import Claims
-from sluiceway.core.assignment.group import Keys, Look, Plan, Resource, Writes
-from sluiceway.core.assignment.plan import sticky
+from sluiceway.core.group import item_placement
+from sluiceway.core.group.claims import Claims
+from sluiceway.core.group.group_records import Keys, Look, Plan, Resource, Writes
+from sluiceway.core.group.plan import sticky
 
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
@@ -29,31 +29,31 @@ def replanned(writes: Writes, keys: Keys, **fields: Any) -> Writes:
     return writes
 
 
-@bug(placing, "place")
+@bug(item_placement, "place")
 def places_into_a_plan_that_has_changed(original: Any) -> Any:
     """What a round has planned meanwhile is overwritten."""
     return unchecked(original, "plan")
 
 
-@bug(placing, "place")
+@bug(item_placement, "place")
 def places_into_a_resource_that_has_changed(original: Any) -> Any:
     """What has come or gone meanwhile is overwritten."""
     return unchecked(original, "resource")
 
 
-@bug(placing, "remove")
+@bug(item_placement, "remove")
 def removes_from_a_plan_that_has_changed(original: Any) -> Any:
     """What a round has planned meanwhile is overwritten without the items that go."""
     return unchecked(original, "plan")
 
 
-@bug(placing, "remove")
+@bug(item_placement, "remove")
 def removes_from_a_resource_that_has_changed(original: Any) -> Any:
     """Items go, and with them what has come meanwhile."""
     return unchecked(original, "resource")
 
 
-@bug(placing, "place")
+@bug(item_placement, "place")
 def places_under_the_old_version(original: Any) -> Any:
     """The resource has new items, and neither it nor the plan says so."""
 
@@ -67,7 +67,7 @@ def places_under_the_old_version(original: Any) -> Any:
     return place
 
 
-@bug(placing, "place")
+@bug(item_placement, "place")
 def gives_new_items_to_nobody(original: Any) -> Any:
     """The plan is said to be of the new version, and has none of the new items."""
 
@@ -77,7 +77,7 @@ def gives_new_items_to_nobody(original: Any) -> Any:
     return place
 
 
-@bug(placing, "remove")
+@bug(item_placement, "remove")
 def leaves_in_the_plan_what_it_removes(original: Any) -> Any:
     """The plan is said to be of the new version, and has what is not there any more."""
 
@@ -87,7 +87,7 @@ def leaves_in_the_plan_what_it_removes(original: Any) -> Any:
     return remove
 
 
-@bug(placing, "remove")
+@bug(item_placement, "remove")
 def leaves_what_it_removes_to_a_round(original: Any) -> Any:
     """The plan stays as it is, with what is gone, and of another version than the resource; no round takes notice."""
 
@@ -101,31 +101,31 @@ def leaves_what_it_removes_to_a_round(original: Any) -> Any:
     return remove
 
 
-@bug(placing, "_takers")
+@bug(item_placement, "_takers")
 def places_on_those_who_leave(original: Any) -> Any:
     """A member gets new items though it has said that it leaves."""
     return lambda look, names, late: [name for name in names if name in look.members]
 
 
-@bug(placing, "_takers")
+@bug(item_placement, "_takers")
 def places_on_those_who_have_gone(original: Any) -> Any:
     """Whoever took part in the round gets new items."""
     return lambda look, names, late: list(names)
 
 
-@bug(placing, "_takers")
+@bug(item_placement, "_takers")
 def places_on_those_who_take_no_part(original: Any) -> Any:
     """Members get new items that were not in the round."""
     return lambda look, names, late: original(look, look.members, late)
 
 
-@bug(placing, "_current_plan")
+@bug(item_placement, "_current_plan")
 def places_in_any_plan(original: Any) -> Any:
     """The plan is of another version of the resource, or of an earlier era."""
     return lambda look, resource: look.plan
 
 
-@bug(placing, "_plan_new")
+@bug(item_placement, "_plan_new")
 def divides_everything_anew(original: Any) -> Any:
     """Items that have an owner move too, without a round."""
 
@@ -140,7 +140,7 @@ def divides_everything_anew(original: Any) -> Any:
     return plan_new
 
 
-@bug(placing, "_plan_new")
+@bug(item_placement, "_plan_new")
 def forgets_who_may_still_serve_an_item(original: Any) -> Any:
     """Nobody is waited for any more once something has been placed."""
 
@@ -151,7 +151,7 @@ def forgets_who_may_still_serve_an_item(original: Any) -> Any:
     return plan_new
 
 
-@rare(placing, "_plan_new")
+@rare(item_placement, "_plan_new")
 def begins_with_the_first_grant(original: Any) -> Any:
     """What is placed has the token of the first round."""
 
@@ -165,7 +165,7 @@ def begins_with_the_first_grant(original: Any) -> Any:
     return plan_new
 
 
-@bug(placing, "_claim_new")
+@bug(item_placement, "_claim_new")
 def claims_what_had_an_owner(original: Any) -> Any:
     """A claim that is there already is overwritten by the first one of a new item."""
 
@@ -175,7 +175,7 @@ def claims_what_had_an_owner(original: Any) -> Any:
     return claim_new
 
 
-@bug(placing, "remove")
+@bug(item_placement, "remove")
 def leaves_claims_behind(original: Any) -> Any:
     """An item is removed, and its claim is not."""
 

@@ -7,13 +7,13 @@ from itertools import count
 from typing import Any
 
 from simulation.planting import Bug, shelf
-from sluiceway.core import dealing, logical_queue
-from sluiceway.core.dealing import Dealing
-from sluiceway.core.keys import KeyMemory
-from sluiceway.core.lane import Lane, LaneState
-from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.partition import Intended
-from sluiceway.core.tickets import Reply, Route
+from sluiceway.core.partition.idempotency_keys import KeyMemory
+from sluiceway.core.partition.partition import Intended
+from sluiceway.core.queue import lease_scheduler, logical_queue
+from sluiceway.core.queue.lease_scheduler import Dealing
+from sluiceway.core.queue.logical_queue import LogicalQueue
+from sluiceway.core.queue.partition_executor import Lane, LaneState
+from sluiceway.core.queue.tickets import Reply, Route
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 
@@ -266,7 +266,7 @@ def answers_a_lease_in_part(original: Any) -> Any:
     return time_out
 
 
-@bug(dealing, "LEASE_PATIENCE")
+@bug(lease_scheduler, "LEASE_PATIENCE")
 def waits_behind_a_hung_commit(original: Any) -> Any:
     """A lease without time to wait stays until another partition's commit ends."""
     return 20_000

@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 
 from simulation.planting import Bug, shelf
-from sluiceway.core import rebalance
-from sluiceway.core.away import Away
-from sluiceway.core.gate import Gate
-from sluiceway.core.keys import KeyMemory
-from sluiceway.core.lane import Lane
-from sluiceway.core.rebalance import Heard
+from sluiceway.core.partition.admission import Gate
+from sluiceway.core.partition.idempotency_keys import KeyMemory
+from sluiceway.core.partition.transfers import Away
+from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.rebalance import steps
+from sluiceway.core.rebalance.steps import Heard
 from sluiceway.model.peers import GiveKeys, Shut
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, ProduceKey
@@ -86,7 +86,7 @@ def obeys_who_is_coordinator_no_more(_original: Any) -> Any:
 # ---- keys -----------------------------------------------------------------------------------------------------
 
 
-@bug(rebalance, "_keys_for")
+@bug(steps, "_keys_for")
 def hands_over_no_keys(_original: Any) -> Any:
     """The new home of a slot is told of no keys."""
     return lambda *_: {}
@@ -136,7 +136,7 @@ def serves_before_its_parents_are_gone(_original: Any) -> Any:
     return lambda _self, _each: False
 
 
-@hard(rebalance, "_flip")
+@hard(steps, "_flip")
 def takes_items_before_the_old_one_is_shut(original: Any) -> Any:
     """The new partition of a queue that keeps its order takes items from the flip on."""
 
@@ -144,7 +144,7 @@ def takes_items_before_the_old_one_is_shut(original: Any) -> Any:
         change = original(before, *args)
         if not before.plan.in_order:
             return change
-        partitions = tuple(rebalance._in_use(before.plan, each) for each in change.record.partitions)
+        partitions = tuple(steps._in_use(before.plan, each) for each in change.record.partitions)
         return change._replace(record=msgspec.structs.replace(change.record, partitions=partitions))
 
     return flip
@@ -194,7 +194,7 @@ def moves_under_one_key(original: Any) -> Any:
     return keyed
 
 
-@hard(rebalance, "_is_open")
+@hard(steps, "_is_open")
 def removes_the_target_of_a_move(_original: Any) -> Any:
     """A cancellation drains partitions while items are on their way to them."""
     return lambda heard, number: number in heard.shut and heard.shut[number].shutting == "open"

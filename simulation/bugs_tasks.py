@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from simulation import tasks_actor, tasks_checks
 from simulation.planting import Bug, shelf
 from simulation.tasks_stream import Positions
-from sluiceway.core.assignment import task_member, tasks
-from sluiceway.core.assignment.task_leader import Division
-from sluiceway.core.assignment.task_member import BrokenOff, Effect, Ended, Opened, Prepared, Stop, TaskMember
-from sluiceway.core.assignment.tasks_state import Entry, Finish, Partition, Release, Seeds, Snapshot, State, Supersede
+from sluiceway.core.group import task_fold, task_member
+from sluiceway.core.group.task_leader import Division
+from sluiceway.core.group.task_member import BrokenOff, Effect, Ended, Opened, Prepared, Stop, TaskMember
+from sluiceway.core.group.task_state import Entry, Finish, Partition, Release, Seeds, Snapshot, State, Supersede
 
 ABLATIONS: list[Bug] = []
 """Without a rule of the protocol. What must be found here is that the rule is needed."""
@@ -25,7 +25,7 @@ bug = shelf(BUGS)
 # ---- ablations ----------------------------------------------------------------------------------------------------------
 
 
-@ablation(tasks, "_created")
+@ablation(task_fold, "_created")
 def no_parent_gate(original: Any) -> Any:
     """A child is ready when it is known."""
     return lambda partitions, born, waits: replace(original(partitions, born, waits), phase="ready", since=0)
@@ -43,7 +43,7 @@ def no_number_of_the_opening(original: Any) -> Any:
     return lambda self, token, fence: token in self.fences and fence.grant < self.fences[token].grant
 
 
-@ablation(tasks, "_stays")
+@ablation(task_fold, "_stays")
 def no_grant_on_cancel(original: Any) -> Any:
     """A move that is cancelled leaves the grant as it was."""
     return lambda partition, seq: replace(partition, to="")
@@ -52,43 +52,43 @@ def no_grant_on_cancel(original: Any) -> Any:
 # ---- what counts --------------------------------------------------------------------------------------------------------
 
 
-@bug(tasks, "_is_next")
+@bug(task_fold, "_is_next")
 def counts_a_rival_of_the_same_term(original: Any) -> Any:
     """Who calls for the term that there is already leads it."""
     return lambda state, term: term in (state.term, state.term + 1) and term > 0
 
 
-@bug(tasks, "_in_term")
+@bug(task_fold, "_in_term")
 def follows_decisions_of_any_term(original: Any) -> Any:
     """A decision counts whichever term it is of."""
     return lambda state, term: True
 
 
-@bug(tasks, "_in_term")
+@bug(task_fold, "_in_term")
 def follows_a_leader_who_has_left(original: Any) -> Any:
     """A decision counts until there is another term."""
     return lambda state, term: bool(term == state.term)
 
 
-@bug(tasks, "_holds")
+@bug(task_fold, "_holds")
 def listens_to_owners_of_before(original: Any) -> Any:
     """What is said under an older grant counts."""
     return lambda partition, grant: partition is not None and partition.phase == "owned" and grant <= partition.grant
 
 
-@bug(tasks, "_owned")
+@bug(task_fold, "_owned")
 def keeps_the_grant_when_the_owner_changes(original: Any) -> Any:
     """A partition has one grant for ever."""
     return lambda partition, owner, seq: original(partition, owner, partition.grant or seq)
 
 
-@bug(tasks, "_freed")
+@bug(task_fold, "_freed")
 def leaves_it_with_those_who_have_gone(original: Any) -> Any:
     """What a member had that is not in the term stays with it."""
     return lambda partitions, members: partitions
 
 
-@bug(tasks, "_given")
+@bug(task_fold, "_given")
 def assigns_to_anybody(original: Any) -> Any:
     """Whom a partition is given to need not be a member."""
 
@@ -99,7 +99,7 @@ def assigns_to_anybody(original: Any) -> Any:
     return given
 
 
-@bug(tasks, "_release")
+@bug(task_fold, "_release")
 def hands_over_to_those_who_have_gone(original: Any) -> Any:
     """A released partition goes to whom it was to move to, though that member has gone."""
 
@@ -111,7 +111,7 @@ def hands_over_to_those_who_have_gone(original: Any) -> Any:
     return release
 
 
-@bug(tasks, "_leave")
+@bug(task_fold, "_leave")
 def keeps_those_who_leave(original: Any) -> Any:
     """A member that has left stays in the term."""
 
@@ -125,7 +125,7 @@ def keeps_those_who_leave(original: Any) -> Any:
 # ---- partitions ---------------------------------------------------------------------------------------------------------
 
 
-@bug(tasks, "_ticked")
+@bug(task_fold, "_ticked")
 def is_ready_after_its_first_parent(original: Any) -> Any:
     """A child waits for one of its parents only."""
 
@@ -136,7 +136,7 @@ def is_ready_after_its_first_parent(original: Any) -> Any:
     return ticked
 
 
-@bug(tasks, "_ticked")
+@bug(task_fold, "_ticked")
 def follows_any_hint(original: Any) -> Any:
     """A child goes to whom the finisher proposes, though that member has gone."""
 
@@ -147,25 +147,25 @@ def follows_any_hint(original: Any) -> Any:
     return ticked
 
 
-@bug(tasks, "_bear")
+@bug(task_fold, "_bear")
 def forgets_children(original: Any) -> Any:
     """Of a partition's children the last is forgotten."""
     return lambda partitions, children: original(partitions, tuple(children)[:-1])
 
 
-@bug(tasks, "_needed")
+@bug(task_fold, "_needed")
 def removes_what_children_wait_for(original: Any) -> Any:
     """What has finished is removed at once."""
     return lambda partitions: {token: each for token, each in partitions.items() if each.phase != "finished"}
 
 
-@bug(tasks, "_needed")
+@bug(task_fold, "_needed")
 def removes_nothing(original: Any) -> Any:
     """What has finished stays."""
     return lambda partitions: partitions
 
 
-@bug(tasks, "_seeds")
+@bug(task_fold, "_seeds")
 def sows_twice(original: Any) -> Any:
     """Seeds count whatever is known."""
 
@@ -175,7 +175,7 @@ def sows_twice(original: Any) -> Any:
     return seeds
 
 
-@bug(tasks, "_supersede")
+@bug(task_fold, "_supersede")
 def learns_of_children_after_the_end(original: Any) -> Any:
     """Children are born of a partition that has been removed."""
 
@@ -194,7 +194,7 @@ def learns_of_children_after_the_end(original: Any) -> Any:
 # ---- snapshots and the watermark ------------------------------------------------------------------------------------------
 
 
-@bug(tasks, "_snapshot")
+@bug(task_fold, "_snapshot")
 def trims_up_to_where_the_snapshot_stands(original: Any) -> Any:
     """A snapshot is taken to cover what came between it and the state that it has."""
 

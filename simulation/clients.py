@@ -13,8 +13,8 @@ import numpy as np
 from simulation.checks import check
 from simulation.items import Batch, Held, new_rows
 from simulation.queue import SimQueue
-from sluiceway.core.looking import ready_slices
-from sluiceway.core.tickets import Result, TakeOut, TransferBegun
+from sluiceway.core.partition.queries import ready_slices
+from sluiceway.core.queue.tickets import Result, TakeOut, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import (

@@ -43,9 +43,9 @@ from simulation.network import Network
 from simulation.planting import Bug, planted
 from simulation.store import Store
 from simulation.world import EventLog
-from sluiceway.core.assignment.group import Strategy, Token
-from sluiceway.core.lane import Lane
-from sluiceway.core.logical_queue import LogicalQueue
+from sluiceway.core.group.group_records import Strategy, Token
+from sluiceway.core.queue.logical_queue import LogicalQueue
+from sluiceway.core.queue.partition_executor import Lane
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import BackendSettings, MemoryBackend

@@ -20,7 +20,7 @@ from simulation.logs import listening
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
 from simulation.world import EventLog
-from sluiceway.core.assignment.group import Keys, Strategy, Token, read_group
+from sluiceway.core.group.group_records import Keys, Strategy, Token, read_group
 from sluiceway.kernel.clock import Millis
 from sluiceway.node.group import Change, Gained, GroupMember, define
 

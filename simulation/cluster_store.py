@@ -12,7 +12,7 @@ from simulation.link import Link, NoAnswerError, NotSentError
 from simulation.store import Store
 from simulation.trail import Turn
 from sluiceway.adapters import system
-from sluiceway.core.tickets import Commit, Effect
+from sluiceway.core.queue.tickets import Commit, Effect
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.node.driver import QueueDriver

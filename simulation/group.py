@@ -18,10 +18,10 @@ import msgspec
 from simulation.checks import check
 from simulation.group_checks import Overlap, Tokens, check_commit, check_placing, check_rest
 from simulation.world import EventLog
-from sluiceway.core.assignment import placing
-from sluiceway.core.assignment.group import GroupReader, Keys, Look, Parameters, Resource, Strategy, Token, Writes, read_group
-from sluiceway.core.assignment.member import Member
-from sluiceway.core.assignment.plan import queue_of
+from sluiceway.core.group import item_placement
+from sluiceway.core.group.group_records import GroupReader, Keys, Look, Parameters, Resource, Strategy, Token, Writes, read_group
+from sluiceway.core.group.member import Member
+from sluiceway.core.group.plan import queue_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import Entry, Stamp, View
 
@@ -401,7 +401,7 @@ class GroupWorld:
 
         def decide(actor: Actor, look: Look) -> Writes:
             late = actor.member.late(look, look.seen_at)
-            writes = placing.place(look, KEYS, [item for item in new if item not in self.removed], late, limits)
+            writes = item_placement.place(look, KEYS, [item for item in new if item not in self.removed], late, limits)
             check_placing(look, writes, KEYS)
             return writes
 
@@ -415,7 +415,7 @@ class GroupWorld:
             assert look.resource is not None
             gone = [item for item in look.resource.items if item.startswith("p") and self.random.random() < share]
             self.removed.update(gone)
-            return placing.remove(look, KEYS, gone)
+            return item_placement.remove(look, KEYS, gone)
 
         for actor in self._some():
             self._try(actor, decide, 4)
@@ -424,7 +424,7 @@ class GroupWorld:
         """A queue that was placed is to lie on fewer members, on more, or on all."""
         queue, most = self.random.choice(self._queues() or [""]), self.random.choice([1, 1, 2, 3, 5, None])
         for actor in self._some():
-            self._try(actor, lambda _, look: placing.limit(look, KEYS, queue, most), 4)
+            self._try(actor, lambda _, look: item_placement.limit(look, KEYS, queue, most), 4)
 
     def _queues(self) -> list[str]:
         """Those that were placed, in any order."""

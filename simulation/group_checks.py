@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Mapping
 import msgspec
 
 from simulation.checks import BrokenPromiseError, check
-from sluiceway.core.assignment.group import Keys, Look, Plan, Resource, Token, Writes
-from sluiceway.core.assignment.plan import queue_of
+from sluiceway.core.group.group_records import Keys, Look, Plan, Resource, Token, Writes
+from sluiceway.core.group.plan import queue_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import View
 

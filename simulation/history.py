@@ -11,8 +11,8 @@ from simulation.clients import Clients
 from simulation.items import new_rows
 from simulation.queue import SimQueue
 from simulation.world import MAX_JUMP, START, EventLog, Weather, World
-from sluiceway.core.lane import LaneState
-from sluiceway.core.tickets import Result
+from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.core.queue.tickets import Result
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import Backoff, PartitionRecord, QueueRecord

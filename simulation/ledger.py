@@ -13,8 +13,8 @@ from simulation.items import Batch, Held, Item, Way
 from simulation.scene import LEASED
 from simulation.store import Store
 from simulation.trail import Trail
-from sluiceway.core.looking import open_slices
-from sluiceway.core.tickets import Grant, Ticket
+from sluiceway.core.partition.queries import open_slices
+from sluiceway.core.queue.tickets import Grant, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.model.leased import Slice

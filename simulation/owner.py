@@ -13,13 +13,13 @@ from simulation.checks import InjectedMistakeError, check
 from simulation.store import Fence, Store
 from simulation.trail import Turn
 from simulation.world import START, World
-from sluiceway.core.compaction import Compaction, open_rows
-from sluiceway.core.dealing import LEASE_PATIENCE
-from sluiceway.core.lane import LONGEST_SAMPLE, Lane, LaneState
-from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.partition import Partition
-from sluiceway.core.slots import home_of
-from sluiceway.core.tickets import (
+from sluiceway.core.partition.compaction import Compaction, open_rows
+from sluiceway.core.partition.key_slots import home_of
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
+from sluiceway.core.queue.logical_queue import LogicalQueue
+from sluiceway.core.queue.partition_executor import LONGEST_SAMPLE, Lane, LaneState
+from sluiceway.core.queue.tickets import (
     Commit,
     Compact,
     Effect,

@@ -13,8 +13,8 @@ from simulation.items import Batch, new_rows
 from simulation.ledger import Ledger
 from simulation.owner import Handler, Owner
 from simulation.world import World
-from sluiceway.core.dealing import LEASE_PATIENCE
-from sluiceway.core.tickets import Request, Result, Ticket, Transfer, TransferEnd
+from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
+from sluiceway.core.queue.tickets import Request, Result, Ticket, Transfer, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from simulation.checks import check
-from sluiceway.core.partition import Partition
-from sluiceway.core.records import Header, LeaseState, by_part, to_array
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.records import Header, LeaseState, by_part, to_array
 from sluiceway.kernel.clock import Millis
 
 READY, LEASED, DUE = "ready", "leased", "due"

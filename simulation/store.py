@@ -10,10 +10,10 @@ import pyarrow as pa
 from simulation.checks import check
 from simulation.scene import Scene, scene_of
 from simulation.trail import Turn
-from sluiceway.core import looking
-from sluiceway.core.looking import load as load_for_checking
-from sluiceway.core.partition import Partition
-from sluiceway.core.records import unpack_header, unpack_lease
+from sluiceway.core.partition import queries
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.queries import load as load_for_checking
+from sluiceway.core.partition.records import unpack_header, unpack_lease
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.sparse import SparseBatch, decode_stored
@@ -78,7 +78,7 @@ class Store:
 
     def load(self) -> Partition:
         """A machine of its own in the durable state, made by the code under test."""
-        return looking.load(self.snapshot())
+        return queries.load(self.snapshot())
 
     def write(self, changes: Changes, fence: Fence, turn: Turn | None = None) -> bool:
         """Write without making it durable. False if the fence shuts it out."""

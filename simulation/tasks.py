@@ -17,8 +17,8 @@ from simulation.tasks_actor import Actor
 from simulation.tasks_checks import TruthLog
 from simulation.tasks_stream import POINTS, Positions, Stream
 from simulation.world import EventLog
-from sluiceway.core.assignment.task_member import ChildrenFound, Elected, Going, Pace, Prepared, Preset, SeedsFound, TaskMember
-from sluiceway.core.assignment.tasks_state import CancelMove, Move, Record, Snapshot
+from sluiceway.core.group.task_member import ChildrenFound, Elected, Going, Pace, Prepared, Preset, SeedsFound, TaskMember
+from sluiceway.core.group.task_state import CancelMove, Move, Record, Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.tasks import Group
 

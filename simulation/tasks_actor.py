@@ -9,7 +9,8 @@ from typing import Protocol
 from simulation.checks import check
 from simulation.tasks_checks import TruthLog
 from simulation.tasks_stream import Fence, Positions, Stream, index_of
-from sluiceway.core.assignment.task_member import (
+from sluiceway.core.group.task_fold import restore
+from sluiceway.core.group.task_member import (
     Alarm,
     Append,
     AskSeeds,
@@ -30,8 +31,7 @@ from sluiceway.core.assignment.task_member import (
     TaskMember,
     Tick,
 )
-from sluiceway.core.assignment.tasks import restore
-from sluiceway.core.assignment.tasks_state import Record
+from sluiceway.core.group.task_state import Record
 from sluiceway.kernel.clock import Millis
 
 

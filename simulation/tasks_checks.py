@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from simulation.checks import check
 from simulation.tasks_stream import Positions, Stream
-from sluiceway.core.assignment.task_leader import divide
-from sluiceway.core.assignment.tasks import fold, judge, restore, trimmable, watermark
-from sluiceway.core.assignment.tasks_state import Decision, Entry, Finish, Record, Release, Seeds, State, Term, decode, encode
+from sluiceway.core.group.task_fold import fold, judge, restore, trimmable, watermark
+from sluiceway.core.group.task_leader import divide
+from sluiceway.core.group.task_state import Decision, Entry, Finish, Record, Release, Seeds, State, Term, decode, encode
 from sluiceway.kernel.clock import Millis
 
 

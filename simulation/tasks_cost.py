@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from sluiceway.core.assignment.task_member import (
+from sluiceway.core.group.task_fold import fold
+from sluiceway.core.group.task_member import (
     Append,
     AskSeeds,
     Elected,
@@ -26,8 +27,7 @@ from sluiceway.core.assignment.task_member import (
     TaskMember,
     Tick,
 )
-from sluiceway.core.assignment.tasks import fold
-from sluiceway.core.assignment.tasks_state import Record, Snapshot, State, encode
+from sluiceway.core.group.task_state import Record, Snapshot, State, encode
 from sluiceway.model.tasks import Born, Group
 
 MEMBERS, PARTITIONS = 200, 2_000

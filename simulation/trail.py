@@ -10,8 +10,8 @@ from simulation.asks import Asks
 from simulation.checks import check
 from simulation.items import Item, Way
 from simulation.scene import DUE, LEASED, READY, Place, Scene
-from sluiceway.core.records import REDRIVEN, Header, partition_target
-from sluiceway.core.states import allows
+from sluiceway.core.partition.partition_states import allows
+from sluiceway.core.partition.records import REDRIVEN, Header, partition_target
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.kernel.limits import MAX_CLOCK_STEP

@@ -11,7 +11,7 @@ from random import Random
 from typing import Protocol
 
 from simulation.checks import check
-from sluiceway.core.tickets import Ticket
+from sluiceway.core.queue.tickets import Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Produce
 

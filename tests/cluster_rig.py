@@ -12,7 +12,7 @@ from typing import Any
 from node_rig import PATIENCE, Store, fine, rows
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
-from sluiceway.core.assignment.group import Parameters, Strategy
+from sluiceway.core.group.group_records import Parameters, Strategy
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import BackendSettings, MemoryBackend

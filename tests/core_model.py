@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from sluiceway.core.compaction import compactions, open_rows
-from sluiceway.core.looking import load, open_slices, ready_slices
-from sluiceway.core.partition import Partition
-from sluiceway.core.records import LeaseState, unpack_blob, unpack_due, unpack_extent
-from sluiceway.core.rules import Rules
+from sluiceway.core.partition.compaction import compactions, open_rows
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.partition_policy import Rules
+from sluiceway.core.partition.queries import load, open_slices, ready_slices
+from sluiceway.core.partition.records import LeaseState, unpack_blob, unpack_due, unpack_extent
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
 from sluiceway.model.few import Few, Rows, in_columns

@@ -13,8 +13,8 @@ import pyarrow as pa
 import uvloop
 
 from server_process import PATIENCE
-from sluiceway.core.assignment.group import SealedRound, Strategy
-from sluiceway.core.routing import Peer
+from sluiceway.core.group.group_records import SealedRound, Strategy
+from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM, Actor

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
 from core_model import EVERYTHING
-from sluiceway.core.looking import open_slices, ready_slices
-from sluiceway.core.partition import Partition
-from sluiceway.core.records import EXPIRED_READY, REDRIVEN, to_array
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.queries import open_slices, ready_slices
+from sluiceway.core.partition.records import EXPIRED_READY, REDRIVEN, to_array
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Fate
 

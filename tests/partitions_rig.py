@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from node_rig import PATIENCE
-from sluiceway.core.slots import slots_of
+from sluiceway.core.partition.key_slots import slots_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import Stamp

@@ -9,8 +9,8 @@ import msgspec
 import numpy as np
 
 from simulation.store import Store
-from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.tickets import Commit, Fault, Open, Reply, Request, Result, Ticket, Transfer
+from sluiceway.core.queue.logical_queue import LogicalQueue
+from sluiceway.core.queue.tickets import Commit, Fault, Open, Reply, Request, Result, Ticket, Transfer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows

@@ -9,11 +9,11 @@ from typing import Any
 
 import msgspec
 
-from sluiceway.core import rebalance as machine
-from sluiceway.core.rebalance import AskFor, Change, Heard
-from sluiceway.core.rebalance_plan import plan
-from sluiceway.core.slots import home_of, slot, slot_of_name
-from sluiceway.core.states import allows
+from sluiceway.core.partition.key_slots import home_of, slot, slot_of_name
+from sluiceway.core.partition.partition_states import allows
+from sluiceway.core.rebalance import steps as machine
+from sluiceway.core.rebalance.partition_plan import plan
+from sluiceway.core.rebalance.steps import AskFor, Change, Heard
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys

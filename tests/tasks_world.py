@@ -19,8 +19,8 @@ from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
-from sluiceway.core.assignment.task_member import Preset
-from sluiceway.core.assignment.tasks_state import Finish, Join, Leave, Record, Release, State, decode
+from sluiceway.core.group.task_member import Preset
+from sluiceway.core.group.task_state import Finish, Join, Leave, Record, Release, State, decode
 from sluiceway.model.meta import View
 from sluiceway.node.task_alarms import AlarmBoard
 from sluiceway.node.task_election import MetaElection

@@ -11,7 +11,7 @@ from simulation import bugs_placing
 from simulation.bugs_group import RARE
 from simulation.group import ModelStore
 from simulation.planting import Bug, planted
-from sluiceway.core.assignment.group import (
+from sluiceway.core.group.group_records import (
     MOST_TOLD,
     Decision,
     Keys,
@@ -25,9 +25,9 @@ from sluiceway.core.assignment.group import (
     largest_commit,
     read_group,
 )
-from sluiceway.core.assignment.member import Member
-from sluiceway.core.assignment.placing import place
-from sluiceway.core.assignment.rounds import next_plan, told
+from sluiceway.core.group.item_placement import place
+from sluiceway.core.group.member import Member
+from sluiceway.core.group.rounds import next_plan, told
 from sluiceway.ports.meta_store import Entry, View
 
 KEYS = Keys("g")

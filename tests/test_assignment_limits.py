@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from simulation.checks import BrokenPromiseError
 from simulation.group_checks import check_even, check_limits
-from sluiceway.core.assignment.group import Resource, Strategy, Writes, largest_commit, owners
-from sluiceway.core.assignment.placing import begin, limit, place, remove
-from sluiceway.core.assignment.plan import dealt, moves, sticky
+from sluiceway.core.group.group_records import Resource, Strategy, Writes, largest_commit, owners
+from sluiceway.core.group.item_placement import begin, limit, place, remove
+from sluiceway.core.group.plan import dealt, moves, sticky
 from test_assignment_holes import KEYS, QUICK, Rig
 
 MEMBERS = ["a", "b", "c", "d"]
@@ -135,7 +135,7 @@ def test_new_queues_go_to_those_who_have_least() -> None:
 
 PROGRAM = """
 import hashlib, json, random
-from sluiceway.core.assignment.plan import dealt, sticky
+from sluiceway.core.group.plan import dealt, sticky
 rng = random.Random(7)
 items = [f"q{q}.{n}" for q in range(60) for n in range(8)]
 members = {f"m{n}" for n in range(17)}

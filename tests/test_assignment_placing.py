@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulation.group import ModelStore
-from sluiceway.core.assignment.group import (
+from sluiceway.core.group.group_records import (
     Claim,
     GroupReader,
     Keys,
@@ -27,8 +27,8 @@ from sluiceway.core.assignment.group import (
     read_group,
     rounds_of,
 )
-from sluiceway.core.assignment.placing import MOST_CLAIM_WRITES, begin, era_of, place, remove
-from sluiceway.core.assignment.plan import moves, sticky
+from sluiceway.core.group.item_placement import MOST_CLAIM_WRITES, begin, era_of, place, remove
+from sluiceway.core.group.plan import moves, sticky
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS
 from test_assignment_holes import KEYS, QUICK, Rig

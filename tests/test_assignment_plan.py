@@ -11,7 +11,7 @@ from collections import Counter
 
 import pytest
 
-from sluiceway.core.assignment.plan import moves, sticky
+from sluiceway.core.group.plan import moves, sticky
 
 STATES = 3_000
 
@@ -96,7 +96,7 @@ def test_nobody_gets_nothing(items: list[str]) -> None:
 
 PROGRAM = """
 import hashlib, json, random
-from sluiceway.core.assignment.plan import dealt, sticky
+from sluiceway.core.group.plan import dealt, sticky
 rng = random.Random(7)
 items = [f"i{n}" for n in range(500)]
 members = {f"m{n}" for n in range(17)}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from simulation.loop import Loop, simulated
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
-from sluiceway.core.breaker import PROBE_INTERVAL, Breaker
+from sluiceway.core.queue.breaker import PROBE_INTERVAL, Breaker
 from sluiceway.model.changes import Changes, Fence, Least, PartitionRef, Snapshot
 from sluiceway.model.outcomes import Outcome
 from sluiceway.node.backends import Backend

@@ -32,8 +32,8 @@ from sluiceway.capture import begun as capture_begun
 from sluiceway.capture import member as capture_member
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.parts import open_meta, open_positions
-from sluiceway.core.assignment.group import Keys, MemberRecord, Parameters, Resource
-from sluiceway.core.assignment.tasks_state import State
+from sluiceway.core.group.group_records import Keys, MemberRecord, Parameters, Resource
+from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import ChangeStream
 from sluiceway.ports.partition_store import StoreUnavailableError

@@ -18,8 +18,8 @@ from sluiceway.capture import Begun, Look
 from sluiceway.capture.shown import group_of
 from sluiceway.cli.common import EXIT_REFUSED, EXIT_UNAVAILABLE
 from sluiceway.cli.tasks_view import partitions
-from sluiceway.core.assignment.tasks import fold
-from sluiceway.core.assignment.tasks_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
+from sluiceway.core.group.task_fold import fold
+from sluiceway.core.group.task_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
 from sluiceway.model.tasks import Born, Kept
 from sluiceway.node.task_alarms import AlarmBoard
 from sluiceway.ports.position_store import Stored

@@ -9,7 +9,7 @@ import pytest
 
 from cluster_rig import Cluster, Gate, cluster, counts, put, shares
 from node_rig import eventually, lease, payloads, settle, spec
-from sluiceway.core.slots import slot
+from sluiceway.core.partition.key_slots import slot
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.few import in_columns
 from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll

@@ -9,7 +9,7 @@ import pytest
 
 from cluster_rig import Cluster, Gate, cluster, counts, put, shares
 from node_rig import eventually, lease, payloads, produce, settle, spec
-from sluiceway.core.routing import HERE, OVERFLOW, Peer, stays, taker
+from sluiceway.core.queue.routing import HERE, OVERFLOW, Peer, stays, taker
 from sluiceway.model.peers import Ask, Load, Poll
 from sluiceway.model.requests import Leased
 from sluiceway.node import leasing

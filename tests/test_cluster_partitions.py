@@ -15,7 +15,7 @@ import pytest
 from cluster_rig import MORTAL, Cluster, Gate, cluster, counts, put, shares
 from node_rig import PATIENCE, eventually, fine, lease, payloads, produce, rows, settle, spec
 from partitions_rig import add, change, drain, hand_over_keys, move, remove, set_slots, set_state, shut
-from sluiceway.core.slots import home_of
+from sluiceway.core.partition.key_slots import home_of
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import DeleteItems
 from sluiceway.model.outcomes import Outcome

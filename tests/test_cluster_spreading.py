@@ -12,9 +12,9 @@ import pytest
 from cluster_rig import Cluster, cluster, clustered, put, shares
 from node_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle
 from sluiceway.adapters import system
-from sluiceway.core import spreading
-from sluiceway.core.assignment.group import Strategy
-from sluiceway.core.spreading import Pace
+from sluiceway.core.group.group_records import Strategy
+from sluiceway.core.queue import scaling_policy
+from sluiceway.core.queue.scaling_policy import Pace
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import LogicalQueues, PartitionRecord, QueueRecord, encode_queue
 from sluiceway.model.requests import Lease, Leased, Produce, ProduceKey, QueuePatch, QueueSpec
@@ -129,7 +129,7 @@ def test_any_strategy_takes_the_setting(tmp_path: Path, strategy: Strategy) -> N
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spreading, "PACE", QUICK)
+    monkeypatch.setattr(scaling_policy, "PACE", QUICK)
     monkeypatch.setattr(node_spreading, "LOOK", 20)
 
 
@@ -212,7 +212,7 @@ def test_a_queue_is_spread_when_its_load_rises_and_gathered_when_it_ends(tmp_pat
 
 
 def test_what_another_owner_has_to_do_spreads_the_queue_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
-    monkeypatch.setattr(spreading, "PACE", QUICK._replace(shrink_after=3_600_000))
+    monkeypatch.setattr(scaling_policy, "PACE", QUICK._replace(shrink_after=3_600_000))
 
     async def run() -> None:
         async with cluster(tmp_path, "a", "b", "c") as (made, (a, _, _)):
@@ -301,7 +301,7 @@ def test_a_queue_grows_on_a_slow_machine_by_what_keeps_that_one_busy(tmp_path: P
 
             async with asyncio.timeout(PATIENCE):
                 await asyncio.gather(*(go_on() for _ in range(16)))
-            assert calls / (system.stopwatch() - began) < 0.6 * spreading.REQUESTS, "by constants it would have grown, too"
+            assert calls / (system.stopwatch() - began) < 0.6 * scaling_policy.REQUESTS, "by constants it would have grown, too"
             await lies_on(made, "q", 2, 2)
 
     asyncio.run(run())

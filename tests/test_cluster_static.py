@@ -12,7 +12,7 @@ from node_rig import Store, payloads, produce, spec
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
-from sluiceway.core.assignment.group import Strategy
+from sluiceway.core.group.group_records import Strategy
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.requests import Lease
 from sluiceway.node.ownership import GRANT

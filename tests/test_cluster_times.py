@@ -11,7 +11,7 @@ import pytest
 
 from cluster_rig import STEADY, Cluster, cluster, shares
 from node_rig import eventually, lease, payloads, produce, spec
-from sluiceway.core.assignment.group import BOUNDS, Parameters, Resource, with_times
+from sluiceway.core.group.group_records import BOUNDS, Parameters, Resource, with_times
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.configuration import CLUSTER_TIMES, ClusterSettings, Configuration

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from core_model import Rig, rows_of
 from node_rig import lease, payloads, produce, serving, settle, spec
-from sluiceway.core.compaction import compactions
-from sluiceway.core.looking import open_slices
+from sluiceway.core.partition.compaction import compactions
+from sluiceway.core.partition.queries import open_slices
 from sluiceway.model.inspection import Browse
 from sluiceway.model.items import batch_from_rows, encode_blob, narrow
 from sluiceway.model.leased import Slice, present, take_rows

@@ -17,8 +17,8 @@ from server_running import eventually
 from sluiceway.cli.common import wide_console
 from sluiceway.cli.consumers import ConsumerRow, consumer_table, queues_of, rows_of
 from sluiceway.client import AsyncClient, Client
-from sluiceway.core.consumers import FAILED_FOR, SEEN_FOR, ConsumerBook, Tally, shown, together
-from sluiceway.core.records import LeaseState
+from sluiceway.core.partition.records import LeaseState
+from sluiceway.core.queue.consumer_activity import FAILED_FOR, SEEN_FOR, ConsumerBook, Tally, shown, together
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_CONSUMERS, MAX_CONSUMERS_SHOWN, MAX_QUERIES, MAX_TEXT_BYTES
 from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState

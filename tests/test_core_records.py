@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from sluiceway.core.records import pack, pack_bits, unpack_bits, unpack_due
+from sluiceway.core.partition.records import pack, pack_bits, unpack_bits, unpack_due
 
 MEMBERS = st.one_of(
     st.sets(st.integers(0, 20_000)),

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.core.distribution import Candidate, deal
-from sluiceway.core.slots import slot
+from sluiceway.core.partition.key_slots import slot
+from sluiceway.core.queue.distribution import Candidate, deal
 from sluiceway.model.requests import ProduceKey
 
 WANTS = st.lists(st.integers(0, 30), max_size=12)

@@ -13,7 +13,7 @@ import pytest
 
 from cli_shell import leaf_of, leaves
 from fake_service import RECORD
-from sluiceway.core.states import ShownState, allows
+from sluiceway.core.partition.partition_states import ShownState, allows
 from sluiceway.model.queue import PartitionRecord, PartitionState
 from sluiceway.model.rebalance import StepKind
 

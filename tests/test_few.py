@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from core_model import START
-from sluiceway.core.partition import Partition
+from sluiceway.core.partition.partition import Partition
 from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_TEXT_BYTES

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from server_process import PATIENCE
-from sluiceway.core.assignment.group import Keys, Look, Strategy, owners, read_group
-from sluiceway.core.assignment.placing import place, remove
+from sluiceway.core.group.group_records import Keys, Look, Strategy, owners, read_group
+from sluiceway.core.group.item_placement import place, remove
 from sluiceway.group import GroupMember, MetaStore, define
 from sluiceway.node.group import Change
 from sluiceway.ports.meta_store import Stamp

@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from frozen import freeze
 from postgres_server import server_or_skip
 from server_process import PATIENCE
-from sluiceway.core.assignment.group import Keys, read_group
+from sluiceway.core.group.group_records import Keys, read_group
 from sluiceway.group import Gained, GroupMember, Lost, MetaStore, Parameters, Token, define, open_meta_store
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import View

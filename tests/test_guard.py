@@ -15,7 +15,7 @@ from server_process import PATIENCE
 from server_running import eventually, running
 from sluiceway.adapters import system
 from sluiceway.adapters.meta.memory import MemoryMetaStore
-from sluiceway.core.quota import Rates
+from sluiceway.core.queue.token_bucket import Rates
 from sluiceway.kernel.errors import RateLimitedError, SluicewayError
 from sluiceway.model.access import Actor, KeySpec
 from sluiceway.node.api_keys import ApiKeys, keys_of

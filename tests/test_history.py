@@ -9,7 +9,9 @@ from typing import Literal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.core.history import (
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.queue_history import (
     KEPT_PAGES,
     LOOKS,
     PER_PAGE,
@@ -21,9 +23,7 @@ from sluiceway.core.history import (
     prefixes_before,
     prefixes_of,
 )
-from sluiceway.core.partition import Partition
-from sluiceway.core.share import Share
-from sluiceway.core.tickets import Commit, Effect, Open, Ticket
+from sluiceway.core.queue.tickets import Commit, Effect, Open, Ticket
 from sluiceway.kernel.ids import INCARNATION_LENGTH
 from sluiceway.model.history import COUNTS, LEVELS, MINUTE, MOST_MINUTES, NO_COUNTS, OLDEST, Minute, Tally
 from sluiceway.model.items import batch_from_rows

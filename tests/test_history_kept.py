@@ -23,7 +23,7 @@ from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.cli.history import BLOCKS, WIDTH, figures, lines, spark
 from sluiceway.client import Client, QueueHistory
-from sluiceway.core.history import KEPT_PAGES, PER_PAGE, PREFIX
+from sluiceway.core.queue.queue_history import KEPT_PAGES, PER_PAGE, PREFIX
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.history import COUNTS, LEVELS, MINUTE, MOST_MINUTES, OLDEST, Minute, Tally
 from sluiceway.model.meta import MAX_COMMIT_KEYS

@@ -15,7 +15,7 @@ from fake_service import NOW, RECORD, FakeService, serving
 from server_guarded import guarded
 from server_running import running
 from sluiceway.client import Client
-from sluiceway.core.assignment.group import (
+from sluiceway.core.group.group_records import (
     Claim,
     Keys,
     Look,

@@ -13,7 +13,7 @@ from cluster_rig import MORTAL, cluster, lapse
 from node_rig import eventually, lease, produce, rows
 from server_running import running
 from sluiceway.adapters.meta.memory import MemoryMetaStore
-from sluiceway.core.assignment import group
+from sluiceway.core.group import group_records
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import View
@@ -117,13 +117,16 @@ def outside(members: int) -> Instances:
     """An instance that is no member of a cluster with so many."""
     ownership = Clustered("a", "http://a")
     ownership._member = GroupMember(MemoryMetaStore(), "partitions", lambda change: None, name="a")
-    there = {f"i-{n}": group.MemberRecord(beat=1, lease_timeout=2_000) for n in range(members)}
+    there = {f"i-{n}": group_records.MemberRecord(beat=1, lease_timeout=2_000) for n in range(members)}
     view = View(1, {})
-    ownership.member.look = group.Look(view, 0, group.Resource(items=()), None, None, there, frozenset(), {})
+    ownership.member.look = group_records.Look(view, 0, group_records.Resource(items=()), None, None, there, frozenset(), {})
     return Instances(ownership, list)
 
 
-@pytest.mark.parametrize(("members", "why"), [(3, "it joins, or has left"), (group.MOST_MEMBERS, "it has 200 members, and takes no more")])
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [(3, "it joins, or has left"), (group_records.MOST_MEMBERS, "it has 200 members, and takes no more")],
+)
 def test_an_instance_that_is_no_member_says_so(members: int, why: str) -> None:
     instances = outside(members)
     assert instances.problems() == [f"this instance is no member of the cluster: {why}; it serves by others alone"]

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from queue_rig import Rig, produce
-from sluiceway.core.health import DEGRADED
-from sluiceway.core.keys import KeyMemory, KeyRecord, Seen, pack
-from sluiceway.core.partition import Partition
-from sluiceway.core.slots import slot
+from sluiceway.core.partition.idempotency_keys import KeyMemory, KeyRecord, Seen, pack
+from sluiceway.core.partition.key_slots import slot
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.queue.executor_health import DEGRADED
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GENERATED_KEY
 from sluiceway.model.outcomes import Outcome

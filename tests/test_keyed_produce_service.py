@@ -12,7 +12,7 @@ import pytest
 from node_rig import PATIENCE, Store, fine
 from server_running import Running, eventually, running
 from sluiceway.client import Client
-from sluiceway.core import board, health
+from sluiceway.core.queue import executor_health, executor_index
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
@@ -81,7 +81,7 @@ def test_the_clients_calls_land_where_there_is_least(served: Served) -> None:
 
 def test_a_producer_fills_the_emptiest_partitions(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     # On a busy machine a commit may take 100 ms, and its partition is then set aside as slow, whatever it holds.
-    for module in (health, board):
+    for module in (executor_health, executor_index):
         monkeypatch.setattr(module, "DEGRADED", (600_000, 4))
     queue_name = served.backlogs(1_000, 1_000, 0, 0)
     with Client(served.server.url) as client, client.producer(queue_name, max_batch=100) as producer:

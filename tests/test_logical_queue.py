@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from queue_rig import Rig, lease, produce, settle
-from sluiceway.core import logical_queue
-from sluiceway.core.lane import SOON
-from sluiceway.core.logical_queue import TRANSFER_RETRY
-from sluiceway.core.tickets import Commit, Open, TransferEnd
+from sluiceway.core.queue import logical_queue
+from sluiceway.core.queue.logical_queue import TRANSFER_RETRY
+from sluiceway.core.queue.partition_executor import SOON
+from sluiceway.core.queue.tickets import Commit, Open, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Extend, Extended, Fate, ProduceKey, Selection, Settle

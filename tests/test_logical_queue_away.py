@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from queue_rig import Rig, array, lease, produce
-from sluiceway.core.dealing import LEASE_PATIENCE
-from sluiceway.core.logical_queue import TRANSFER_RETRY
-from sluiceway.core.tickets import TakeOut, Ticket, TransferBegun, TransferEnd
+from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
+from sluiceway.core.queue.logical_queue import TRANSFER_RETRY
+from sluiceway.core.queue.tickets import TakeOut, Ticket, TransferBegun, TransferEnd
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Clear, Cleared
 

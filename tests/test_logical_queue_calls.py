@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queue_rig import LEASE_TIMEOUT, Rig, array, lease, produce, settle
-from sluiceway.core import board, dealing
-from sluiceway.core.tickets import Ticket
+from sluiceway.core.queue import executor_index, lease_scheduler
+from sluiceway.core.queue.tickets import Ticket
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import RELEASE, Extend, Extended, Fate, Produce, ProduceKey, Selection, Settle
 
@@ -111,7 +111,7 @@ def ask(rig: Rig, count: int, most: int) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dealing, "MAX_LEASE_BYTES", ROOM)
+    monkeypatch.setattr(lease_scheduler, "MAX_LEASE_BYTES", ROOM)
 
 
 @pytest.mark.usefixtures("small_answers")
@@ -200,7 +200,7 @@ def test_no_partition_waits_longer_than_two_rounds_whoever_comes(steps: list[tup
 
 
 def test_of_clients_that_come_and_go_the_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(board, "MAX_REMEMBERED_CLIENTS", 3)
+    monkeypatch.setattr(executor_index, "MAX_REMEMBERED_CLIENTS", 3)
     rig = Rig(2)
     for number in range(2):
         rig.fill(number, 50)

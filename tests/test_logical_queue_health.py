@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from queue_rig import Rig, lease, produce, settle
-from sluiceway.core.health import DEGRADED, PROBE_EVERY
-from sluiceway.core.lane import SOON
-from sluiceway.core.tickets import Ticket
+from sluiceway.core.queue.executor_health import DEGRADED, PROBE_EVERY
+from sluiceway.core.queue.partition_executor import SOON
+from sluiceway.core.queue.tickets import Ticket
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import ProduceKey

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from queue_rig import Rig, array, lease, produce, settle
-from sluiceway.core.tickets import Ticket
+from sluiceway.core.queue.tickets import Ticket
 from sluiceway.model.inspection import Deleted, DeleteItems
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Produce

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
-from sluiceway.core.dealing import LEASE_PATIENCE
-from sluiceway.core.tickets import Ticket
+from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
+from sluiceway.core.queue.tickets import Ticket
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Lease
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from queue_rig import Rig, lease, produce, settle
-from sluiceway.core.slots import home_of, slots_of, spread
-from sluiceway.core.tickets import KeysTaken, Ticket, TransferBegun, TransferEnd
+from sluiceway.core.partition.key_slots import home_of, slots_of, spread
+from sluiceway.core.queue.tickets import KeysTaken, Ticket, TransferBegun, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows

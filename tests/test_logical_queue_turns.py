@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from queue_rig import START, Rig, lease, produce, settle
-from sluiceway.core import logical_queue
-from sluiceway.core.lane import SOON, Lane
+from sluiceway.core.queue import logical_queue
+from sluiceway.core.queue.partition_executor import SOON, Lane
 from sluiceway.kernel.limits import BLOB_BYTES
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome

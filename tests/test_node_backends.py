@@ -13,7 +13,7 @@ import apsw
 import pytest
 
 from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, rows, serving, serving_on, settle, spec, total
-from sluiceway.core.lane import LaneState
+from sluiceway.core.queue.partition_executor import LaneState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import MemoryBackend, SqliteBackend
 from sluiceway.model.outcomes import Outcome

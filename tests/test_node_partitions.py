@@ -15,7 +15,7 @@ import pytest
 from node_rig import eventually, fine, lease, payloads, produce, rows, serving, settle, spec
 from partitions_rig import add, drain, hand_over_keys, move, remove, set_slots, set_state, shut
 from sluiceway.adapters import system
-from sluiceway.core.slots import home_of
+from sluiceway.core.partition.key_slots import home_of
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import DeleteItems, ListItems
 from sluiceway.model.items import batch_from_rows

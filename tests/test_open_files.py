@@ -13,7 +13,7 @@ import pytest
 from node_rig import eventually, serving, spec
 from server_process import COMMAND, PATIENCE
 from sluiceway.adapters import system
-from sluiceway.core.lane import LaneState
+from sluiceway.core.queue.partition_executor import LaneState
 from sluiceway.node.stores import MAX_OPEN, MIN_OPEN, most_open
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from core_model import START, Rig, Row, array_of, batch_of
-from sluiceway.core import closed
-from sluiceway.core.away import MOST_PIECES
-from sluiceway.core.looking import lives_of
-from sluiceway.core.rules import Rules
+from sluiceway.core.partition import closed_leases
+from sluiceway.core.partition.partition_policy import Rules
+from sluiceway.core.partition.queries import lives_of
+from sluiceway.core.partition.transfers import MOST_PIECES
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.requests import Fate, ProduceKey
@@ -194,7 +194,7 @@ def test_items_that_are_taken_out_write_one_record_an_extent_and_one_for_all() -
 
 
 def test_leases_that_run_out_over_and_over_leave_a_bounded_number_of_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed, "MAX_CLOSED_LEASES", 8)
+    monkeypatch.setattr(closed_leases, "MAX_CLOSED_LEASES", 8)
     rig, now = backlog(2), START
     sizes = []
     for _ in range(30):

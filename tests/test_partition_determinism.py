@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from core_model import START, Rig, Row, array_of, batch_of
-from sluiceway.core.looking import ready_slices
+from sluiceway.core.partition.queries import ready_slices
 from sluiceway.model.requests import DONE, Fate, Life, ProduceKey, Settled
 
 FATES = (DONE, Fate("retry"), Fate("retry", retry_after=30), Fate("dead", reason="bad"))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from core_model import EVERYTHING, START, Rig, Row, batch_of, rows_of
-from sluiceway.core import gate, keys
-from sluiceway.core.looking import explain, lives_of, open_slices, stats_of
-from sluiceway.core.records import Header, pack, unpack_header, unpack_lease
-from sluiceway.core.slots import slot
+from sluiceway.core.partition import admission, idempotency_keys
+from sluiceway.core.partition.key_slots import slot
+from sluiceway.core.partition.queries import explain, lives_of, open_slices, stats_of
+from sluiceway.core.partition.records import Header, pack, unpack_header, unpack_lease
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import KEY_WINDOW
 from sluiceway.model.peers import Shutting
@@ -298,7 +298,7 @@ def test_old_coordinators_neither_give_nor_take() -> None:
 
 
 def test_too_many_keys_for_one_answer_are_closed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "MAX_KEYS_BYTES", 50)
+    monkeypatch.setattr(admission, "MAX_KEYS_BYTES", 50)
     rig = Rig()
     for name in "ab":
         rig.produce(rows_of("x"), START, ProduceKey(name))
@@ -311,7 +311,7 @@ def test_too_many_keys_for_one_answer_are_closed_all_the_same(monkeypatch: pytes
 
 
 def test_a_full_memory_does_not_hold_up_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "MAX_KEYS", 1)
+    monkeypatch.setattr(idempotency_keys, "MAX_KEYS", 1)
     rig = Rig()
     rig.produce(rows_of("x"), START, ProduceKey("a"))
     with pytest.raises(SluicewayError):

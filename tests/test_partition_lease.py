@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from core_model import START, Rig, Row, Served, rows_of
-from sluiceway.core.looking import open_slices, ready_slices, stats_of
+from sluiceway.core.partition.queries import open_slices, ready_slices, stats_of
 from sluiceway.kernel.limits import BLOB_BYTES, MAX_LEASE_BYTES
 from sluiceway.model.requests import Fate, Settled
 

@@ -9,12 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core_model import START, Rig, Row, array_of, batch_of
 from partition_model import Model, ModelLease
-from sluiceway.core import closed
-from sluiceway.core.inspecting import in_line, scheduled, why_left
-from sluiceway.core.looking import explain, lives_of, open_slices
-from sluiceway.core.records import LeaseState
-from sluiceway.core.rules import Rules
-from sluiceway.core.snapshots import Listed
+from sluiceway.core.partition import closed_leases
+from sluiceway.core.partition.item_listing import in_line, scheduled, why_left
+from sluiceway.core.partition.partition_policy import Rules
+from sluiceway.core.partition.queries import explain, lives_of, open_slices
+from sluiceway.core.partition.records import LeaseState
+from sluiceway.core.partition.snapshots import Listed
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
@@ -341,7 +341,7 @@ def run(examples: int, steps: int) -> None:
 
 @pytest.fixture(autouse=True)
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed, "MAX_CLOSED_LEASES", REMEMBERS)
+    monkeypatch.setattr(closed_leases, "MAX_CLOSED_LEASES", REMEMBERS)
 
 
 def test_a_random_history_agrees_with_the_model() -> None:

@@ -17,9 +17,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core_model import START, Rig, array_of
 from partition_spots import Spot, spots_of
-from sluiceway.core.looking import lives_of, open_slices
-from sluiceway.core.partition import Partition, Placed
-from sluiceway.core.slots import slot
+from sluiceway.core.partition.key_slots import slot
+from sluiceway.core.partition.partition import Partition, Placed
+from sluiceway.core.partition.queries import lives_of, open_slices
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows

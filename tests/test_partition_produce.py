@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core_model import START, Rig, Row, Served, batch_of, rows_of
-from sluiceway.core import keys as keys_module
+from sluiceway.core.partition import idempotency_keys as keys_module
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import BLOB_BYTES, GROUP_KEEP, KEY_WINDOW
 from sluiceway.model.changes import RecordKind

@@ -8,10 +8,10 @@ import pytest
 from pyroaring import BitMap
 
 from core_model import START, Rig, Row, array_of, rows_of
-from sluiceway.core import closed
-from sluiceway.core.closed import ClosedLeases, unknown_extent
-from sluiceway.core.looking import explain
-from sluiceway.core.records import LeaseState, Part
+from sluiceway.core.partition import closed_leases
+from sluiceway.core.partition.closed_leases import ClosedLeases, unknown_extent
+from sluiceway.core.partition.queries import explain
+from sluiceway.core.partition.records import LeaseState, Part
 from sluiceway.model.requests import RELEASE, Fate, Settled
 
 RETRY, DEAD = Fate("retry"), Fate("dead", reason="bad")
@@ -79,7 +79,7 @@ def test_a_partition_of_which_only_a_closed_lease_is_left_can_be_loaded() -> Non
 
 
 def test_only_the_last_closed_leases_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(closed, "MAX_CLOSED_LEASES", 3)
+    monkeypatch.setattr(closed_leases, "MAX_CLOSED_LEASES", 3)
     rig = filled("abcde")
     for offset in range(5):
         rig.lease(1)
@@ -94,7 +94,7 @@ def test_only_the_last_closed_leases_are_remembered(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("seed", range(20))
 def test_who_has_completed_a_later_lease_is_known_for_those_that_are_remembered(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """And perhaps for longer, but not for ever."""
-    monkeypatch.setattr(closed, "MAX_CLOSED_LEASES", 8)
+    monkeypatch.setattr(closed_leases, "MAX_CLOSED_LEASES", 8)
     random, memory, ended = Random(seed), ClosedLeases(), list[tuple[int, str, bool]]()
     numbers = list(range(1, 60))
     # They close in another order than they were taken in.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core_model import START, Rig, Row, Served, array_of, rows_of
-from sluiceway.core.looking import open_slices
-from sluiceway.core.rules import Rules
+from sluiceway.core.partition.partition_policy import Rules
+from sluiceway.core.partition.queries import open_slices
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, RELEASE, Fate, Settled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from core_model import START, Rig, Row, Served, rows_of
-from sluiceway.core.looking import open_slices
+from sluiceway.core.partition.queries import open_slices
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.requests import DONE, Fate, Settled
 

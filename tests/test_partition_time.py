@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from core_model import START, Rig, Row, Served, rows_of
-from sluiceway.core import partition as partition_module
-from sluiceway.core.looking import open_slices
+from sluiceway.core.partition import partition as partition_module
+from sluiceway.core.partition.queries import open_slices
 from sluiceway.kernel.limits import MAX_CLOCK_STEP
 from sluiceway.model.requests import Fate, Settled
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.core.placement import interleave, place
+from sluiceway.core.queue.backend_placement import interleave, place
 from sluiceway.kernel.errors import SluicewayError
 
 AFFINITIES = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.floats(0, 1), min_size=1, max_size=6).filter(

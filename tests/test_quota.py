@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.core.quota import Bucket
+from sluiceway.core.queue.token_bucket import Bucket
 
 NOW = 1_700_000_000_000
 rates = st.integers(1, 1 << 40)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rebalance_world import Coordinator, Partition, World, small_queue, with_state
-from sluiceway.core import rebalance as machine
-from sluiceway.core.rebalance import AskFor
+from sluiceway.core.rebalance import steps as machine
+from sluiceway.core.rebalance.steps import AskFor
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import MoveOut, Shut

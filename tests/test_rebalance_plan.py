@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.core.placement import place
-from sluiceway.core.rebalance_plan import plan
-from sluiceway.core.slots import SLOTS, home_of, slots_of, spread
+from sluiceway.core.partition.key_slots import SLOTS, home_of, slots_of, spread
+from sluiceway.core.queue.backend_placement import place
+from sluiceway.core.rebalance.partition_plan import plan
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_PARTITIONS
 from sluiceway.model.queue import PartitionRecord, QueueRecord

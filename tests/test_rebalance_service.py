@@ -14,7 +14,7 @@ import pytest
 from node_rig import lease, payloads, produce, serving_on, settle, spec
 from rebalance_rig import BY, Doom, Ledger, affinities, at_step, begun, ended, in_memory
 from sluiceway.adapters import system
-from sluiceway.core import rebalance as machine
+from sluiceway.core.rebalance import steps as machine
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.rebalance import DrainMode

@@ -11,14 +11,15 @@ import pytest
 from core_model import START, Rig, array_of, batch_of, rows_of
 from queue_rig import Rig as QueueRig
 from queue_rig import lease, produce, settle
-from sluiceway.core import keys, logical_queue
-from sluiceway.core.health import DEGRADED
-from sluiceway.core.lane import Lane
-from sluiceway.core.logical_queue import LogicalQueue
-from sluiceway.core.partition import Partition
-from sluiceway.core.records import LeaseState
-from sluiceway.core.rules import Rules
-from sluiceway.core.tickets import Grant, TakeOut, Ticket, TransferBegun
+from sluiceway.core.partition import idempotency_keys
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.partition_policy import Rules
+from sluiceway.core.partition.records import LeaseState
+from sluiceway.core.queue import logical_queue
+from sluiceway.core.queue.executor_health import DEGRADED
+from sluiceway.core.queue.logical_queue import LogicalQueue
+from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.queue.tickets import Grant, TakeOut, Ticket, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
@@ -168,7 +169,7 @@ def leased_expiries(lane: Lane) -> list[Millis]:
 
 
 def test_a_group_takes_so_many_keys_of_a_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keys, "MAX_GROUP_KEYS", 3)
+    monkeypatch.setattr(idempotency_keys, "MAX_GROUP_KEYS", 3)
     rig = Rig()
     for name in "abc":
         assert rig.produce(rows_of("x"), key=ProduceKey(name, "group", 1))[1:] == (1, False)

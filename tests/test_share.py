@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sluiceway.core.lane import LaneState
-from sluiceway.core.looking import load
-from sluiceway.core.partition import Partition
-from sluiceway.core.share import Share
-from sluiceway.core.slots import slot
-from sluiceway.core.tickets import Commit, Effect, Open, Reply, Request, Ticket, TransferEnd
+from sluiceway.core.partition.key_slots import slot
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.queries import load
+from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.core.queue.tickets import Commit, Effect, Open, Reply, Request, Ticket, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.changes import Snapshot
 from sluiceway.model.items import batch_from_rows

@@ -11,7 +11,7 @@ from planted_bugs import found
 from simulation.bank import BANK, hunt
 from simulation.planting import Bug, planted
 from simulation.runner import BUGS
-from sluiceway.core.logical_queue import LogicalQueue
+from sluiceway.core.queue.logical_queue import LogicalQueue
 
 KNOWN = {
     "opens_again_without_a_pause": 3,

@@ -9,8 +9,8 @@ import pytest
 
 from simulation.checks import BrokenPromiseError
 from simulation.store import Store
-from sluiceway.core.looking import stats_of
-from sluiceway.core.partition import Partition
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.queries import stats_of
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import ProduceKey

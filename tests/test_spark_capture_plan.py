@@ -20,7 +20,7 @@ from simulation.meta import SimMetaStore
 from sluiceway.adapters import system
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
-from sluiceway.core.assignment.tasks_state import Partition, State
+from sluiceway.core.group.task_state import Partition, State
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Kept
 from sluiceway.node.task_election import MetaElection

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.core.spreading import ITEMS, PACE, REQUESTS, SLOWEST, Average, Meter, Spreader, load_of, wanted
+from sluiceway.core.queue.scaling_policy import ITEMS, PACE, REQUESTS, SLOWEST, Average, Meter, Spreader, load_of, wanted
 
 SECOND = 1_000
 Load = Callable[[int], float]

@@ -19,7 +19,7 @@ from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.postgres import PostgresMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.core.assignment.tasks_state import Partition, Snapshot, State, decode, encode
+from sluiceway.core.group.task_state import Partition, Snapshot, State, decode, encode
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError

@@ -12,7 +12,7 @@ from simulation.checks import InjectedMistakeError
 from simulation.meta import SimMetaStore
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
-from sluiceway.core.assignment.tasks_state import Snapshot, encode
+from sluiceway.core.group.task_state import Snapshot, encode
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.node.task_timing import FAILURES
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError

@@ -23,7 +23,7 @@ from simulation.link import DIRECTIONS, Link, Roads
 from simulation.loop import Process, simulated
 from simulation.meta import SimMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
-from sluiceway.core.assignment.group import Keys, Parameters
+from sluiceway.core.group.group_records import Keys, Parameters
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Group
 from sluiceway.node.task_election import MetaElection
@@ -385,7 +385,7 @@ def test_a_bad_name_is_refused() -> None:
 
 PROGRAM = """
 import asyncio, json, sys
-from sluiceway.core.assignment.group import Parameters
+from sluiceway.core.group.group_records import Parameters
 from sluiceway.group import open_meta_store
 from sluiceway.node.task_election import MetaElection
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulation.tasks_cost import MEMBERS, PARTITIONS, Document, Fleet
-from sluiceway.core.assignment.task_member import Preset
+from sluiceway.core.group.task_member import Preset
 
 NAME, TOKEN = 24, 24
 """Bytes of a member's name and of a partition's, with quotes and comma."""

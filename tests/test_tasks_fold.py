@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
-from sluiceway.core.assignment.tasks import fold, judge, restore, trimmable, watermark
-from sluiceway.core.assignment.tasks_state import (
+from sluiceway.core.group.task_fold import fold, judge, restore, trimmable, watermark
+from sluiceway.core.group.task_state import (
     Assign,
     CancelMove,
     Decision,

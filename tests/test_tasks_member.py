@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import pytest
 
-from sluiceway.core.assignment.task_member import (
+from sluiceway.core.group.task_member import (
     Alarm,
     Append,
     AskSeeds,
@@ -31,7 +31,7 @@ from sluiceway.core.assignment.task_member import (
     TaskMember,
     Tick,
 )
-from sluiceway.core.assignment.tasks_state import (
+from sluiceway.core.group.task_state import (
     Assign,
     CancelMove,
     Entry,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sluiceway.core.assignment.task_leader import divide, hints, next_term
-from sluiceway.core.assignment.tasks import fold, judge, restore, stuck, trimmable, watermark
-from sluiceway.core.assignment.tasks_state import (
+from sluiceway.core.group.task_fold import fold, judge, restore, stuck, trimmable, watermark
+from sluiceway.core.group.task_leader import divide, hints, next_term
+from sluiceway.core.group.task_state import (
     Assign,
     CancelMove,
     Entry,

@@ -14,10 +14,10 @@ from queue_rig import Rig
 from queue_rig import lease as lease_request
 from queue_rig import produce as produce_request
 from sluiceway.adapters import system
-from sluiceway.core.looking import load
-from sluiceway.core.share import Share
-from sluiceway.core.tickets import Commit, Effect
-from sluiceway.core.timer_pace import FIRST_SLICE, MIN_SLICE, TimerPace
+from sluiceway.core.partition.queries import load
+from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.tickets import Commit, Effect
+from sluiceway.core.queue.timer_pacing import FIRST_SLICE, MIN_SLICE, TimerPace
 from sluiceway.kernel.limits import TIMER_BATCH, TIMER_SLICE
 from sluiceway.model.outcomes import Outcome
 from sluiceway.node import driver as driver_module

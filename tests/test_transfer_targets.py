@@ -10,10 +10,10 @@ import pytest
 from node_rig import eventually, lease, payloads, produce, rows, serving, settle, spec, total
 from queue_rig import Rig, array
 from queue_rig import settle as settle_offsets
-from sluiceway.core.lane import TRANSFERS_AT_ONCE
-from sluiceway.core.logical_queue import TRANSFER_RETRY
-from sluiceway.core.records import unpack_lease
-from sluiceway.core.tickets import TakeOut, Transfer, TransferEnd
+from sluiceway.core.partition.records import unpack_lease
+from sluiceway.core.queue.logical_queue import TRANSFER_RETRY
+from sluiceway.core.queue.partition_executor import TRANSFERS_AT_ONCE
+from sluiceway.core.queue.tickets import TakeOut, Transfer, TransferEnd
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import TRANSFER_GROUP, Fate, Produce, ProduceKey, QueuePatch, Redrive

@@ -17,9 +17,9 @@ from golden import fill
 from sluiceway.adapters.meta import sqlite as meta_sqlite
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
-from sluiceway.core.assignment.group import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
-from sluiceway.core.keys import KeyRecord, Seen
-from sluiceway.core.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
+from sluiceway.core.group.group_records import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
+from sluiceway.core.partition.idempotency_keys import KeyRecord, Seen
+from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
 from sluiceway.model import rebalance
 from sluiceway.model.access import SYSTEM, ApiKey, KeySpec
 from sluiceway.model.audit import AuditEntry

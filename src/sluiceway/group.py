@@ -7,7 +7,7 @@ member when one leaves, dies or is cut off. docs/groups.md has the guarantees an
 from __future__ import annotations
 
 from sluiceway.adapters.meta.opening import open_meta_store
-from sluiceway.core.assignment.group import Parameters, Resource, Token
+from sluiceway.core.group.group_records import Parameters, Resource, Token
 from sluiceway.node.group import Gained, GroupMember, Lost, define
 from sluiceway.ports.meta_store import MetaStore
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sluiceway.adapters.storage import postgres
 from sluiceway.cli.main import main
-from sluiceway.core.assignment.group import Token
+from sluiceway.core.group.group_records import Token
 from sluiceway.kernel.clock import Millis
 from sluiceway.node.group import GroupMember
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import httpx
 from ledger import Ledger, payload_of
 
-from sluiceway.core.dealing import LEASE_PATIENCE
+from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 
 QUEUE, DEAD_QUEUE = "q", "dead"
 PRODUCERS, CONSUMERS = 2, 3

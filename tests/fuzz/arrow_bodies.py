@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
-from sluiceway.core.forming import Forming, due_times
-from sluiceway.core.records import Blob
+from sluiceway.core.partition.blob_builder import Forming, due_times
+from sluiceway.core.partition.records import Blob
 from sluiceway.model.few import Few, Rows, Served, in_columns
 from sluiceway.model.items import HEADERS, TIME, batch_from_rows, decode_blob, digest
 from sluiceway.model.leased import Slice

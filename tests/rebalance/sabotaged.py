@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluiceway.cli.main import main
-from sluiceway.core.gate import Gate
+from sluiceway.core.partition.admission import Gate
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 
 

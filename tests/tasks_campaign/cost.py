@@ -25,9 +25,9 @@ from simulation.meta import SharedMeta, SimMetaStore
 from simulation.tasks_cost import Document, Fleet
 from sluiceway.adapters.synclog.meta import MetaSyncLog
 from sluiceway.adapters.synclog.positions import MetaPositions
-from sluiceway.core.assignment.task_member import Preset
-from sluiceway.core.assignment.tasks import fold
-from sluiceway.core.assignment.tasks_state import Entry, Snapshot, State, decode, encode
+from sluiceway.core.group.task_fold import fold
+from sluiceway.core.group.task_member import Preset
+from sluiceway.core.group.task_state import Entry, Snapshot, State, decode, encode
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.tasks import CHANGES, Born
 from sluiceway.node.task_election import MetaElection

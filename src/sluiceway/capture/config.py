@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from typing import get_args
 
-from sluiceway.core.assignment.task_member import Preset
+from sluiceway.core.group.task_member import Preset
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.names import check_queue_name
 

@@ -13,8 +13,8 @@ from sluiceway.adapters.secrets import read_secret
 from sluiceway.capture.begun import Begun, all_begun, find_begun, key_of
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.parts import open_log, open_positions, opened
-from sluiceway.core.assignment.tasks import restore, stuck, watermark
-from sluiceway.core.assignment.tasks_state import State
+from sluiceway.core.group.task_fold import restore, stuck, watermark
+from sluiceway.core.group.task_state import State
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.node.task_alarms import AlarmBoard, AlarmsOf

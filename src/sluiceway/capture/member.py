@@ -11,7 +11,7 @@ from sluiceway.adapters import system
 from sluiceway.capture.begun import agreed, find_begun, note
 from sluiceway.capture.config import CaptureConfig
 from sluiceway.capture.parts import client_of, open_election, open_log, open_positions, open_sink, open_stream, opened
-from sluiceway.core.assignment.task_member import Pace
+from sluiceway.core.group.task_member import Pace
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.names import check_queue_name

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from sluiceway.capture.begun import Begun
 from sluiceway.capture.looking import Look
-from sluiceway.core.assignment.tasks_state import Partition, Phase, State
+from sluiceway.core.group.task_state import Partition, Phase, State
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.node.task_reader import REST
 from sluiceway.ports.position_store import Kept, Stored

@@ -34,7 +34,7 @@ class Least(NamedTuple):
 
 
 class RecordKind(StrEnum):
-    """The small records of a partition; `core/partition.py` says what each holds."""
+    """The small records of a partition; `core/partition/partition.py` says what each holds."""
 
     EXTENT = "extent"
     LEASE = "lease"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluiceway.adapters.lock import DirectoryInUseError
-from sluiceway.core.placement import interleave, place
+from sluiceway.core.queue.backend_placement import interleave, place
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.model.backends import BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend, kind_of

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from sluiceway.adapters import system
-from sluiceway.core.breaker import PROBE_INTERVAL, Breaker
+from sluiceway.core.queue.breaker import PROBE_INTERVAL, Breaker
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.outcomes import Outcome
 from sluiceway.node.identity import OtherStorageError, verify

@@ -7,9 +7,9 @@ from weakref import WeakSet
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core import browsing
-from sluiceway.core.lane import Lane
-from sluiceway.core.snapshots import Snapshot
+from sluiceway.core.partition import partition_snapshot
+from sluiceway.core.partition.snapshots import Snapshot
+from sluiceway.core.queue.partition_executor import Lane
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import (
     MAX_LEASE_BYTES,
@@ -57,13 +57,13 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
 
 
 def _take(lane: Lane, request: Browse, others: WeakSet[Snapshot]) -> Snapshot:
-    runs = browsing.runs_of(lane.partition, request.states)
+    runs = partition_snapshot.runs_of(lane.partition, request.states)
     if runs > MAX_SNAPSHOT_RUNS:
         said = f"partition {lane.number} has {runs:,} runs of items that stand alike, and a snapshot has {MAX_SNAPSHOT_RUNS:,} at most"
         raise SluicewayError("too_many_items", f"{said}; browse one state, or wait until fewer are there")
     if len(others) >= MAX_SNAPSHOTS or runs + sum(len(each.runs) for each in list(others)) > MAX_SNAPSHOT_RUNS:
         raise SluicewayError("too_many_requests", "as much is being browsed here as may be at one time; come back later")
-    return browsing.take(lane.partition, request.states)
+    return partition_snapshot.take(lane.partition, request.states)
 
 
 def _find(lane: Lane, name: str) -> Snapshot:

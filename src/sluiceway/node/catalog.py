@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple, Protocol
 
-from sluiceway.core.assignment.group import Writes
+from sluiceway.core.group.group_records import Writes
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import Stamp, View
 from sluiceway.model.queue import QueueRecord, decode_queue, encode_queue

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sluiceway.adapters.secrets import read_secret
-from sluiceway.core.placement import place
+from sluiceway.core.queue.backend_placement import place
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
@@ -345,7 +345,7 @@ def _check_cluster(configuration: Configuration) -> None:
 
 def _check_times(times: Mapping[str, Millis]) -> None:
     """As they are where the cluster has the defaults beside them. What it has instead, they are checked against when they are applied."""
-    from sluiceway.core.assignment.group import with_times
+    from sluiceway.core.group.group_records import with_times
     from sluiceway.node.ownership import PARAMETERS
 
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from sluiceway.adapters import system
-from sluiceway.core.consumers import Tally, shown, together
+from sluiceway.core.queue.consumer_activity import Tally, shown, together
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_CONSUMERS

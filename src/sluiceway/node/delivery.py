@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from sluiceway.core.assignment.group import Token
-from sluiceway.core.tickets import Commit, Grant
+from sluiceway.core.group.group_records import Token
+from sluiceway.core.queue.tickets import Commit, Grant
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.few import Few, Served, StoredRows, in_columns
 from sluiceway.model.items import decode_blob

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from sluiceway.adapters import system
-from sluiceway.core.routing import Peer
+from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Load, Poll, Polled

@@ -14,14 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core.assignment.group import Token
-from sluiceway.core.compaction import Compaction
-from sluiceway.core.consumers import ConsumerBook
-from sluiceway.core.lane import Lane, LaneState, not_here
-from sluiceway.core.looking import load
-from sluiceway.core.share import Share
-from sluiceway.core.snapshots import Snapshot
-from sluiceway.core.tickets import (
+from sluiceway.core.group.group_records import Token
+from sluiceway.core.partition.compaction import Compaction
+from sluiceway.core.partition.queries import load
+from sluiceway.core.partition.snapshots import Snapshot
+from sluiceway.core.queue.consumer_activity import ConsumerBook
+from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.partition_executor import Lane, LaneState, not_here
+from sluiceway.core.queue.tickets import (
     Commit,
     Compact,
     Effect,
@@ -36,7 +36,7 @@ from sluiceway.core.tickets import (
     Transfer,
     TransferBegun,
 )
-from sluiceway.core.timer_pace import TimerPace
+from sluiceway.core.queue.timer_pacing import TimerPace
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import COMPACTION_INTERVAL, TIMER_BATCH

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sluiceway.adapters import system
-from sluiceway.core.assignment.group import (
+from sluiceway.core.group.group_records import (
     MOST_MEMBERS,
     Decision,
     GroupReader,
@@ -22,8 +22,8 @@ from sluiceway.core.assignment.group import (
     Token,
     Writes,
 )
-from sluiceway.core.assignment.member import Member
-from sluiceway.core.assignment.placing import begin
+from sluiceway.core.group.item_placement import begin
+from sluiceway.core.group.member import Member
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.names import check_queue_name, check_text

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from sluiceway.adapters import system
-from sluiceway.core.history import KEPT_PAGES, Notes, history_of, page_of, prefixes_before, prefixes_of
+from sluiceway.core.queue.queue_history import KEPT_PAGES, Notes, history_of, page_of, prefixes_before, prefixes_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.history import MINUTE, History, Minute, Tally

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sluiceway.core.partition import Partition
+from sluiceway.core.partition.partition import Partition
 from sluiceway.model.leased import Slice
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from sluiceway.core.assignment.group import (
+from sluiceway.core.group.group_records import (
     MOST_MEMBERS,
     PATIENCE,
     Look,
@@ -21,7 +21,7 @@ from sluiceway.core.assignment.group import (
     Strategy,
     owners,
 )
-from sluiceway.core.routing import HERE, Peer
+from sluiceway.core.queue.routing import HERE, Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Actor

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import cast
 
 from sluiceway.adapters import system
-from sluiceway.core.routing import HERE, Peer, by_owner
-from sluiceway.core.slots import home_of
-from sluiceway.core.tickets import Ticket
+from sluiceway.core.partition.key_slots import home_of
+from sluiceway.core.queue.routing import HERE, Peer, by_owner
+from sluiceway.core.queue.tickets import Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import FindLeases, LeaseAnywhere

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Iterator
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core import inspecting, looking
-from sluiceway.core.lane import LaneState
+from sluiceway.core.partition import item_listing, queries
+from sluiceway.core.queue.partition_executor import LaneState
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import LeaseId
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
@@ -29,12 +29,12 @@ async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
         if lane is None or lease is None:
             name = LeaseId(driver.record.incarnation, request.partition or 0, request.lease)
             raise SluicewayError("lease_not_found", f"lease {name} is closed, has expired, or never existed", "lease_id")
-        return await driver.rows(lane.number, lease.number, looking.open_slices(lease, request.start, request.limit))
+        return await driver.rows(lane.number, lease.number, queries.open_slices(lease, request.start, request.limit))
     batches: list[pa.RecordBatch] = []
     wanted, room = request.limit, float(MAX_LEASE_BYTES)
     for lane in driver.lanes if request.partition is None else [driver.lane(request.partition)]:
         if wanted > 0 and lane.takes_work:
-            pieces, nbytes = fitting(lane.partition, looking.ready_slices(lane.partition, wanted), room)
+            pieces, nbytes = fitting(lane.partition, queries.ready_slices(lane.partition, wanted), room)
             wanted, room = wanted - sum(len(piece.rows) for piece in pieces), room - nbytes
             batches += await driver.rows(lane.number, 0, pieces)
     return batches
@@ -43,7 +43,7 @@ async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
 async def list_items(driver: QueueDriver, request: ListItems) -> ItemsPage:
     """Items by their place, fewer than asked for if they are more than an answer holds. Raises as `peek`."""
     lane = driver.lane(request.partition)
-    find = inspecting.scheduled if request.scheduled else inspecting.in_line
+    find = item_listing.scheduled if request.scheduled else item_listing.in_line
     found = find(lane.partition, request.start, request.limit + 1)
     wanted, _ = fitting(lane.partition, first_rows([listed.piece for listed in found], request.limit), MAX_LEASE_BYTES)
     shown = sum(len(piece.rows) for piece in wanted)
@@ -63,7 +63,7 @@ async def ready_rows(driver: QueueDriver) -> AsyncIterator[tuple[int, pa.RecordB
         extents, opening = list(lane.partition.ready) if lane.takes_work else [], lane.opening
         for extent in extents:
             # One by one, and as it is by then: the line may be long, and is served meanwhile.
-            for batch in await driver.rows(lane.number, 0, looking.waiting_slices(lane.partition, extent)):
+            for batch in await driver.rows(lane.number, 0, queries.waiting_slices(lane.partition, extent)):
                 yield opening, batch
 
 
@@ -84,7 +84,7 @@ def explain(driver: QueueDriver, request: Explain) -> Explanation:
         if error.code == "not_here":
             raise
         return Explanation("unavailable", error.detail)
-    found = looking.explain(lane.partition, request.offset)
+    found = queries.explain(lane.partition, request.offset)
     if found.state == "ready":
         found.reason += "".join(f"; {why}" for why in _held_up(driver.record, lane.number))
     if lane.degraded:

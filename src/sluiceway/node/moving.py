@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sluiceway.adapters import system
-from sluiceway.core.lane import not_here
-from sluiceway.core.slots import home_of_name
-from sluiceway.core.tickets import ForgetAnswers
+from sluiceway.core.partition.key_slots import home_of_name
+from sluiceway.core.queue.partition_executor import not_here
+from sluiceway.core.queue.tickets import ForgetAnswers
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES

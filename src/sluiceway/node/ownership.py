@@ -10,7 +10,7 @@ from typing import Protocol
 
 import msgspec
 
-from sluiceway.core.assignment.group import (
+from sluiceway.core.group.group_records import (
     Keys,
     Look,
     Parameters,
@@ -23,10 +23,10 @@ from sluiceway.core.assignment.group import (
     rounds_of,
     with_times,
 )
-from sluiceway.core.assignment.placing import begin, limit, place, remove
-from sluiceway.core.assignment.plan import UNLIMITED
-from sluiceway.core.routing import HERE, Peer
-from sluiceway.core.spreading import wanted
+from sluiceway.core.group.item_placement import begin, limit, place, remove
+from sluiceway.core.group.plan import UNLIMITED
+from sluiceway.core.queue.routing import HERE, Peer
+from sluiceway.core.queue.scaling_policy import wanted
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import Stamp

@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.core.assignment.group import Writes
-from sluiceway.core.routing import Peer
-from sluiceway.core.spreading import wanted
+from sluiceway.core.group.group_records import Writes
+from sluiceway.core.queue.routing import Peer
+from sluiceway.core.queue.scaling_policy import wanted
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import OtherQueueError, SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_PARTITIONS

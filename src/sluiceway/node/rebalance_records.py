@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sluiceway.core.assignment.group import Writes
-from sluiceway.core.rebalance import Change
+from sluiceway.core.group.group_records import Writes
+from sluiceway.core.rebalance.steps import Change
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ENDED_REBALANCES
 from sluiceway.model.meta import Entry, Stamp, View

@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.core import rebalance as machine
-from sluiceway.core.rebalance import AskFor, Change, Heard
+from sluiceway.core.rebalance import steps as machine
+from sluiceway.core.rebalance.steps import AskFor, Change, Heard
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM

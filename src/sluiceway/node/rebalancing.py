@@ -10,9 +10,9 @@ from typing import TypeVar
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.core import rebalance as machine
-from sluiceway.core.rebalance import Change
-from sluiceway.core.rebalance_plan import plan
+from sluiceway.core.rebalance import steps as machine
+from sluiceway.core.rebalance.partition_plan import plan
+from sluiceway.core.rebalance.steps import Change
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.model.access import SYSTEM, Actor

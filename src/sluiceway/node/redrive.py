@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core.tickets import TakeOut
+from sluiceway.core.queue.tickets import TakeOut
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_LEASE_BYTES

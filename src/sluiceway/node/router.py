@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core.lane import not_here
-from sluiceway.core.routing import HERE, Part, Peer, by_owner, names_of, numbers_of, part, stays, taker
-from sluiceway.core.slots import home_of
+from sluiceway.core.partition.key_slots import home_of
+from sluiceway.core.queue.partition_executor import not_here
+from sluiceway.core.queue.routing import HERE, Part, Peer, by_owner, names_of, numbers_of, part, stays, taker
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems

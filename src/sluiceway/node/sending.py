@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from sluiceway.core.tickets import Transfer, TransferEnd
+from sluiceway.core.queue.tickets import Transfer, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord

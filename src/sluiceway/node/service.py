@@ -17,10 +17,10 @@ from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.core.assignment.group import Parameters, Strategy, Token
-from sluiceway.core.lane import not_here
-from sluiceway.core.routing import HERE
-from sluiceway.core.timer_pace import TimerPace
+from sluiceway.core.group.group_records import Parameters, Strategy, Token
+from sluiceway.core.queue.partition_executor import not_here
+from sluiceway.core.queue.routing import HERE
+from sluiceway.core.queue.timer_pacing import TimerPace
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import COMPACTION_INTERVAL

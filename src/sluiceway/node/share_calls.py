@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
-from sluiceway.core.lane import not_here
-from sluiceway.core.routing import numbers_of
+from sluiceway.core.queue.partition_executor import not_here
+from sluiceway.core.queue.routing import numbers_of
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.model.inspection import Browse, DeleteItems, ListItems

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
 
 from sluiceway.adapters import system
-from sluiceway.core.routing import HERE
-from sluiceway.core.spreading import Average, Spreader, load_of
+from sluiceway.core.queue.routing import HERE
+from sluiceway.core.queue.scaling_policy import Average, Spreader, load_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.queue import QueueRecord
 from sluiceway.node.demand import Demand

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import msgspec
 
 from sluiceway.adapters import system
-from sluiceway.core.assignment.tasks_state import State
+from sluiceway.core.group.task_state import State
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from sluiceway.adapters import system
-from sluiceway.core.assignment.tasks_state import State
+from sluiceway.core.group.task_state import State
 from sluiceway.kernel.clock import Millis
 from sluiceway.node.task_alarms import Alarms
 from sluiceway.ports.position_store import PositionStore, PositionUnknownError

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Callable
 
-from sluiceway.core.assignment.group import Look, Parameters, owners
+from sluiceway.core.group.group_records import Look, Parameters, owners
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.names import QUEUE_NAME, check_queue_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from sluiceway.adapters import system
-from sluiceway.core.assignment.group import Keys, read_group
+from sluiceway.core.group.group_records import Keys, read_group
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.node.task_election import group_name

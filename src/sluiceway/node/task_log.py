@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from sluiceway.core.assignment.tasks import restore
-from sluiceway.core.assignment.tasks_state import Entry, State, decode
+from sluiceway.core.group.task_fold import restore
+from sluiceway.core.group.task_state import Entry, State, decode
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.sync_log import LogPage, SyncLog
 

@@ -12,8 +12,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from sluiceway.core.assignment.task_member import BrokenOff, Ended, Event, Open, Opened, Read, Stop, Stopped
-from sluiceway.core.assignment.tasks_state import State
+from sluiceway.core.group.task_member import BrokenOff, Ended, Event, Open, Opened, Read, Stop, Stopped
+from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Born
 from sluiceway.node.task_alarms import Alarms

@@ -13,7 +13,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from sluiceway.adapters import system
-from sluiceway.core.assignment.task_member import (
+from sluiceway.core.group.task_fold import trimmable
+from sluiceway.core.group.task_member import (
     Alarm,
     Append,
     AskSeeds,
@@ -36,8 +37,7 @@ from sluiceway.core.assignment.task_member import (
     TaskMember,
     Tick,
 )
-from sluiceway.core.assignment.tasks import trimmable
-from sluiceway.core.assignment.tasks_state import Snapshot, State, encode
+from sluiceway.core.group.task_state import Snapshot, State, encode
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Born

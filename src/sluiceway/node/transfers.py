@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core.share import Share
-from sluiceway.core.tickets import Transfer, TransferEnd
+from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.tickets import Transfer, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.leased import Slice
 from sluiceway.model.queue import QueueRecord

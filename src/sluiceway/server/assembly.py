@@ -7,7 +7,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from sluiceway.core.quota import Rates
+from sluiceway.core.queue.token_bucket import Rates
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.configuration import Configuration
 from sluiceway.node.api_keys import ApiKeys

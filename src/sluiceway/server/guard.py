@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Final
 
 from sluiceway.adapters import system
-from sluiceway.core.quota import Bucket, Rates
+from sluiceway.core.queue.token_bucket import Bucket, Rates
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_API_KEYS

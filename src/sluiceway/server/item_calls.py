@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sluiceway.adapters.system import now
-from sluiceway.core.routing import numbers_of
+from sluiceway.core.queue.routing import numbers_of
 from sluiceway.model.few import in_columns
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
-from sluiceway.core.states import ShownState
+from sluiceway.core.partition.partition_states import ShownState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_METRIC_QUEUES
 from sluiceway.model.consumers import Query, QueryState

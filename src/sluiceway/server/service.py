@@ -7,8 +7,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from sluiceway.core.assignment.group import SealedRound, Strategy
-from sluiceway.core.routing import Peer
+from sluiceway.core.group.group_records import SealedRound, Strategy
+from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.health import Check

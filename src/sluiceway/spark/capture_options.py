@@ -8,7 +8,7 @@ from typing import cast
 from urllib.parse import parse_qs, urlsplit
 
 from sluiceway.capture import CaptureConfig
-from sluiceway.core.assignment.task_member import Preset
+from sluiceway.core.group.task_member import Preset
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from sluiceway.core.assignment.tasks_state import State
+from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.tasks import Kept
 

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from sluiceway.core.assignment.group import BOUNDS, Move, SealedRound, Strategy
+from sluiceway.core.group.group_records import BOUNDS, Move, SealedRound, Strategy
 from sluiceway.kernel.clock import Millis, format_duration, format_time, parse_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.model import instances

@@ -9,7 +9,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sluiceway.core.assignment.tasks_state import Phase
+from sluiceway.core.group.task_state import Phase
 from sluiceway.kernel.names import QUEUE_NAME
 from sluiceway.wire.decoding import JsonDecoder
 from sluiceway.wire.shapes import Duration, Shape

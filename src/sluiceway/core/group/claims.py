@@ -1,0 +1,124 @@
+"""Claims: members take free items one by one, each by a conditional write. No rounds, no plan.
+
+After the reply to the description of rounds: a member picks free items in an order of its own, so that two seldom want the same, and
+takes no more than its share. What is added: a member that has more than its share gives back while another has less; and a member that
+is silent is struck off, by whoever notices, which frees what it had. An item is never served by two for the same reasons as with rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sluiceway.core.group.group_records import Claim, Look, Resource, Writes
+from sluiceway.core.group.heartbeats import Beating
+from sluiceway.kernel.clock import Millis
+
+MOST_CLAIMS = 100
+"""Items that one commit claims or gives back: somebody else's claim of one of them spoils them all."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the items are divided at a look."""
+
+    claims: Mapping[str, Claim]
+    mine: dict[str, int]
+    free: list[str]
+    surplus: int
+    """How many this member has too many of; below 0: how many it may take."""
+
+
+class Claims:
+    """The strategy as one member carries it out."""
+
+    def __init__(self, beating: Beating) -> None:
+        self._beating = beating
+        self._keys, self._name = beating.keys, beating.name
+        self._renounced: dict[str, int] = {}
+        """Grants that it has tried to give back. The commit may land late, so it never serves under them again."""
+
+    def owned(self, look: Look, resource: Resource) -> dict[str, int]:
+        """What this member has and goes on serving."""
+        return self._kept(self._divide(look, resource), resource)
+
+    def may_go(self, look: Look) -> bool:
+        """Whether no claim has this member's name any more."""
+        return all(claim.owner != self._name for claim in look.claims.values())
+
+    def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
+        """What the claims need of this member now. Nothing that it could foresee comes with time alone, but silence."""
+        division = self._divide(look, resource)
+        give_back = sorted(division.mine.keys() - self._kept(division, resource).keys())
+        self._renounce({item: division.mine[item] for item in give_back})
+        if give_back:
+            return self._write(look, division, give_back[:MOST_CLAIMS], None), look.seen_at
+        for name in sorted(look.members):
+            if self._beating.silent(look, name, resource.parameters):
+                key = self._keys.member(name)
+                return Writes(checks={key: look.stamp(key)}, deletes=[key]), look.seen_at
+        wanted = min(-division.surplus, MOST_CLAIMS)
+        if self._beating.leaving or wanted <= 0 or not division.free:
+            return None, look.seen_at + resource.parameters.beat_interval
+        return self._write(look, division, sorted(division.free, key=self._liking)[:wanted], self._name), look.seen_at
+
+    def _divide(self, look: Look, resource: Resource) -> Division:
+        claims = look.claims
+        counts: Counter[str] = Counter()
+        free = []
+        for item in resource.items:
+            owner = claims[item].owner if item in claims else None
+            if owner is None or owner not in look.members:
+                free.append(item)
+            else:
+                counts[owner] += 1
+        mine = {item: claim.grant for item, claim in claims.items() if claim.owner == self._name} if self._name in look.members else {}
+        return Division(claims, mine, free, self._surplus(counts, len(resource.items), self._beating.live(look, resource.parameters)))
+
+    def _surplus(self, counts: Counter[str], items: int, live: list[str]) -> int:
+        if self._name not in live:
+            return 0
+        least, more = divmod(items, len(live))
+        has = counts[self._name]
+        if has < least:
+            return has - least
+        larger = [name for name in live if counts[name] > least]
+        if has == least:
+            return -1 if len(larger) < more else 0
+        # Those that are first by name keep the larger shares.
+        return has - least - (1 if self._name in larger[:more] else 0)
+
+    def _kept(self, division: Division, resource: Resource) -> dict[str, int]:
+        """What it has and goes on serving."""
+        if self._beating.leaving:
+            return {}
+        mine = {item: division.mine[item] for item in resource.items if item in division.mine}
+        kept = {item: grant for item, grant in mine.items() if self._renounced.get(item) != grant}
+        stay = min(len(kept), len(mine) - max(0, division.surplus))
+        for item in sorted(kept, key=self._liking)[stay:]:
+            del kept[item]
+        return kept
+
+    def _renounce(self, grants: dict[str, int]) -> None:
+        self._renounced = grants
+
+    def _liking(self, item: str) -> bytes:
+        """An order of this member's own, so that two seldom want the same item."""
+        return hashlib.blake2b(f"{self._name}/{item}".encode(), digest_size=8).digest()
+
+    def _write(self, look: Look, division: Division, items: list[str], owner: str | None) -> Writes:
+        """Claim the items, or give them back."""
+        writes = Writes()
+        if owner is not None:
+            # Only what there is: of an item that is removed just now no record must stay.
+            writes.checks[self._keys.resource] = look.stamp(self._keys.resource)
+        for item in items:
+            key, before = self._keys.claims + item, division.claims.get(item, Claim(owner=None, grant=0))
+            writes.checks[key] = look.stamp(key)
+            if owner is not None and before.owner is not None:
+                # Were it back, it would be serving the item.
+                writes.checks[self._keys.member(before.owner)] = None
+            writes.put(key, Claim(owner=owner, grant=before.grant + (owner is not None)))
+        return writes

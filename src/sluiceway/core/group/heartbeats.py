@@ -1,0 +1,124 @@
+"""What every member does, whichever the strategy: show that it lives, watch who else does, serve no longer than its lease."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import msgspec
+
+from sluiceway.core.group.group_records import PATIENCE, Keys, Look, MemberRecord, Parameters, Resource, Writes
+from sluiceway.kernel.clock import Millis
+
+
+class Seen:
+    """When a value was first seen as it is, by this member's own clock."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, tuple[object, Millis]] = {}
+
+    def since(self, name: str, value: object, now: Millis) -> Millis:
+        known = self._values.get(name)
+        if known is None or known[0] != value:
+            known = self._values[name] = (value, now)
+        return known[1]
+
+    def keep(self, prefix: str, names: Iterable[str]) -> None:
+        """Forget those under the prefix that are not named any more."""
+        wanted = {prefix + name for name in names}
+        for name in [name for name in self._values if name.startswith(prefix) and name not in wanted]:
+            del self._values[name]
+
+
+class Beating:
+    """A member's own record, and what it knows of the others': who lives, and until when it may serve."""
+
+    def __init__(self, keys: Keys, name: str, address: str = "") -> None:
+        self.keys, self.name, self.address = keys, name, address
+        self.seen = Seen()
+        self._beat = 0
+        self._beat_at: Millis | None = None
+        self._joined_at: Millis = 0
+        self._sent: dict[int, Millis] = {}
+        """Until when each beat lets it serve that may yet be recorded."""
+        self._confirmed: Millis = 0
+        """The same of the last one that surely is; 0: none."""
+        self.leaving = False
+
+    def note(self, look: Look) -> None:
+        """Learn from the members' records."""
+        self.seen.keep("beat/", look.members)
+        for name, record in look.members.items():
+            self.seen.since(f"beat/{name}", record.beat, look.seen_at)
+        mine = look.members.get(self.name)
+        if mine is None:
+            # Not a member, or given up as dead: whatever it had, others may have.
+            self._confirmed = 0
+            self._sent.clear()
+        elif mine.beat in self._sent:
+            self._confirmed = self._sent[mine.beat]
+            self._sent = {beat: deadline for beat, deadline in self._sent.items() if beat > mine.beat}
+
+    def lease_deadline(self) -> Millis:
+        """Until when it may serve what it owns; 0: not at all."""
+        # A beat with a shorter lease binds from when it is sent: others may go by it before this member knows that it was recorded.
+        return min(self._confirmed, *self._sent.values()) if self._sent else self._confirmed
+
+    def silent_at(self, look: Look, name: str, parameters: Parameters) -> Millis:
+        """When that member, if it stays as still as it is, surely serves nothing any more."""
+        record = look.members[name]
+        since = self.seen.since(f"beat/{name}", record.beat, look.seen_at)
+        # By the lease that it has: it may not have seen the newest parameters.
+        return since + max(parameters.member_timeout, math.ceil(PATIENCE * record.lease_timeout))
+
+    def silent(self, look: Look, name: str, parameters: Parameters) -> bool:
+        """Whether that member has been still for so long that, if it still is when that is recorded, it surely serves nothing."""
+        return name != self.name and look.seen_at >= self.silent_at(look, name, parameters)
+
+    def late(self, look: Look, now: Millis) -> frozenset[str]:
+        """Who has not been seen alive for half of its lease: not silent, and yet nobody to be given anything new."""
+        others = ((name, record) for name, record in look.members.items() if name != self.name)
+        return frozenset(
+            name for name, record in others if now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) > record.lease_timeout // 2
+        )
+
+    def still(self, look: Look, now: Millis) -> dict[str, Millis]:
+        """For how long each member's beat has stood still, as far as this one has looked."""
+        return {name: now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) for name, record in look.members.items()}
+
+    def live(self, look: Look, parameters: Parameters) -> list[str]:
+        """Who takes part in what comes, by name: those that are neither silent nor leaving."""
+        return [name for name in sorted(look.members) if not look.members[name].leaving and not self.silent(look, name, parameters)]
+
+    def beat(self, look: Look, resource: Resource, writes: Writes) -> Writes:
+        """Put this member's record into a commit, with a new beat. By then it has stopped what this look takes from it."""
+        key = self.keys.member(self.name)
+        self._joined_at = self._joined_at or look.wall_at
+        self._beat += 1
+        self._beat_at = look.seen_at
+        self._sent[self._beat] = look.seen_at + resource.parameters.lease_timeout
+        writes.checks[key] = look.stamp(key)
+        writes.put(key, self._record(look, resource))
+        return writes
+
+    def _record(self, look: Look, resource: Resource) -> MemberRecord:
+        return MemberRecord(
+            beat=self._beat,
+            lease_timeout=resource.parameters.lease_timeout,
+            applied=look.plan.round if look.plan else 0,
+            era=resource.era,
+            leaving=self.leaving,
+            address=self.address,
+            joined_at=self._joined_at,
+        )
+
+    def one_era(self, look: Look, resource: Resource) -> bool:
+        """Whether nobody serves by the rules of an earlier era any more."""
+        return all(record.era >= resource.era for record in look.members.values())
+
+    def beat_due_at(self, look: Look, resource: Resource) -> Millis:
+        """When the next beat must be sent; at once if the record is not what it should be."""
+        mine = look.members.get(self.name)
+        if mine is None or self._beat_at is None or msgspec.structs.replace(mine, beat=self._beat) != self._record(look, resource):
+            return look.seen_at
+        return self._beat_at + resource.parameters.beat_interval

@@ -1,0 +1,77 @@
+"""A member of a group: told what a look at the group's records showed, it says what to serve and what to commit."""
+
+from __future__ import annotations
+
+from sluiceway.core.group.claims import Claims
+from sluiceway.core.group.group_records import MOST_MEMBERS, Decision, Keys, Look, Resource, Strategy, Token, Writes
+from sluiceway.core.group.heartbeats import Beating
+from sluiceway.core.group.rounds import Rounds
+from sluiceway.core.group.static import Static
+from sluiceway.kernel.clock import Millis
+
+IDLE: Millis = 1_000
+"""How often a member looks when it has no reason to: hints of changes may be lost."""
+
+
+class Member:
+    """One member, for as long as its process lives; `name` is never used again. Feed it looks, none older than the one before."""
+
+    def __init__(self, keys: Keys, name: str, address: str = "") -> None:
+        self.name = name
+        self._beating = Beating(keys, name, address)
+        self._going = False
+        self._strategies: dict[Strategy, Rounds | Claims | Static] = {
+            "rounds": Rounds(self._beating),
+            "claims": Claims(self._beating),
+            "static": Static(),
+        }
+
+    def leave(self) -> None:
+        """Hand over and go. Keep looking until a decision says `left`."""
+        self._beating.leaving = True
+
+    def late(self, look: Look, now: Millis) -> frozenset[str]:
+        """Members that should be given nothing new, by what this one has seen of them."""
+        return self._beating.late(look, now)
+
+    def still(self, look: Look, now: Millis) -> dict[str, Millis]:
+        """For how long this one has not heard of each member."""
+        return self._beating.still(look, now)
+
+    def look(self, look: Look) -> Decision:
+        """What follows from that look."""
+        beating, resource = self._beating, look.resource
+        beating.note(look)
+        if resource is None:
+            return Decision({}, 0, None, look.seen_at + IDLE, left=beating.leaving)
+        serving = look.seen_at < beating.lease_deadline() and beating.one_era(look, resource)
+        strategy = self._strategies[resource.strategy]
+        owned = {item: Token(resource.era, grant) for item, grant in strategy.owned(look, resource).items()} if serving else {}
+        if beating.leaving and (self._going or self.name not in look.members or strategy.may_go(look)):
+            # That its record goes may be recorded late, so whatever comes it serves nothing any more.
+            self._going = True
+            # The lease is as it was, so that what is in flight can end before the record goes.
+            deadline = beating.lease_deadline()
+            return Decision({}, deadline, self._go(look), look.seen_at + IDLE, left=self.name not in look.members)
+        writes, wake_at = self._next(look, resource, strategy)
+        # A beat that is to be sent now may end the lease earlier.
+        deadline = beating.lease_deadline()
+        wake_at = min(wake_at, look.seen_at + IDLE, deadline if serving else wake_at)
+        return Decision(owned, deadline, writes, max(wake_at, look.seen_at + 1))
+
+    def _next(self, look: Look, resource: Resource, strategy: Rounds | Claims | Static) -> tuple[Writes | None, Millis]:
+        """What to commit, with a beat in it; or None and when to look again."""
+        if self.name not in look.members:
+            full = len(look.members) >= MOST_MEMBERS
+            return None if full else self._beating.beat(look, resource, Writes()), look.seen_at + IDLE
+        writes, wake_at = strategy.next(look, resource)
+        beat_due_at = self._beating.beat_due_at(look, resource)
+        if writes is not None or look.seen_at >= beat_due_at:
+            return self._beating.beat(look, resource, writes or Writes()), look.seen_at
+        return None, min(wake_at, beat_due_at)
+
+    def _go(self, look: Look) -> Writes | None:
+        if self.name not in look.members:
+            return None
+        key = self._beating.keys.member(self.name)
+        return Writes(checks={key: look.stamp(key)}, deletes=[key])

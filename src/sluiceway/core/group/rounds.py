@@ -1,0 +1,213 @@
+"""Rounds: members divide items without a leader.
+
+After a protocol described in a forum of FoundationDB's: whoever notices a change opens a round; every member marks itself in it; once
+nobody new has come for a while, any of them seals it, and the plan is made of those who had. What is changed here: members also beat, so
+that a crash is noticed before the next round; the plan is sticky; times and strategy are records of the group; and an item changes
+hands only when nobody else can be serving it:
+
+* a member serves only while its last beat that is surely recorded is younger than `lease_timeout`;
+* a round is sealed without a member only if its beat stood still for `member_timeout`, which is longer; its record goes in that commit;
+* an item taken from a member that lives is served by its new owner once the old one has recorded that it stopped.
+
+So nothing depends on clocks that agree, only on clocks that run at about the same speed; and if that fails too, the grant, which
+rises with each change of owner, fences the old owner's writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from sluiceway.core.group.group_records import MOST_TOLD, ROUNDS_KEPT, Look, Move, Parameters, Plan, Resource, Round, SealedRound, Writes
+from sluiceway.core.group.heartbeats import Beating
+from sluiceway.core.group.plan import moves, sticky
+from sluiceway.kernel.clock import Millis
+
+TURN: Millis = 20
+"""Members take turns in opening and sealing, so long apart, so that they seldom conflict; it would do no harm."""
+MOST_TURNS = 10
+
+
+class Rounds:
+    """The strategy as one member carries it out."""
+
+    def __init__(self, beating: Beating) -> None:
+        self._beating = beating
+        self._keys, self._name, self._seen = beating.keys, beating.name, beating.seen
+
+    def owned(self, look: Look, resource: Resource) -> dict[str, int]:
+        """What this member serves by the plan."""
+        plan = look.plan
+        if plan is None or plan.era != resource.era:
+            return {}
+        awaited = {item for name, items in plan.waits.items() if self._awaited(look, plan, name) for item in items}
+        return {item: grant for item, grant in plan.owners.get(self._name, {}).items() if item not in awaited}
+
+    def _awaited(self, look: Look, plan: Plan, other: str) -> bool:
+        """Whether the other may still serve what the plan has taken from it."""
+        return other in look.members and look.members[other].applied < plan.round
+
+    def may_go(self, look: Look) -> bool:
+        """Whether the plan has nothing of this member's any more."""
+        plan = look.plan
+        if plan is None:
+            return True
+        in_plan = look.round is not None and self._name in look.round.participants
+        return not in_plan and self._name not in plan.owners
+
+    def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
+        """What the round needs of this member now, or when it may."""
+        now, parameters = look.seen_at, resource.parameters
+        since = self._seen.since("round", look.stamp(self._keys.round), now)
+        if look.round is not None and not look.round.sealed:
+            if self._name in self._missing(look):
+                # Or say first that it is leaving.
+                return (Writes() if self._beating.leaving else self._mark(look, look.round)), now
+            seal_at = self._seal_at(look, parameters)
+            return (self._seal(look, resource, look.round), now) if now >= seal_at else (None, seal_at)
+        trigger = self._trigger(look, resource)
+        if trigger is None:
+            return None, self._quiet_until(look, parameters)
+        # The first round of a group need not wait for another.
+        open_at = since + (parameters.round_interval if look.round else 0) + self._turn(look, parameters)
+        return (self._open(look, trigger), now) if now >= open_at else (None, open_at)
+
+    def _turn(self, look: Look, parameters: Parameters) -> Millis:
+        live = self._beating.live(look, parameters)
+        place = live.index(self._name) if self._name in live else len(live)
+        return TURN * min(place, MOST_TURNS)
+
+    # ---- opening ----------------------------------------------------------------------------------------------
+
+    def _trigger(self, look: Look, resource: Resource) -> str | None:
+        """Why there must be a round, in words; None: there need not be one."""
+        if look.round is None or look.plan is None:
+            return "the group is new"
+        if look.plan.resource_version != resource.version:
+            return "the resource has changed"
+        for name in sorted(look.members):
+            # Also one that takes no part: somebody may be waiting for it to stop.
+            if self._beating.silent(look, name, resource.parameters):
+                return f"{name} is silent"
+        for name in look.round.participants:
+            if name not in look.members:
+                return f"{name} has left"
+            if look.members[name].leaving:
+                return f"{name} is leaving"
+        for name in self._beating.live(look, resource.parameters):
+            if name not in look.round.participants:
+                return f"{name} has joined"
+        since = self._seen.since("round", look.stamp(self._keys.round), look.seen_at)
+        return "heartbeat" if look.seen_at - since >= resource.parameters.heartbeat_interval else None
+
+    def _quiet_until(self, look: Look, parameters: Parameters) -> Millis:
+        """When, if nothing changes, a member will be silent or the heartbeat due."""
+        times = [self._seen.since("round", look.stamp(self._keys.round), look.seen_at) + parameters.heartbeat_interval]
+        times += [self._beating.silent_at(look, name, parameters) for name in look.members if name != self._name]
+        return min(times)
+
+    def _open(self, look: Look, trigger: str) -> Writes:
+        number = look.round.number + 1 if look.round else 1
+        writes = Writes(checks={self._keys.round: look.stamp(self._keys.round)})
+        participants = look.round.participants if look.round else ()
+        writes.put(self._keys.round, Round(number=number, sealed=False, trigger=trigger, participants=participants))
+        if not self._beating.leaving:
+            writes.puts[self._keys.mark(number, self._name)] = b""
+        return writes
+
+    def _mark(self, look: Look, current: Round) -> Writes:
+        writes = Writes(checks={self._keys.round: look.stamp(self._keys.round)})
+        writes.puts[self._keys.mark(current.number, self._name)] = b""
+        return writes
+
+    # ---- sealing ----------------------------------------------------------------------------------------------
+
+    def _seal_at(self, look: Look, parameters: Parameters) -> Millis:
+        """When this member may seal the round, if nothing changes: nobody new for a while, and whoever is missing surely serves nothing."""
+        marked_since = self._seen.since("marks", (look.stamp(self._keys.round), look.marks), look.seen_at)
+        times = [marked_since + parameters.settle_timeout + self._turn(look, parameters)]
+        times += [self._beating.silent_at(look, name, parameters) for name in self._missing(look)]
+        return max(times)
+
+    def _left_and_silent(self, look: Look, name: str, parameters: Parameters) -> bool:
+        return look.members[name].leaving and self._beating.silent(look, name, parameters)
+
+    def _missing(self, look: Look) -> list[str]:
+        """Those that have not marked themselves, though they should."""
+        return [name for name, record in look.members.items() if name not in look.marks and not record.leaving]
+
+    def _seal(self, look: Look, resource: Resource, current: Round) -> Writes:
+        """One commit that ends the round: the plan, the round's record, and the records of those that are given up."""
+        keys = self._keys
+        given_up = self._missing(look) + [name for name in look.members if self._left_and_silent(look, name, resource.parameters)]
+        members = [name for name in sorted(look.marks) if name in look.members and not look.members[name].leaving]
+        plan, moved = next_plan(look, resource, current.number, members, given_up)
+        sealed = msgspec.structs.replace(
+            current, sealed=True, participants=tuple(members), moved=moved, kept=len(resource.items) - moved if members else 0
+        )
+        writes = Writes(
+            # The plan changes with one of these only.
+            checks={key: look.stamp(key) for key in (keys.round, keys.resource)},
+            # One that marks itself just now must be in the plan or else not have marked itself.
+            unchanged={keys.marks: look.view.stamp},
+            deletes=[keys.mark(current.number, name) for name in sorted(look.marks)],
+        )
+        for name in given_up:
+            # If it beats after all, it is not given up.
+            writes.checks[keys.member(name)] = look.stamp(keys.member(name))
+            writes.deletes.append(keys.member(name))
+        writes.put(keys.plan, plan)
+        writes.put(keys.round, sealed)
+        writes.put(keys.sealed(sealed.number), self._noted(look, sealed, plan))
+        if sealed.number > ROUNDS_KEPT:
+            writes.deletes.append(keys.sealed(sealed.number - ROUNDS_KEPT))
+        return writes
+
+    def _noted(self, look: Look, sealed: Round, plan: Plan) -> SealedRound:
+        return SealedRound(
+            number=sealed.number,
+            trigger=sealed.trigger,
+            participants=sealed.participants,
+            moved=sealed.moved,
+            kept=sealed.kept,
+            sealed_by=self._name,
+            sealed_at=look.wall_at,
+            duration=look.seen_at - self._seen.since("round", look.stamp(self._keys.round), look.seen_at),
+            moves=tuple(told(look.plan, plan)),
+        )
+
+
+def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str], given_up: Iterable[str]) -> tuple[Plan, int]:
+    """The plan of that round, and how many items it moves. Members of `given_up` are not waited for: they surely serve nothing."""
+    before = look.plan or Plan(round=0, era=0, resource_version=0, owners={})
+    current = {item: owner for owner, grants in before.owners.items() for item in grants}
+    chosen = sticky(resource.items, members, current, resource.limits)
+    owners: dict[str, dict[str, int]] = {}
+    for item, owner in chosen.items():
+        owners.setdefault(owner, {})[item] = before.owners.get(owner, {}).get(item, number)
+    waits: dict[str, tuple[str, ...]] = {}
+    for name in look.members.keys() - set(given_up):
+        taken = _may_serve(look, before, name) - owners.get(name, {}).keys()
+        if taken:
+            waits[name] = tuple(sorted(taken))
+    return Plan(round=number, era=resource.era, resource_version=resource.version, owners=owners, waits=waits), moves(chosen, current)
+
+
+def told(before: Plan | None, plan: Plan) -> Iterator[Move]:
+    """What the plan moves, item by item, as far as there is room to tell."""
+    had = {item: name for name, grants in before.owners.items() for item in grants} if before else {}
+    moved = ((item, name) for name, grants in plan.owners.items() for item in grants if had.get(item) != name)
+    room = MOST_TOLD
+    for item, name in sorted(moved):
+        move = Move(item, had.get(item, ""), name)
+        room -= len(msgspec.json.encode(move)) + 1
+        if room < 0:
+            return
+        yield move
+
+
+def _may_serve(look: Look, before: Plan, name: str) -> set[str]:
+    """What that member may serve: what it owns, and what it had earlier if it has not recorded that it stopped."""
+    earlier = before.waits.get(name, ()) if look.members[name].applied < before.round else ()
+    return {*earlier, *before.owners.get(name, {})}

@@ -1,0 +1,349 @@
+"""Tasks: members divide the partitions of a change stream by folding one log. All that they know in common is what it says.
+
+After a connector in which tasks tell each other, over a topic with one partition, what they have and what they have done. What is changed
+here: the log is the only truth, each record is judged by the state that those before it made, and all members judge alike. So a record
+may be late, double or from a member that has long been replaced: it counts by these rules or not at all.
+
+* A *term* has one leader: of the records that call for the next term the first counts. Decisions count in their term only.
+* A *grant* is the number of the record that gave a partition to its owner. What an owner says counts under the partition's grant only.
+  Grants of a partition rise, so the position store can refuse whoever reads under an older one.
+* A partition is ready once each of its parents has finished, and a parent finishes once.
+* A move is in two steps: the owner stops, and its release hands over. A move that is cancelled leaves a new grant, for the owner may
+  have begun to stop: what it says of that comes under the old grant and counts no more.
+
+Why a finished partition may be removed as soon as no child of it waits for any parent: none of what may still arrive can bear it or a
+child of it anew. Children are born by their parents' records, which count while the parent is not finished. A child that waits for none
+has only finished parents. A seed is born by `Seeds`, which counts once for what it is after. And the partition itself had become ready,
+so its own parents had finished long before. This rests on the stream, which must tell the same parents of a partition whenever it names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec.structs import replace
+
+from sluiceway.core.group.task_state import (
+    Assign,
+    CancelMove,
+    Entry,
+    Finish,
+    Join,
+    Leave,
+    Move,
+    Partition,
+    Record,
+    Release,
+    Seeds,
+    Snapshot,
+    State,
+    Supersede,
+    Term,
+)
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Born
+
+Partitions = dict[str, Partition]
+Verdict = State | str
+"""The state with what the record says; or why it does not count."""
+
+
+def fold(state: State, seq: int, record: Record) -> State:
+    """The state after that record, whatever it is. One that was folded already changes nothing."""
+    if seq <= state.seq:
+        return state
+    verdict = judge(state, seq, record)
+    return replace(state if isinstance(verdict, str) else verdict, seq=seq)
+
+
+def judge(state: State, seq: int, record: Record) -> Verdict:
+    """What the record, at that place, makes of the state; or, in words, why it does not count."""
+    match record:
+        case Join():
+            return _join(state, seq, record)
+        case Leave():
+            return _leave(state, record)
+        case Term():
+            return _term(state, seq, record)
+        case Release():
+            return _release(state, seq, record)
+        case Finish():
+            return _finish(state, seq, record)
+        case Snapshot():
+            return _snapshot(state, record)
+    if not _in_term(state, record.term):
+        return f"of term {record.term}, in term {state.term}"
+    match record:
+        case Seeds():
+            return _seeds(state, record)
+        case Assign():
+            return _assign(state, seq, record)
+        case Move():
+            return _move(state, record)
+        case CancelMove():
+            return _cancel(state, seq, record)
+        case Supersede():
+            return _supersede(state, record)
+
+
+# ---- members ----------------------------------------------------------------------------------------------------------
+
+
+def _join(state: State, seq: int, record: Join) -> Verdict:
+    if record.member in state.joined:
+        return "has joined already"
+    return replace(state, joined={**state.joined, record.member: seq})
+
+
+def _leave(state: State, record: Leave) -> Verdict:
+    if record.member not in state.joined:
+        return "has not joined"
+    members = tuple(name for name in state.members if name != record.member)
+    return replace(
+        state,
+        leader="" if state.leader == record.member else state.leader,
+        members=members,
+        joined={name: at for name, at in state.joined.items() if name != record.member},
+        partitions=_freed(state.partitions, members),
+    )
+
+
+def _term(state: State, seq: int, record: Term) -> Verdict:
+    if not _is_next(state, record.term):
+        return f"calls for term {record.term}, in term {state.term}"
+    members = tuple(sorted(name for name in set(record.members) if name in state.joined))
+    if record.leader not in members:
+        return "its leader has not joined, or is not among its members"
+    # Whoever joined since the last term may have been unknown to this one's leader. The others that it does not name are gone.
+    joined = {name: at for name, at in state.joined.items() if name in members or at > state.term_at}
+    return replace(
+        state,
+        term=record.term,
+        term_at=seq,
+        generation=record.generation,
+        leader=record.leader,
+        members=members,
+        joined=joined,
+        partitions=_freed(state.partitions, members),
+    )
+
+
+def _is_next(state: State, term: int) -> bool:
+    return term == state.term + 1
+
+
+def _in_term(state: State, term: int) -> bool:
+    # One who has left does not lead any more, though its term goes on until the next.
+    return term == state.term and bool(state.leader)
+
+
+def _freed(partitions: Partitions, members: Iterable[str]) -> Partitions:
+    """What others had is ready again."""
+    stay = set(members)
+    return {
+        token: replace(each, phase="ready", owner="", to="") if each.owner and each.owner not in stay else each
+        for token, each in partitions.items()
+    }
+
+
+# ---- decisions --------------------------------------------------------------------------------------------------------
+
+
+def _seeds(state: State, record: Seeds) -> Verdict:
+    if record.after != state.sown or record.upto == record.after:
+        return f"seeds after {record.after!r}, known up to {state.sown!r}"
+    partitions = dict(state.partitions)
+    known = partitions.keys() | {born.token for born in record.partitions}
+    for born in record.partitions:
+        # A parent of which nothing is known is older than the stream's memory, or removed.
+        waits = [parent for parent in born.parents if parent in known and not _has_finished(partitions, parent)]
+        partitions.setdefault(born.token, _created(partitions, born, waits))
+    return replace(state, partitions=partitions, sown=record.upto)
+
+
+def _assign(state: State, seq: int, record: Assign) -> Verdict:
+    given = {token: _given(state, seq, token, to) for token, to in record.owners.items()}
+    return _with(state, given, "nothing of it is ready, for a member")
+
+
+def _given(state: State, seq: int, token: str, to: str) -> Partition | None:
+    partition = state.partitions.get(token)
+    if partition is None or partition.phase != "ready" or to not in state.members:
+        return None
+    return _owned(partition, to, seq)
+
+
+def _owned(partition: Partition, owner: str, seq: int) -> Partition:
+    return replace(partition, phase="owned", owner=owner, grant=seq, to="")
+
+
+def _move(state: State, record: Move) -> Verdict:
+    moving: dict[str, Partition | None] = {}
+    for token, to in record.to.items():
+        partition = state.partitions.get(token)
+        if partition is not None and partition.phase == "owned" and not partition.to and to in state.members and to != partition.owner:
+            moving[token] = replace(partition, to=to)
+    return _with(state, moving, "nothing of it can move")
+
+
+def _cancel(state: State, seq: int, record: CancelMove) -> Verdict:
+    stay: dict[str, Partition | None] = {}
+    for token in record.tokens:
+        partition = state.partitions.get(token)
+        if partition is not None and partition.to:
+            stay[token] = _stays(partition, seq)
+    return _with(state, stay, "nothing of it is moving")
+
+
+def _stays(partition: Partition, seq: int) -> Partition:
+    return replace(partition, to="", grant=seq)
+
+
+def _with(state: State, changed: Mapping[str, Partition | None], otherwise: str) -> Verdict:
+    """Each entry counts or not for itself."""
+    counts = {token: each for token, each in changed.items() if each is not None}
+    return replace(state, partitions=state.partitions | counts) if counts else otherwise
+
+
+def _supersede(state: State, record: Supersede) -> Verdict:
+    partition = state.partitions.get(record.token)
+    if partition is None or partition.phase == "finished":
+        return "has finished"
+    breach = broken_rule(state, record.token, record.children)
+    if breach is not None:
+        return breach
+    partitions = dict(state.partitions)
+    if not _bear(partitions, record.children):
+        return "nothing of it is new"
+    return replace(state, partitions=partitions)
+
+
+# ---- what owners say --------------------------------------------------------------------------------------------------
+
+
+def _holds(partition: Partition | None, grant: int) -> bool:
+    return partition is not None and partition.phase == "owned" and partition.grant == grant
+
+
+def _release(state: State, seq: int, record: Release) -> Verdict:
+    partition = state.partitions.get(record.token)
+    if partition is None or not _holds(partition, record.grant):
+        return "not under the partition's grant"
+    if partition.to in state.members:
+        released = _owned(partition, partition.to, seq)
+    else:
+        released = replace(partition, phase="ready", owner="", to="")
+    return replace(state, partitions=state.partitions | {record.token: released})
+
+
+def _finish(state: State, seq: int, record: Finish) -> Verdict:
+    partition = state.partitions.get(record.token)
+    if partition is None or not _holds(partition, record.grant):
+        return "not under the partition's grant"
+    breach = broken_rule(state, record.token, record.children)
+    if breach is not None:
+        return breach
+    partitions = dict(state.partitions)
+    _bear(partitions, record.children)
+    ended_at = max(record.ended_at, partition.since or 0)
+    partitions[record.token] = replace(partition, phase="finished", owner="", to="", since=ended_at)
+    for token, each in list(partitions.items()):
+        if record.token in each.waits:
+            partitions[token] = _ticked(state, seq, each, record, ended_at)
+    return replace(state, partitions=_needed(partitions))
+
+
+def _ticked(state: State, seq: int, child: Partition, record: Finish, ended_at: Millis) -> Partition:
+    """The child with one parent less to wait for."""
+    waits = tuple(parent for parent in child.waits if parent != record.token)
+    since = ended_at if child.since is None else min(child.since, ended_at)
+    child = replace(child, waits=waits, since=since)
+    if waits:
+        return child
+    hint = record.hints.get(child.token, "")
+    return _owned(child, hint, seq) if hint in state.members else replace(child, phase="ready")
+
+
+def _bear(partitions: Partitions, children: Iterable[Born]) -> bool:
+    """Add those that are not known yet. Whether there were any."""
+    before = len(partitions)
+    for born in children:
+        # A parent of which nothing is known is not born yet: had it finished, it would have named this child.
+        waits = [parent for parent in born.parents if not _has_finished(partitions, parent)]
+        partitions.setdefault(born.token, _created(partitions, born, waits))
+    return len(partitions) > before
+
+
+def _created(partitions: Partitions, born: Born, waits: Sequence[str]) -> Partition:
+    ends = [partitions[parent].since or 0 for parent in born.parents if _has_finished(partitions, parent)]
+    since = min(ends, default=None) if waits else born.since
+    return Partition(born.token, born.parents, born.start, "created" if waits else "ready", tuple(waits), since=since)
+
+
+def _has_finished(partitions: Partitions, token: str) -> bool:
+    return token in partitions and partitions[token].phase == "finished"
+
+
+def _needed(partitions: Partitions) -> Partitions:
+    """Without those that have finished and have no child that waits."""
+    awaited = {parent for each in partitions.values() if each.waits for parent in each.parents}
+    return {token: each for token, each in partitions.items() if each.phase != "finished" or token in awaited}
+
+
+def broken_rule(state: State, token: str, children: Iterable[Born]) -> str | None:
+    """In which way a stream that names these as children of that partition breaks the rule on which removal rests; None: it does not."""
+    for born in children:
+        known = state.partitions.get(born.token)
+        if born.token == token or born.token in born.parents:
+            return f"{born.token} would be its own parent"
+        if token not in born.parents:
+            return f"{born.token} is named by {token}, which is not among its parents"
+        if known is not None and set(known.parents) != set(born.parents):
+            return f"{born.token} was born with other parents"
+    return None
+
+
+# ---- snapshots --------------------------------------------------------------------------------------------------------
+
+
+def _snapshot(state: State, record: Snapshot) -> Verdict:
+    if not state.kept_from < record.state.seq <= state.seq:
+        return f"of {record.state.seq}, after one of {state.kept_from}"
+    return replace(state, kept_from=record.state.seq)
+
+
+def restore(entries: Sequence[Entry]) -> State:
+    """The state after all that is left of a log. The same as if it had been folded from its beginning, if nothing was trimmed but what
+    `trimmable` allowed.
+    """
+    # Of those that can be of this log the newest: it covers the most.
+    kept = (record.state for seq, record in entries if isinstance(record, Snapshot) and record.state.seq < seq)
+    state = max(kept, key=lambda each: each.seq, default=State())
+    for seq, record in entries:
+        state = fold(state, seq, record)
+    return state
+
+
+def trimmable(state: State) -> int:
+    """Records up to that number may go from the log. Who has not folded so far must then `restore`."""
+    return state.kept_from
+
+
+# ---- what one may ask -------------------------------------------------------------------------------------------------
+
+
+def watermark(state: State, committed: Mapping[str, Millis]) -> Millis | None:
+    """No record older than this is still to come; None: no record is to come. `committed`: up to when each partition is read and kept.
+
+    A partition that has not begun counts with the least end of its parents that have finished, or else they count themselves.
+    """
+    bounds = [max(each.since, committed.get(token, 0)) for token, each in state.unfinished().items() if each.since is not None]
+    return min(bounds, default=None)
+
+
+def stuck(state: State) -> dict[str, tuple[str, ...]]:
+    """If nothing can go on, though not all is finished: what waits, and for which parents. The stream has kept something back."""
+    unfinished = state.unfinished()
+    if any(each.phase != "created" for each in unfinished.values()):
+        return {}
+    return {token: each.waits for token, each in unfinished.items()}

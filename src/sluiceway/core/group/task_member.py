@@ -1,0 +1,433 @@
+"""A member of a group of tasks: told what the log says and how its readers fare, it says what to read, to stop and to append.
+
+It compares what the log says with what should be so, and says the difference, again and again until the log has it. So it does not
+matter which of its records are lost or come twice, and a member needs no memory of what it has said but to be brief.
+
+It begins with the log: a member joins the group only when it has folded all that there was, reaches the position store, and has
+seen its own `Join`. From then on it may be given partitions at any moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from sluiceway.core.group.task_fold import broken_rule, fold
+from sluiceway.core.group.task_leader import Division, divide, hints, next_term
+from sluiceway.core.group.task_state import (
+    Assign,
+    CancelMove,
+    Entry,
+    Finish,
+    Join,
+    Leave,
+    Move,
+    Partition,
+    Record,
+    Release,
+    Seeds,
+    State,
+    Supersede,
+)
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.tasks import Born, Group
+
+Preset = Literal["log-leader", "finisher-hint"]
+"""Who says where a new child goes: the leader, once it is ready; or whoever finishes its last parent, and the leader only otherwise."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """`repeat_after`: what the log does not show by then is said again. `reopen_after`: so long after a reader broke off.
+    `patience`: so long one that the election once named leaves a leader alone that was named as late or later.
+    """
+
+    repeat_after: Millis = 1_000
+    reopen_after: Millis = 1_000
+    patience: Millis = 10_000
+
+
+# ---- what it is told ---------------------------------------------------------------------------------------------------
+
+
+class Folded(NamedTuple):
+    """The next records of the log, with none left out."""
+
+    entries: tuple[Entry, ...]
+
+
+class Restored(NamedTuple):
+    """The log had been trimmed beyond this member, and this follows from what is left."""
+
+    state: State
+
+
+class Prepared(NamedTuple):
+    """The position store is reached, and the log went up to there when this member began."""
+
+    end: int
+
+
+class Elected(NamedTuple):
+    group: Group
+
+
+class SeedsFound(NamedTuple):
+    """All seeds of the stream between two points. If they are the same there is nothing new."""
+
+    after: str
+    upto: str
+    partitions: tuple[Born, ...]
+
+
+class ChildrenFound(NamedTuple):
+    """Children of a partition that has not ended."""
+
+    token: str
+    children: tuple[Born, ...]
+
+
+class Opened(NamedTuple):
+    """The position store lets nobody commit under a lower grant any more. `position`: what is committed; None: nothing ever was."""
+
+    token: str
+    grant: int
+    position: str | None
+
+
+class Stopped(NamedTuple):
+    """Nothing is read or committed under this grant any more: the answer to `Stop`."""
+
+    token: str
+    grant: int
+
+
+class Ended(NamedTuple):
+    """The partition has ended, and its last position is committed under this grant. `ended_at`: no record of its children is older."""
+
+    token: str
+    grant: int
+    children: tuple[Born, ...]
+    ended_at: Millis
+
+
+class BrokenOff(NamedTuple):
+    """Opening or reading failed, and nothing goes on under this grant until it is opened again. That is no end.
+
+    `fenced`: the position store knows a higher grant. `unknown`: the stream does not know the position any more.
+    """
+
+    token: str
+    grant: int
+    why: Literal["", "fenced", "unknown"] = ""
+
+
+class Going(NamedTuple):
+    """The member is to stop everything and leave."""
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+Event = Folded | Restored | Prepared | Elected | SeedsFound | ChildrenFound | Opened | Stopped | Ended | BrokenOff | Going | Tick
+
+
+# ---- what it wants -----------------------------------------------------------------------------------------------------
+
+
+class Append(NamedTuple):
+    """To the log; it may be lost, late or there twice."""
+
+    record: Record
+
+
+class Open(NamedTuple):
+    """Raise the partition's fence to the grant, and say what is committed. Answered by `Opened` or `BrokenOff`."""
+
+    token: str
+    grant: int
+
+
+class Read(NamedTuple):
+    """From that position on, committing under the grant. Ends with `Ended`, `BrokenOff` or, if asked to, `Stopped`."""
+
+    token: str
+    grant: int
+    position: str
+
+
+class Stop(NamedTuple):
+    """Commit what is read, and end whatever goes on under this grant. Answered by `Stopped`, `Ended` or `BrokenOff`."""
+
+    token: str
+    grant: int
+
+
+class JoinGroup(NamedTuple):
+    """Take part in the election."""
+
+
+class LeaveGroup(NamedTuple):
+    """Nothing is left to do."""
+
+
+class AskSeeds(NamedTuple):
+    """Answered by `SeedsFound`."""
+
+    after: str
+
+
+class Alarm(NamedTuple):
+    """A partition does not go on without somebody's help."""
+
+    token: str
+    why: str
+
+
+Effect = Append | Open | Read | Stop | JoinGroup | LeaveGroup | AskSeeds | Alarm
+
+
+@dataclass
+class _Reader:
+    grant: int
+    phase: Literal["opening", "reading", "stopping", "idle", "ended", "waiting", "broken"]
+    """`idle`: stopped. `waiting`: to be opened again at `again_at`. `broken`: not to be, under this grant."""
+    again_at: Millis = 0
+    ended: Ended | None = None
+
+    @property
+    def runs(self) -> bool:
+        return self.phase in ("opening", "reading", "stopping")
+
+
+class TaskMember:
+    """One member, for as long as its process lives; `name` is never used again."""
+
+    def __init__(self, name: str, preset: Preset = "log-leader", pace: Pace | None = None, state: State | None = None) -> None:
+        self.name, self.preset, self.pace = name, preset, pace or Pace()
+        self.state = state or State()
+        self.leaving = False
+        self._prepared_at: int | None = None
+        self._in_group = self._left = False
+        self._group: Group | None = None
+        self._term_seen_at: Millis = 0
+        self._readers: dict[str, _Reader] = {}
+        self._said: dict[Hashable, Millis] = {}
+        self._wanted: set[Hashable] = set()
+        self._seeds: SeedsFound | None = None
+        self._children: dict[str, ChildrenFound] = {}
+        self._divided: tuple[State, Division] | None = None
+
+    def step(self, event: Event, now: Millis) -> list[Effect]:
+        """What follows from that event."""
+        return self.step_all((event,), now)
+
+    def step_all(self, events: Iterable[Event], now: Millis) -> list[Effect]:
+        """What follows from all of these, which came in that order: the same as from one after the other, at the cost of one."""
+        told = [effect for event in events for effect in self._learn(event, now)]
+        self._wanted = set()
+        effects = [*told, *self._read(now), *self._take_part(now), *self._lead(now), *self._report(now)]
+        self._said = {key: at for key, at in self._said.items() if key in self._wanted}
+        return effects
+
+    # ---- learning ---------------------------------------------------------------------------------------------------
+
+    def _learn(self, event: Event, now: Millis) -> list[Effect]:
+        match event:
+            case Folded():
+                self._fold(event.entries, now)
+            case Restored():
+                if event.state.seq > self.state.seq:
+                    self._become(event.state, now)
+            case Prepared():
+                self._prepared_at = event.end
+            case Elected():
+                self._group = event.group
+            case SeedsFound():
+                self._seeds = event
+            case ChildrenFound():
+                self._children[event.token] = event
+            case Going():
+                self.leaving = True
+            case Opened() | Stopped() | Ended() | BrokenOff():
+                return list(self._fare(event, now))
+            case Tick():
+                pass
+        return []
+
+    def _fold(self, entries: tuple[Entry, ...], now: Millis) -> None:
+        state = self.state
+        for seq, record in entries:
+            state = fold(state, seq, record)
+        self._become(state, now)
+
+    def _become(self, state: State, now: Millis) -> None:
+        if state.term != self.state.term:
+            self._term_seen_at = now
+        self.state = state
+
+    def _fare(self, event: Opened | Stopped | Ended | BrokenOff, now: Millis) -> Iterator[Effect]:
+        reader = self._readers.get(event.token)
+        if reader is None or reader.grant != event.grant or not reader.runs:
+            return
+        match event:
+            case Opened():
+                if reader.phase == "opening":
+                    reader.phase = "reading"
+                    yield Read(event.token, event.grant, self._start(event))
+            case Stopped():
+                reader.phase = "idle"
+            case Ended():
+                reader.phase, reader.ended = "ended", event
+            case BrokenOff():
+                reader.phase = "waiting" if not event.why else "broken"
+                reader.again_at = now + self.pace.reopen_after
+                if event.why == "unknown":
+                    # The beginning would be no answer: what lies between would be read twice, or not at all.
+                    yield Alarm(event.token, "the stream does not know the position any more")
+
+    def _start(self, opened: Opened) -> str:
+        if opened.position is not None:
+            return opened.position
+        partition = self.state.partitions.get(opened.token)
+        return partition.start if partition else ""
+
+    # ---- reading ----------------------------------------------------------------------------------------------------
+
+    def _read(self, now: Millis) -> Iterator[Effect]:
+        """Stop what it may not read any more, open what it may read."""
+        mine = self.state.owned(self.name)
+        for token, reader in list(self._readers.items()):
+            partition = mine.get(token)
+            if partition is None or partition.grant != reader.grant:
+                yield from self._give_up(token, reader)
+            elif partition.to or self.leaving:
+                if reader.phase in ("opening", "reading"):
+                    reader.phase = "stopping"
+                    yield Stop(token, reader.grant)
+                elif reader.phase in ("waiting", "broken"):
+                    reader.phase = "idle"
+            elif reader.phase == "idle" or (reader.phase == "waiting" and now >= reader.again_at):
+                del self._readers[token]
+        for token, partition in mine.items():
+            if token not in self._readers and not self.leaving:
+                yield from self._begin(partition)
+
+    def _give_up(self, token: str, reader: _Reader) -> Iterator[Effect]:
+        if reader.phase in ("opening", "reading"):
+            reader.phase = "stopping"
+            yield Stop(token, reader.grant)
+        elif not reader.runs:
+            del self._readers[token]
+
+    def _begin(self, partition: Partition) -> Iterator[Effect]:
+        if partition.to:
+            # It never began, so it has stopped.
+            self._readers[partition.token] = _Reader(partition.grant, "idle")
+        else:
+            self._readers[partition.token] = _Reader(partition.grant, "opening")
+            yield Open(partition.token, partition.grant)
+
+    # ---- saying -----------------------------------------------------------------------------------------------------
+
+    def _say(self, key: Hashable, now: Millis) -> bool:
+        """Whether it is time to say this, for the first time or again."""
+        self._wanted.add(key)
+        at = self._said.get(key)
+        if at is not None and now - at < self.pace.repeat_after:
+            return False
+        self._said[key] = now
+        return True
+
+    def _take_part(self, now: Millis) -> Iterator[Effect]:
+        joined = self.name in self.state.joined
+        if self.leaving:
+            at_rest = all(reader.phase in ("idle", "waiting", "broken") for reader in self._readers.values())
+            if joined and at_rest and self._say("leave", now):
+                yield Append(Leave(self.name))
+            if not joined and at_rest and not self._left:
+                self._left = True
+                yield LeaveGroup()
+            return
+        if self._prepared_at is None or self.state.seq < self._prepared_at:
+            return
+        if not joined:
+            if self._say("join", now):
+                yield Append(Join(self.name))
+        elif not self._in_group:
+            self._in_group = True
+            yield JoinGroup()
+
+    def _report(self, now: Millis) -> Iterator[Effect]:
+        """What became of its readers."""
+        for token, reader in self._readers.items():
+            partition = self.state.partitions.get(token)
+            if partition is None or partition.owner != self.name or partition.grant != reader.grant:
+                continue
+            if reader.ended is not None:
+                yield from self._finish(reader, reader.ended, now)
+            elif reader.phase == "idle" and partition.to and self._say(("release", token, reader.grant), now):
+                yield Append(Release(token, reader.grant))
+
+    def _finish(self, reader: _Reader, ended: Ended, now: Millis) -> Iterator[Effect]:
+        breach = broken_rule(self.state, ended.token, ended.children)
+        if breach is not None:
+            # It would not count, whoever said it.
+            reader.phase, reader.ended = "broken", None
+            yield Alarm(ended.token, breach)
+        elif self._say(("finish", ended.token, ended.grant), now):
+            wishes = hints(self.state, self.name, ended.token, ended.children) if self.preset == "finisher-hint" else {}
+            yield Append(Finish(ended.token, ended.grant, ended.children, ended.ended_at, wishes))
+
+    # ---- leading ----------------------------------------------------------------------------------------------------
+
+    def _lead(self, now: Millis) -> Iterator[Effect]:
+        yield from self._contend(now)
+        state = self.state
+        if state.leader != self.name or self.leaving:
+            return
+        yield from self._sow(now)
+        if self._divided is None or self._divided[0] is not state:
+            self._divided = (state, divide(state))
+        division, term = self._divided[1], state.term
+        assign = {token: to for token, to in division.assign.items() if self._say(("assign", term, token), now)}
+        if assign:
+            yield Append(Assign(term, assign))
+        cancel = tuple(token for token in division.cancel if self._say(("cancel", term, token, state.partitions[token].grant), now))
+        if cancel:
+            yield Append(CancelMove(term, cancel))
+        move = {token: to for token, to in division.move.items() if self._say(("move", term, token), now)}
+        if move:
+            yield Append(Move(term, move))
+
+    def _contend(self, now: Millis) -> Iterator[Effect]:
+        """Call for the term in which it leads, if the election says that it does."""
+        group, state = self._group, self.state
+        if group is None or group.leader != self.name or self.leaving:
+            return
+        term = next_term(state, group)
+        if term is None:
+            return
+        # Two that both believe it would otherwise depose each other for ever.
+        newer = state.leader not in ("", self.name) and state.generation >= group.generation
+        if newer and now - self._term_seen_at < self.pace.patience:
+            return
+        if self._say(("term", term.term, term.members), now):
+            yield Append(term)
+
+    def _sow(self, now: Millis) -> Iterator[Effect]:
+        """Bring what the stream has to the log."""
+        state, seeds = self.state, self._seeds
+        if seeds is None or seeds.after != state.sown:
+            if self._say(("ask", state.sown), now):
+                yield AskSeeds(state.sown)
+        elif seeds.upto != seeds.after and self._say(("seeds", seeds.upto), now):
+            yield Append(Seeds(state.term, seeds.after, seeds.upto, seeds.partitions))
+        for token, found in list(self._children.items()):
+            new = any(born.token not in state.partitions for born in found.children)
+            if not new or token not in state.partitions or state.partitions[token].phase == "finished":
+                del self._children[token]
+            elif self._say(("supersede", token), now):
+                yield Append(Supersede(state.term, token, found.children))

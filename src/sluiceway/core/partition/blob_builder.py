@@ -1,0 +1,61 @@
+"""What arrives, before it is in the line: when each row is due, and a blob while its turn lasts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from sluiceway.core.partition.records import Blob
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.limits import BLOB_BYTES
+from sluiceway.model.few import Few, Rows, in_columns, join
+from sluiceway.model.items import encode_blob, narrow, widen
+from sluiceway.model.requests import Offsets
+
+
+class Forming:
+    """Collects batches for one blob, whose rows, columns and size are kept up to date while it grows."""
+
+    def __init__(self, blob: Blob) -> None:
+        self.blob = blob
+        self._pieces: list[Rows] = []
+
+    def has_room(self, batch: Rows) -> bool:
+        return self.blob.nbytes + int(batch.nbytes) <= BLOB_BYTES
+
+    def add(self, batch: Rows) -> int:
+        """Add the rows; returns the row number of the first."""
+        stored, columns = (batch, batch.columns) if isinstance(batch, Few) else narrow(batch)
+        row = self.blob.rows
+        self._pieces.append(stored)
+        self.blob.rows += stored.num_rows
+        self.blob.columns |= columns
+        self.blob.nbytes += stored.nbytes
+        return row
+
+    def seal(self) -> tuple[Rows, bytes]:
+        """The blob's rows together, and its bytes. They are a few if each request's were."""
+        if all(isinstance(piece, Few) for piece in self._pieces):
+            few = join(self._pieces)
+            return few, encode_blob(few.batch())
+        batches = [widen(in_columns(piece), self.blob.columns) for piece in self._pieces]
+        batch = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return batch, encode_blob(batch)
+
+
+def due_times(batch: Rows, now: Millis) -> Offsets | None:
+    """Each row's due time, 0 where it has none; None if all rows may go at once."""
+    if isinstance(batch, Few) or "enqueue_at" not in batch.schema.names:
+        return None
+    column = batch.column("enqueue_at")
+    times: Offsets = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return times if bool((times > now).any()) else None
+
+
+def runs(mask: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """The runs of True as (start, end)."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([0], mask.view(np.int8), [0]))))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)

@@ -1,0 +1,95 @@
+"""What is remembered of leases that are over, so that a stale id can be told what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyroaring import BitMap
+
+from sluiceway.core.partition.lease_spans import Spans
+from sluiceway.core.partition.records import Blob, Extent, LeaseState, Part, lease_bytes
+from sluiceway.kernel.limits import MAX_CLOSED_LEASES
+from sluiceway.model.requests import IgnoredReason
+
+_NO_BLOB, _NONE = Blob(0, 0, 0, 0, 0), BitMap()
+"""Of all extents of the leases that are remembered. Nobody looks at them."""
+
+
+@dataclass(slots=True)
+class _Client:
+    """Of the leases that are remembered, those of one client that ended by their own end: how many, and the highest number that was."""
+
+    completed: int = 0
+    last: int = 0
+
+
+class ClosedLeases:
+    """The last leases of a partition that were closed. Stored are only those of which not all was completed."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, LeaseState] = {}
+        self._clients: dict[str, _Client] = {}
+        self._spans = Spans()
+
+    def add(self, lease: LeaseState) -> list[int]:
+        """Remember a lease that is over. Returns the stored ones that are forgotten for it."""
+        # Not the extents of the lease: they and their rows would be kept alive.
+        parts: list[Part] = []
+        for part in lease.parts:
+            last = parts[-1] if parts else None
+            if last is not None and last.end == part.first:
+                last.count += part.count
+            else:
+                parts.append(Part(Extent(part.first, part.count, _NO_BLOB, 0, None, 0, 0, gone=_NONE), 0, part.count, part.base))
+        kept = LeaseState(lease.number, parts, lease.count, lease.client_id, None, settled=lease.settled, fates=lease.fates)
+        self._leases[lease.number] = kept
+        self._spans.add(kept)
+        if _why(kept) == "completed":
+            client = self._clients.setdefault(lease.client_id, _Client())
+            client.completed += 1
+            client.last = max(client.last, lease.number)
+        forgotten = []
+        while len(self._leases) > MAX_CLOSED_LEASES:
+            old = self._leases.pop(next(iter(self._leases)))
+            self._spans.remove(old)
+            if _why(old) == "completed":
+                client = self._clients[old.client_id]
+                client.completed -= 1
+                if not client.completed:
+                    del self._clients[old.client_id]
+            if old.fates:
+                forgotten.append(old.number)
+        return forgotten
+
+    def record(self, number: int) -> bytes | None:
+        """The bytes to store; None if there is nothing to tell."""
+        lease = self._leases.get(number)
+        return lease_bytes(lease, closed=True) if lease is not None and lease.fates else None
+
+    def why_offset(self, offset: int) -> IgnoredReason | None:
+        """What became of an item that was in one of these leases."""
+        place = self._spans.at(offset)
+        return None if place is None else place[0].fate_of(offset - place[1].first + place[1].base)
+
+    def was_completed_after(self, number: int, client_id: str) -> bool:
+        """Whether a later lease of that client ended by its own end, as far as is remembered."""
+        client = self._clients.get(client_id)
+        return client is not None and client.last > number
+
+    def why_lease(self, number: int) -> IgnoredReason | None:
+        """How a lease ended: by its own end, or by that of its items."""
+        lease = self._leases.get(number)
+        if lease is None:
+            return None
+        return _why(lease)
+
+
+def _why(lease: LeaseState) -> IgnoredReason:
+    if not lease.fates:
+        return "completed"
+    return next((fate for fate in ("expired", "released") if fate in lease.fates), "completed")
+
+
+def unknown_extent(first: int, count: int) -> Extent:
+    """Stands for an extent that is gone, or does not matter, in a lease that is remembered."""
+    return Extent(first, count, Blob(first, count, 0, 0, 0), 0, None, 0, 0)

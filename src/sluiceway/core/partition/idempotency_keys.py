@@ -1,0 +1,274 @@
+"""The memory that makes a produce repeatable: which keys this partition has seen, and what it answered.
+
+A partition remembers a key in one of two roles, as records of their own (ADR 34).
+
+* The key's *home* has either the answer, or an *intent*: the partition that is to take the items, the *target*. An intent is durable before
+  its target is asked, and whether the items are there only the target says.
+* The *target* of an intent has the answer too, or has *refused* the key: then it never takes the items.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from sluiceway.core.partition.key_slots import slot_of_name
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import GROUP_KEEP, MAX_GROUP_KEYS, MAX_KEYS, PLACED_LONGER
+from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, ProduceKey
+
+PLACED = "t"
+"""Begins the names of the records that a partition has as a target; the name at the home follows."""
+
+MAX_SURE = 10_000
+
+
+class Seen(msgspec.Struct, array_like=True, frozen=True):
+    """The first produce under a key: what it said and where it went. `partition` None: into this one.
+
+    `first_offset` None: the home's intent of `intended_at`, or (`count` 0) the refusal of a target.
+    """
+
+    digest: bytes
+    first_offset: int | None
+    count: int
+    partition: int | None = None
+    intended_at: Millis = 0
+
+    @property
+    def is_intent(self) -> bool:
+        return self.first_offset is None
+
+
+class KeyRecord(msgspec.Struct, array_like=True):
+    """Either one key, remembered `until` a time, or a group with all keys of its present `sequence`, forgotten long after its last use.
+
+    `until` 0 is for ever: the system's own groups, and those of a record that was written before groups had an end.
+    """
+
+    seen: dict[str, Seen]
+    sequence: int
+    until: Millis
+
+
+pack = msgspec.msgpack.Encoder().encode
+unpack = msgspec.msgpack.Decoder(KeyRecord).decode
+
+
+class KeyMemory:
+    """Pure; says which records changed by `touched`.
+
+    A group's name and a lone key never meet: their record keys differ in the first letter.
+    """
+
+    def __init__(self) -> None:
+        self.records: dict[str, KeyRecord] = {}
+        self.touched: dict[str, None] = {}
+        self.placed: dict[str, None] = {}
+        """The records of this partition as a target that have an answer: their homes rely on it."""
+        self._ends: list[tuple[Millis, str]] = []
+        self._sure: dict[tuple[str | None, str], Seen] = {}
+        """The intents of which it is known that their target has nothing, and that nothing is on its way there."""
+
+    def record(self, name: str) -> bytes | None:
+        """The bytes to store; None if it is forgotten."""
+        record = self.records.get(name)
+        return None if record is None else pack(record)
+
+    def load(self, name: str, data: bytes) -> None:
+        record = self.records[name] = unpack(data)
+        if record.until:
+            heapq.heappush(self._ends, (record.until, name))
+        self._file(name)
+
+    def find(self, key: ProduceKey, *, placed: bool = False) -> Seen | None:
+        """What is remembered of this key; None if it is new. Raises stale_sequence, too_many_requests, invalid_request.
+
+        `placed`: as the target of an intent.
+        """
+        record = self.records.get(_name(key, placed))
+        if record is None:
+            if len(self.records) >= MAX_KEYS and _until(key, 1):
+                raise SluicewayError("too_many_requests", f"the partition remembers {MAX_KEYS} idempotency keys already; try later")
+            return None
+        if key.group is not None and key.sequence != record.sequence:
+            if key.sequence < record.sequence:
+                raise SluicewayError(
+                    "stale_sequence",
+                    f"idempotency_sequence: group {key.group!r} has moved on from {key.sequence} to {record.sequence}",
+                    "idempotency_sequence",
+                )
+            return None
+        seen = record.seen.get(key.key)
+        if seen is None and len(record.seen) >= MAX_GROUP_KEYS:
+            detail = f"group {key.group!r} has {MAX_GROUP_KEYS} keys of sequence {key.sequence} already; raise idempotency_sequence"
+            raise SluicewayError("invalid_request", f"idempotency_group: {detail}", "idempotency_group")
+        return seen
+
+    def has(self, key: ProduceKey) -> bool:
+        """Whether something was answered under this key."""
+        return self._seen(key) is not None
+
+    def _seen(self, key: ProduceKey) -> Seen | None:
+        record = self.records.get(_name(key))
+        return record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
+
+    def remember(self, key: ProduceKey, seen: Seen, now: Millis, *, placed: bool = False) -> None:
+        """`placed`: as the target of an intent."""
+        name = _name(key, placed)
+        record = self.records.get(name)
+        if record is None or record.sequence != key.sequence:
+            record = self.records[name] = KeyRecord({}, key.sequence, record.until if record is not None else 0)
+        until = _until(key, now)
+        if until and placed:
+            until += PLACED_LONGER
+        if until and (record.until == 0 or key.group is not None):
+            if record.until == 0:
+                heapq.heappush(self._ends, (until, name))
+            record.until = until
+        record.seen[key.key] = seen
+        self.touched[name] = None
+        if placed:
+            self._file(name)
+        else:
+            self.doubt(key)
+
+    def forget_old(self, now: Millis, most: int = 1_000) -> None:
+        """Drop lone keys whose window is over and groups that nobody uses, a bounded number a call."""
+        for _ in range(most):
+            if not self._ends or self._ends[0][0] > now:
+                break
+            name = heapq.heappop(self._ends)[1]
+            until = self.records[name].until if name in self.records else 0
+            if not until:
+                continue  # It went elsewhere, or came from there anew, since it was entered here.
+            if until > now:
+                # Used again since it was entered here.
+                heapq.heappush(self._ends, (until, name))
+                continue
+            self._drop(name)
+
+    def _drop(self, name: str) -> None:
+        del self.records[name]
+        self.placed.pop(name, None)
+        self.touched[name] = None
+
+    def _file(self, name: str) -> None:
+        if name.startswith(PLACED):
+            if any(seen.count for seen in self.records[name].seen.values()):
+                self.placed[name] = None
+            else:
+                self.placed.pop(name, None)
+
+    # ---- intents of this partition's keys ---------------------------------------------------------------------
+
+    def intend(self, key: ProduceKey, count: int, target: int, now: Millis) -> Seen:
+        """Note that the items of that new key, or of one whose intent is sure, are to go to `target`."""
+        seen = Seen(b"", None, count, target, now)
+        self.remember(key, seen, now)
+        self.be_sure(key, seen)
+        return seen
+
+    def is_sure(self, key: ProduceKey, intent: Seen) -> bool:
+        """Whether the target of that intent surely has nothing, and will not get anything by it."""
+        return self._sure.get(key.identity) is intent
+
+    def be_sure(self, key: ProduceKey, intent: Seen) -> None:
+        """The target has surely nothing. No use if the intent is not the one of the moment."""
+        if self._seen(key) is intent:
+            if len(self._sure) >= MAX_SURE:
+                # Those that were given up. To be unsure is always safe.
+                self._sure.clear()
+            self._sure[key.identity] = intent
+
+    def doubt(self, key: ProduceKey) -> None:
+        """From now on only the target knows."""
+        self._sure.pop(key.identity, None)
+
+    def digest_as_target(self, key: ProduceKey) -> bytes | None:
+        """Of what this partition has taken under that key as a target."""
+        record = self.records.get(_name(key, True))
+        seen = record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
+        return seen.digest if seen is not None and seen.count else None
+
+    def settle(self, key: ProduceKey, intent: Seen, seen: Seen) -> None:
+        """The items are durable in the target. This is not written by itself: the target remembers it."""
+        if self._seen(key) is intent:
+            self.records[_name(key)].seen[key.key] = seen
+        self.doubt(key)
+
+    # ---- to and from other partitions -------------------------------------------------------------------------
+
+    def of_slots(self, slots: Collection[int], of: int, partition: int) -> dict[str, bytes]:
+        """What is remembered of the keys of these slots, as that `partition`, which this one is, would tell it to others."""
+        given: dict[str, bytes] = {}
+        for name, record in self.records.items():
+            if _is_of(name, slots, of):
+                seen = {key: each if each.partition is not None else _in(each, partition) for key, each in record.seen.items()}
+                given[name] = pack(KeyRecord(seen, record.sequence, record.until))
+        return given
+
+    def replace(self, slots: Collection[int], of: int, given: Mapping[str, bytes]) -> None:
+        """Of the keys of these slots remember only what was given. Windows go on as they began."""
+        for name in [name for name in self.records if _is_of(name, slots, of)]:
+            del self.records[name]
+            self.touched[name] = None
+        for name, data in given.items():
+            self.load(name, data)
+            self.touched[name] = None
+
+    def answers_as_target(self, partition: int, room: int) -> dict[str, bytes]:
+        """What this `partition` has answered as a target, by the name at the home: as much as `room` bytes hold, one record at least."""
+        given: dict[str, bytes] = {}
+        for name in self.placed:
+            record = self.records[name]
+            seen = {key: _in(each, partition) for key, each in record.seen.items() if each.count}
+            data = pack(KeyRecord(seen, record.sequence, record.until))
+            room -= len(name) + len(data)
+            if given and room < 0:
+                break
+            given[name[len(PLACED) :]] = data
+        return given
+
+    def note_answers(self, given: Mapping[str, bytes]) -> None:
+        """Durable answers of a target of intents of this home: so that nothing depends on that target any more."""
+        for name, data in given.items():
+            told, record = unpack(data), self.records.get(name)
+            if record is None or record.sequence != told.sequence:
+                continue  # Forgotten, or the group has moved on.
+            for key, seen in told.seen.items():
+                mine = record.seen.get(key)
+                if mine is not None and mine.partition == seen.partition:
+                    if mine.is_intent:
+                        record.seen[key] = seen
+                    # Also where the answer is known: `settle` has not written it, and the target is about to forget it.
+                    self.touched[name] = None
+
+    def forget_answers(self, names: Collection[str]) -> None:
+        """Of this partition as a target: their homes have noted them."""
+        for name in names:
+            if PLACED + name in self.records:
+                self._drop(PLACED + name)
+
+
+def _until(key: ProduceKey, now: Millis) -> Millis:
+    if key.group is None:
+        return now + key.window
+    return 0 if key.group.startswith((TRANSFER_GROUP, MOVE_GROUP)) else now + GROUP_KEEP
+
+
+def _in(seen: Seen, partition: int) -> Seen:
+    return Seen(seen.digest, seen.first_offset, seen.count, partition)
+
+
+def _is_of(name: str, slots: Collection[int], of: int) -> bool:
+    """Whether the record of that name is of one of these slots. What partitions are moved stays with them, and what targets remember."""
+    return slot_of_name(name[1:], of) in slots and not name.startswith((f"g{MOVE_GROUP}", PLACED))
+
+
+def _name(key: ProduceKey, placed: bool = False) -> str:
+    name = f"k{key.key}" if key.group is None else f"g{key.group}"
+    return PLACED + name if placed else name

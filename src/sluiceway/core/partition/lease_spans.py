@@ -1,0 +1,60 @@
+"""Where live leases lie on the line: finds the lease of an offset without looking at any other."""
+
+from __future__ import annotations
+
+from bisect import bisect_right, insort
+from collections.abc import Iterator
+
+import numpy as np
+
+from sluiceway.core.partition.records import LeaseState, Part
+from sluiceway.model.requests import Offsets
+
+
+class Spans:
+    """The parts of all live leases, by their first offset. No two overlap, also of those that were ever here: an offset is leased once."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        """Those of parts that are gone stay until they are the half: to take one out of a long list costs as much as its length."""
+        self._at: dict[int, tuple[LeaseState, Part]] = {}
+
+    @property
+    def starts(self) -> list[int]:
+        return [start for start in self._starts if start in self._at]
+
+    def add(self, lease: LeaseState) -> None:
+        for part in lease.parts:
+            first = part.first
+            if self._starts and first <= self._starts[-1]:
+                insort(self._starts, first)
+            else:
+                self._starts.append(first)
+            self._at[first] = (lease, part)
+
+    def remove(self, lease: LeaseState) -> None:
+        for part in lease.parts:
+            del self._at[part.first]
+        if len(self._starts) > 2 * len(self._at) + 1_000:
+            self._starts = self.starts
+
+    def at(self, offset: int) -> tuple[LeaseState, Part] | None:
+        """The lease and the part in which the offset lies."""
+        index = bisect_right(self._starts, offset) - 1
+        place = self._at.get(self._starts[index]) if index >= 0 else None
+        return place if place is not None and offset < place[1].end else None
+
+    def split(self, offsets: Offsets) -> Iterator[tuple[Offsets, tuple[LeaseState, Part] | None]]:
+        """The sorted offsets in runs, each with the part in which it lies; None where no lease is. Work is per run, not per offset."""
+        at, starts = 0, self._starts
+        while at < len(offsets):
+            index = bisect_right(starts, int(offsets[at])) - 1
+            place = self._at.get(starts[index]) if index >= 0 else None
+            if place is not None and int(offsets[at]) < place[1].end:
+                limit: int | None = place[1].end
+            else:
+                place = None
+                limit = starts[index + 1] if index + 1 < len(starts) else None
+            end = len(offsets) if limit is None else at + int(np.searchsorted(offsets[at:], limit))
+            yield offsets[at:end], place
+            at = end

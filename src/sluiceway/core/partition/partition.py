@@ -1,0 +1,566 @@
+"""The columnar partition: what may happen to the items of a line.
+
+A pure machine. Each call is one transition, told `now`; it changes the state in place and notes which records it touched.
+`take_changes` then gives everything since the last call as one change set for the store. If that commit does not succeed,
+the state is thrown away and loaded anew: nothing here is ever undone.
+
+An item is in one of four places: *ready* (from `head` on), in a *lease*, *due* (scheduled beside the line), or in a transfer
+lease (on its way to another queue).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from pyroaring import BitMap
+
+from sluiceway.core.partition.admission import Gate, is_move
+from sluiceway.core.partition.blob_builder import due_times
+from sluiceway.core.partition.closed_leases import ClosedLeases
+from sluiceway.core.partition.idempotency_keys import KeyMemory, Seen
+from sluiceway.core.partition.lease_spans import Spans
+from sluiceway.core.partition.partition_policy import Rules
+from sluiceway.core.partition.records import (
+    EXPIRED_READY,
+    Blob,
+    Due,
+    Extent,
+    LeaseState,
+    Part,
+    blob_bytes,
+    by_part,
+    due_bytes,
+    extent_bytes,
+    from_array,
+    lease_bytes,
+    pack,
+    rows_of_part,
+)
+from sluiceway.core.partition.segment_log import RecordName
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
+from sluiceway.model.changes import Changes, RecordKind
+from sluiceway.model.few import Rows, in_columns
+from sluiceway.model.items import digest as digest_of
+from sluiceway.model.requests import DONE, RELEASE, Fate, IgnoredReason, Life, Offsets, ProduceKey, Settled
+
+Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
+"""Rows that come back: by blob number, attempts, expiry, `together` and when they are due. All are still counted as open."""
+
+
+class Placed(NamedTuple):
+    """Where a produce went. `partition` None: into the one that was asked."""
+
+    first_offset: int
+    items: int
+    repeated: bool
+    partition: int | None = None
+
+
+class Intended(NamedTuple):
+    """The home of a key has noted that the partition `target` takes its items, or has taken them. `intent` is in that `memory`."""
+
+    target: int
+    intent: Seen
+    memory: KeyMemory
+
+
+class Partition(Gate):
+    """The state of one partition, and its transitions."""
+
+    def __init__(self, *, max_attempts: int = 0, keeps_dead: bool = False) -> None:
+        super().__init__()
+        self.follow(Rules(max_attempts, keeps_dead))
+        self.txn = 0
+        self.leases: dict[int, LeaseState] = {}
+        self.leased_count = 0
+        self.deadlines: list[tuple[Millis, int]] = []
+        self.ticked = 0
+        """Leases and entries that the last `tick` handled."""
+        self.spans = Spans()
+        self.by_key: dict[tuple[str, str], dict[int, None]] = {}
+        self._fresh_keys: set[tuple[str, str]] = set()
+        """Lease keys without live leases in the store, as of the last commit that is known to have landed, and with some since then."""
+        self._left_keys: set[tuple[str, str]] = set()
+        """The other way round."""
+        self.closed = ClosedLeases()
+        self.grace_until: Millis = 0  # No lease runs out before: its client may not have reached an owner for a while.
+
+    def follow(self, rules: Rules) -> None:
+        """From now on, by these rules. What was decided by the former stays so."""
+        self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue = rules
+
+    # ---- produce ----------------------------------------------------------------------------------------------
+
+    def produce(self, batch: Rows, now: Millis, key: ProduceKey | None = None, lives: Sequence[Life] = ()) -> Placed:
+        """Append the rows, due ones beside the line; with `lives` they come from another partition. Raises `key_conflict`, and what
+        `KeyMemory.find` raises.
+
+        Whether the partition takes them at all, `refuses` says.
+        """
+        digest = b""
+        if key is not None:
+            # The rows of a move are those of its transfer, always: nobody else can use its key.
+            digest = b"" if is_move(key) else digest_of(in_columns(batch))
+            self.keys.forget_old(now)
+            seen = self.keys.find(key)
+            if seen is not None and not self.keys.is_sure(key, seen):
+                return self._repeat(key, seen, digest)
+        placed = self._store(batch, now, lives)
+        if key is not None:
+            self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.header.now)
+        return placed
+
+    def produce_by_home(self, batch: Rows, now: Millis, key: ProduceKey, target: int | None) -> Placed | Intended:
+        """The same for a partition that is the home of the key. If the key is new, only note that `target` is to take the rows (None: this
+        partition takes them). If an earlier call has an intent, answer with that, unless its target surely has nothing.
+        """
+        self.keys.forget_old(now)
+        seen = self.keys.find(key)
+        if seen is not None and seen.is_intent and not self.keys.is_sure(key, seen):
+            assert seen.partition is not None, "an intent names its target"
+            if key.group is not None and now - seen.intended_at > GROUP_KEEP:
+                detail = f"idempotency_group: what became of key {key.key!r} is not remembered any more; raise idempotency_sequence"
+                raise SluicewayError("outcome_unknown", detail)
+            return Intended(seen.partition, seen, self.keys)
+        if target is None or (seen is not None and not seen.is_intent):
+            return self.produce(batch, now, key)
+        return Intended(target, self.keys.intend(key, batch.num_rows, target, self._at(now)), self.keys)
+
+    def produce_by_intent(self, batch: Rows, now: Millis, key: ProduceKey, takes: bool) -> Placed | None:
+        """The same for a partition that an intent of the key's home names: the rows are taken once, or (None) refused for good.
+
+        `takes`: it takes items now. A key that it does not know it refuses otherwise, durably.
+        """
+        self.keys.forget_old(now)
+        seen = self.keys.find(key, placed=True)
+        if seen is not None and not seen.count:
+            return None
+        if seen is None and (not takes or self.header.shut):
+            self.keys.remember(key, Seen(b"", None, 0), self._at(now), placed=True)
+            return None
+        digest = digest_of(in_columns(batch))
+        if seen is not None:
+            return self._repeat(key, seen, digest)
+        placed = self._store(batch, now, ())
+        self.keys.remember(key, Seen(digest, placed.first_offset, placed.items), self.header.now, placed=True)
+        return placed
+
+    def _repeat(self, key: ProduceKey, seen: Seen, digest: bytes) -> Placed:
+        assert seen.first_offset is not None, "an intent is no answer"
+        if seen.digest != digest:
+            raise SluicewayError("key_conflict", f"idempotency_key: {key.key!r} was used for other items", "idempotency_key")
+        self.header.deduplicated += seen.count
+        self._changed = True
+        return Placed(seen.first_offset, seen.count, True, seen.partition)
+
+    def _store(self, batch: Rows, now: Millis, lives: Sequence[Life]) -> Placed:
+        at = self._at(now)
+        first, count = self.header.next, batch.num_rows
+        if lives:
+            self._arrive(batch, lives, now)
+        elif count:
+            forming, row = self._forming_for(batch, at)
+            self.header.next += count
+            self.header.produced += count
+            self._place(forming.blob, row, count, due_times(batch, now), now, self.expire_timeout)
+        return Placed(first, count, False)
+
+    # ---- lease ------------------------------------------------------------------------------------------------
+
+    def lease(
+        self,
+        want: int,
+        client_id: str,
+        deadline: Millis,
+        now: Millis,
+        lease_key: str | None = None,
+        room: float = MAX_LEASE_BYTES,
+        at_least_one: bool = True,
+        before: int | None = None,
+    ) -> LeaseState | None:
+        """Lease up to `want` ready items, oldest first, as one lease; fewer if `room` bytes hold no more. None if there are none.
+
+        With `before` only those at offsets before that.
+        """
+        parts, count, nbytes = self._take(want, room, at_least_one, now, before)
+        if not parts:
+            return None
+        self._at(now)
+        self.header.lease_number += 1
+        self.header.leased += count
+        self.leased_count += count
+        lease = LeaseState(self.header.lease_number, parts, count, client_id, deadline, lease_key, nbytes=nbytes)
+        if lease_key is not None and (name := (client_id, lease_key)) not in self.by_key:
+            self._left_keys.discard(name) if name in self._left_keys else self._fresh_keys.add(name)
+        self._enter(lease)
+        self._touch(RecordKind.LEASE, lease.number)
+        return lease
+
+    def _enter(self, lease: LeaseState) -> None:
+        """Put a lease into the indexes."""
+        self.leases[lease.number] = lease
+        self.spans.add(lease)
+        self._note_deadline(lease)
+        if lease.lease_key is not None:
+            self.by_key.setdefault((lease.client_id, lease.lease_key), {})[lease.number] = None
+
+    def _note_deadline(self, lease: LeaseState) -> None:
+        if len(self.deadlines) > 2 * len(self.leases) + 1_000:
+            # Those of leases that were closed or extended pile up behind one that lives long.
+            self.deadlines = [(each.deadline, each.number) for each in self.leases.values() if each.deadline is not None]
+            heapq.heapify(self.deadlines)
+        elif lease.deadline is not None:
+            heapq.heappush(self.deadlines, (lease.deadline, lease.number))
+
+    def restore_lease(self, lease: LeaseState) -> None:
+        """Enter a lease that was loaded from storage."""
+        self._enter(lease)
+        self.leased_count += lease.open
+
+    def _leave(self, lease: LeaseState) -> None:
+        del self.leases[lease.number]
+        self.spans.remove(lease)
+        for forgotten in self.closed.add(lease):
+            self._touch(RecordKind.LEASE, forgotten)
+        if lease.lease_key is not None:
+            name = (lease.client_id, lease.lease_key)
+            del self.by_key[name][lease.number]
+            if not self.by_key[name]:
+                del self.by_key[name]
+                self._fresh_keys.discard(name) if name in self._fresh_keys else self._left_keys.add(name)
+
+    def keyed(self, client_id: str, lease_key: str) -> list[LeaseState]:
+        """The live leases that were taken under this key."""
+        return [self.leases[number] for number in self.by_key.get((client_id, lease_key), ())]
+
+    def may_hold(self, name: tuple[str, str]) -> bool:
+        """Whether the store may hold live leases under this (client, key), whatever became of the commit in flight."""
+        return name in self.by_key or name in self._left_keys
+
+    def keys_landed(self) -> None:
+        """The store holds the leases that are live here."""
+        self._fresh_keys, self._left_keys = set(), set()
+
+    def keys_refused(self) -> None:
+        """The last commit did not land: forget the lease keys that were first used in it."""
+        for name in self._fresh_keys:
+            del self.by_key[name]
+        self._fresh_keys = set()
+
+    def lease_of(self, number: int, client_id: str | None) -> LeaseState | IgnoredReason:
+        """A live lease (with a `client_id`: of that client), or why there is none."""
+        lease = self.leases.get(number)
+        if lease is None:
+            return self.closed.why_lease(number) or ("settled" if 0 < number <= self.header.lease_number else "unknown")
+        return lease if client_id is None or lease.client_id == client_id else "not_yours"
+
+    def extend(self, lease: LeaseState, deadline: Millis) -> None:
+        """Set a live lease's deadline."""
+        lease.deadline = deadline
+        self._note_deadline(lease)
+        self._touch(RecordKind.LEASE, lease.number)
+
+    # ---- settle -----------------------------------------------------------------------------------------------
+
+    def settle_offsets(
+        self, offsets: Offsets, fate: Fate, now: Millis, stage: bool, result: Settled, client_id: str | None = None
+    ) -> list[tuple[int, IgnoredReason]]:
+        """Let the fate befall the leased ones among the (sorted, unique) offsets; with `stage`, note it only. Returns those ignored."""
+        ignored: list[tuple[int, IgnoredReason]] = []
+        for lease, positions in self.in_leases(offsets, ignored, client_id):
+            if stage:
+                self._stage(lease, positions, fate)
+                result.count(fate.verdict, len(positions))
+            else:
+                self._settle(lease, positions, fate, now, result)
+                self._close_if_empty(lease)
+        return ignored
+
+    def close_lease(self, lease: LeaseState, now: Millis, result: Settled) -> None:
+        """End a lease: staged fates take effect, the rest is completed."""
+        for fate, positions in lease.staged.items():
+            self._settle(lease, positions - lease.settled, fate, now, result)
+        self._settle(lease, lease.open_positions(), DONE, now, result)
+        self._close_if_empty(lease)
+
+    def release(self, lease: LeaseState, now: Millis, result: Settled) -> None:
+        """End a lease as if it had not been given: what is open is offered again, and staged fates are dropped."""
+        self._settle(lease, lease.open_positions(), RELEASE, now, result)
+        self._close_if_empty(lease)
+
+    def in_leases(
+        self, offsets: Offsets, ignored: list[tuple[int, IgnoredReason]], client_id: str | None
+    ) -> Iterator[tuple[LeaseState, BitMap]]:
+        """The offsets by lease, as positions that are open there."""
+        found: dict[int, tuple[LeaseState, BitMap]] = {}
+        for run, place in self.spans.split(offsets):
+            if place is None:
+                ignored.extend((offset, self._why_ignored(offset)) for offset in run.tolist())
+                continue
+            lease, part = place
+            positions = from_array(run - part.first + part.base)
+            theirs = client_id is not None and lease.client_id != client_id
+            gone = positions & lease.settled
+            ignored.extend(
+                (position - part.base + part.first, lease.fate_of(position) if position in gone else "not_yours")
+                for position in (positions if theirs else gone)
+            )
+            if not theirs and len(gone) < len(positions):
+                found.setdefault(lease.number, (lease, BitMap()))[1].update(positions - gone)
+        yield from found.values()
+
+    def _why_ignored(self, offset: int) -> IgnoredReason:
+        """Why an offset is in no live lease. Nothing is searched that grows with the line: a repeated call is normal traffic."""
+        if not 0 <= offset < self.header.next:
+            return "unknown"
+        return self.closed.why_offset(offset) or ("not_leased" if offset >= self.header.head else "settled")
+
+    def _stage(self, lease: LeaseState, positions: BitMap, fate: Fate) -> None:
+        for other in [staged for staged in lease.staged if staged != fate]:
+            lease.staged[other] -= positions
+            if not lease.staged[other]:
+                del lease.staged[other]
+        if fate.verdict != "done":
+            lease.staged[fate] = lease.staged.get(fate, BitMap()) | positions
+        self._touch(RecordKind.LEASE, lease.number)
+
+    def _settle(self, lease: LeaseState, positions: BitMap, fate: Fate, now: Millis, result: Settled) -> None:
+        """Close those open positions of a lease. The lease itself is closed by the caller."""
+        if not positions:
+            return
+        self._at(now)
+        stays = positions
+        if fate.verdict == "done":
+            self.header.completed += len(positions)
+        elif fate.verdict == "dead":
+            self._die(lease, positions, fate.reason or "rejected")
+            lease.tell("dead", positions)
+        else:
+            dying = self._put_back(lease, positions, fate, now)
+            for reason, those in dying.items():
+                self._die(lease, those, reason + (f": {fate.reason}" if fate.reason else ""))
+                lease.tell("dead", those)
+                result.count("dead", len(those))
+                stays = stays - those
+            if fate.verdict == "release":
+                self.header.released += len(stays)
+                lease.tell("released", stays)
+            else:
+                self.header.retried += len(stays)
+                lease.tell("retried", stays)
+        result.count(fate.verdict, len(stays))
+        self._shut(lease, positions)
+
+    def _shut(self, lease: LeaseState, positions: BitMap) -> None:
+        """The positions are closed in this lease; whatever became of the rows has its own count of them already."""
+        lease.settled |= positions
+        self.leased_count -= len(positions)
+        self._let_go(lease, positions)
+        self._touch(RecordKind.LEASE, lease.number)
+
+    def _close_if_empty(self, lease: LeaseState) -> None:
+        if lease.open == 0:
+            self._leave(lease)
+            self._touch(RecordKind.LEASE, lease.number)
+
+    def _put_back(self, lease: LeaseState, positions: BitMap, fate: Fate, now: Millis) -> dict[str, BitMap]:
+        """Append the rows anew, now or when due. Returns those that die instead, by reason."""
+        back: Back = {}
+        dying = self._gather(lease, positions, fate, now, back)
+        self._bring_back(back, now)
+        return dying
+
+    def _gather(self, lease: LeaseState, positions: BitMap, fate: Fate | None, now: Millis, back: Back) -> dict[str, BitMap]:
+        """Add to what comes `back` (no fate: the lease ran out). Returns those that die instead, by reason."""
+        dying: dict[str, BitMap] = {}
+        released = fate is not None and fate.verdict == "release"
+        # Of items whose lease ran out, one may have killed the consumer: they come in ever smaller leases, until it is alone.
+        together = 0 if fate is not None else max(1, len(positions) // 2)
+        for part, chosen in by_part(lease, positions):
+            extent, attempts = part.extent, part.extent.attempts + (not released)
+            if self.max_attempts and attempts >= self.max_attempts and not released:
+                dying.setdefault(f"max_attempts {self.max_attempts} reached", BitMap()).update(chosen)
+            elif extent.expires_at and extent.expires_at <= now:
+                dying.setdefault("expired while it was leased", BitMap()).update(chosen)
+            else:
+                blob, expires_at = extent.blob, extent.expires_at
+                name = (blob.number, attempts, expires_at, extent.together if released else together, self._due_at(fate, attempts, now))
+                rows = rows_of_part(part, chosen)
+                if name in back:
+                    back[name][1].update(rows)
+                else:
+                    back[name] = blob, rows
+                # The blob stays, whatever else is let go of before they are back.
+                blob.open += len(rows)
+        return dying
+
+    def _bring_back(self, back: Back, now: Millis) -> None:
+        """Append what was gathered: neighbours of a blob that nothing tells apart are one extent, whatever leases they were in."""
+        for (_, attempts, expires_at, together, due_at), (blob, rows) in back.items():
+            if due_at > now:
+                self._schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, together)
+            else:
+                self._append_rows(blob, rows, attempts, expires_at, together)
+            blob.open -= len(rows)
+        back.clear()
+
+    def _due_at(self, fate: Fate | None, attempts: int, now: Millis) -> Millis:
+        if fate is not None:
+            if fate.verdict == "release":
+                return now
+            if fate.retry_at is not None:
+                return fate.retry_at
+            if fate.retry_after is not None:
+                return now + fate.retry_after
+        return now + self.backoff.after(attempts) if self.backoff is not None else now
+
+    # ---- away -------------------------------------------------------------------------------------------------
+
+    def _die(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
+        """The positions of a lease go to the dead queue (they keep their offsets), or are dropped."""
+        if self.keeps_dead:
+            self._transfer(by_part(lease, positions), reason, self.dead_queue)
+        else:
+            self.header.dead += len(positions)
+
+    def clear(self, ready: bool, scheduled: bool, now: Millis) -> tuple[int, int]:
+        """Drop what waits. Returns how many were ready, and how many scheduled."""
+        self._at(now)
+        dropped, undue = 0, 0
+        for extent in list(self.ready) if ready else []:
+            taken = self._take_out(extent, extent.waiting(self.at(extent)))
+            if taken:
+                dropped += len(taken)
+                self._close_positions(extent, len(taken))
+        for due in list(self.dues.values()) if scheduled else []:
+            self._unschedule(due)
+            undue += len(due.rows)
+            self._free(due.blob, len(due.rows))
+        self.header.cleared += dropped + undue
+        return dropped, undue
+
+    # ---- time -------------------------------------------------------------------------------------------------
+
+    def next_timer(self) -> Millis | None:
+        """When `tick` has something to do next."""
+        while self.deadlines:
+            deadline, number = self.deadlines[0]
+            if (lease := self.leases.get(number)) is not None and lease.deadline == deadline:
+                break
+            heapq.heappop(self.deadlines)
+        while self.due_times and self.due_times[0][1] not in self.dues:
+            heapq.heappop(self.due_times)
+        while self.expiries and not self._may_expire(self.expiries[0][1]):
+            heapq.heappop(self.expiries)
+        at = max(self.deadlines[0][0], self.grace_until) if self.deadlines else None
+        for heap in (self.due_times, self.expiries):
+            if heap and (at is None or heap[0][0] < at):
+                at = heap[0][0]
+        for snapshot in self.snapshots.values():
+            if at is None or snapshot.until < at:
+                at = snapshot.until
+        return at
+
+    def _may_expire(self, first: int) -> bool:
+        extent = self.extents.get(first)
+        return extent is not None and extent.run(self.at(extent))[1] > 0
+
+    def tick(self, now: Millis, most: int | None = None) -> int:
+        """Put back what ran out and what is due, and let die what expired, `most` leases and entries. Returns how many items moved."""
+        moved = self.ticked = 0
+        back: Back = {}
+        self._let_go_of_snapshots(now)
+        for _ in range(TIMER_BATCH if most is None else most):
+            if (at := self.next_timer()) is None or at > now:
+                break
+            self.ticked += 1
+            self._at(now)
+            is_due = bool(self.due_times) and self.due_times[0][0] == at
+            if not is_due and self.deadlines and max(self.deadlines[0][0], self.grace_until) == at:
+                moved += self._run_out(self.leases[heapq.heappop(self.deadlines)[1]], now, back)
+                continue
+            self._bring_back(back, now)
+            if is_due:
+                moved += self._fall_due(self.dues[heapq.heappop(self.due_times)[1]], now)
+            else:
+                moved += self._expire(self.extents[heapq.heappop(self.expiries)[1]])
+        self._bring_back(back, now)
+        return moved
+
+    def _run_out(self, lease: LeaseState, now: Millis, back: Back) -> int:
+        self._at(now)
+        positions = lease.open_positions()
+        expired = len(positions)
+        for reason, those in self._gather(lease, positions, None, now, back).items():
+            self._die(lease, those, f"{reason}: the lease expired")
+            expired -= len(those)
+        self.header.expired += expired
+        lease.tell("expired", positions)
+        self._shut(lease, positions)
+        self._leave(lease)
+        return len(positions)
+
+    def _fall_due(self, due: Due, now: Millis) -> int:
+        extent = self._enter_line(due)
+        # In one step: nobody may lease in between what has expired.
+        return len(due.rows) + (self._expire(extent) if 0 < due.expires_at <= now else 0)
+
+    def _expire(self, extent: Extent) -> int:
+        """What is left of the extent in the line has waited too long."""
+        taken = self._take_out(extent, extent.waiting(self.at(extent)))
+        if taken:
+            if self.keeps_dead:
+                self._transfer([(Part(extent, 0, extent.count, 0), taken)], EXPIRED_READY, self.dead_queue)
+            else:
+                self.header.dead += len(taken)
+            self._close_positions(extent, len(taken))
+        return len(taken)
+
+    # ---- changes ----------------------------------------------------------------------------------------------
+
+    @property
+    def is_changed(self) -> bool:
+        """There is something to write."""
+        return self._changed or bool(self._touched or self.keys.touched)
+
+    def take_changes(self) -> tuple[Changes, dict[int, Rows]] | None:
+        """Everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
+        if not self.is_changed:
+            return None
+        self.keys.forget_old(self.header.now)
+        self.txn += 1
+        fresh: dict[int, Rows] = {}
+        blobs: dict[int, bytes] = {}
+        for forming in self._forming:
+            number = forming.blob.number
+            fresh[number], sealed = forming.seal()
+            if number in self.blobs:
+                blobs[number] = sealed
+        records = {(kind, str(number)): self._record((kind, number)) for kind, number in self._touched}
+        records |= {(RecordKind.KEY, key): self.keys.record(key) for key in self.keys.touched}
+        puts = {name: data for name, data in records.items() if data is not None}
+        compacted = {number: data for number, data in self._compacted.items() if number in self.blobs}
+        changes = Changes(self.txn, pack(self.header), puts, records.keys() - puts.keys(), blobs, self._dropped, compacted)
+        self._forming, self._touched, self._dropped, self._changed = [], {}, set(), False
+        self._compacted = {}
+        self.keys.touched = {}
+        return changes, fresh
+
+    def _record(self, name: RecordName) -> bytes | None:
+        """The present bytes of a record; None if it is gone."""
+        kind, number = name
+        if kind is RecordKind.LEASE:
+            lease = self.leases.get(number) or self.transfers.get(number)
+            return lease_bytes(lease) if lease else self.closed.record(number)
+        if kind is RecordKind.EXTENT:
+            extent = self.extents.get(number)
+            return extent_bytes(extent) if extent else None
+        if kind is RecordKind.BLOB:
+            blob = self.blobs.get(number)
+            return blob_bytes(blob) if blob else None
+        due = self.dues.get(number)
+        return due_bytes(due) if due else None

@@ -1,0 +1,67 @@
+"""Taking a snapshot of what a partition has. Changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from pyroaring import BitMap
+
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.snapshots import Run, Snapshot
+from sluiceway.model.inspection import BrowseState, Standing
+
+
+def runs_of(partition: Partition, states: Iterable[BrowseState]) -> int:
+    """The most runs that a snapshot of these states can have, without looking at them."""
+    most = {"leased": len(partition.spans.starts), "ready": len(partition.ready), "scheduled": len(partition.dues)}
+    return sum(most[state] for state in set(states))
+
+
+def take(partition: Partition, states: Iterable[BrowseState]) -> Snapshot:
+    """What the partition has now in these states. Nothing is pinned: until the next transition all of it can be read as it is."""
+    wanted = set(states)
+    runs: list[Run] = []
+    if "leased" in wanted:
+        runs += _leased(partition)
+    if "ready" in wanted:
+        runs += _ready(partition)
+    if "scheduled" in wanted:
+        runs += _scheduled(partition)
+    return Snapshot(runs)
+
+
+def _leased(partition: Partition) -> Iterator[Run]:
+    for start in partition.spans.starts:
+        place = partition.spans.at(start)
+        assert place is not None, "a span begins where no lease is"
+        lease, part = place
+        extent = part.extent
+        standing = Standing(lease.deadline, extent.expires_at or None)
+        if not lease.settled:
+            yield Run(
+                extent.blob, extent.first, extent.row, extent.rows, part.at, part.count, None, extent.attempts + 1, lease.number, standing
+            )
+            continue
+        left = BitMap(range(part.base, part.base + part.count)) - lease.settled
+        if left:
+            chosen = left.shift(part.at - part.base)
+            yield Run(
+                extent.blob, extent.first, extent.row, extent.rows, 0, len(chosen), chosen, extent.attempts + 1, lease.number, standing
+            )
+
+
+def _ready(partition: Partition) -> Iterator[Run]:
+    for extent in partition.ready:
+        at, run = extent.run(partition.at(extent))
+        # What is gone later than the first run makes it a choice; a copy, as the line goes on.
+        chosen = None if at + run == extent.count else extent.waiting(at)
+        count = run if chosen is None else len(chosen)
+        if count:
+            standing = Standing(expires_at=extent.expires_at or None)
+            yield Run(extent.blob, extent.first, extent.row, extent.rows, at, count, chosen, extent.attempts, 0, standing)
+
+
+def _scheduled(partition: Partition) -> Iterator[Run]:
+    for due in partition.dues.values():
+        standing = Standing(expires_at=due.expires_at or None, due_at=due.due_at)
+        yield Run(due.blob, due.blob.number, 0, None, 0, len(due.rows), due.rows, due.attempts, 0, standing)

@@ -1,0 +1,264 @@
+"""Reading a partition's state without changing it: a lease's rows, what comes next, the counts; and loading it from a snapshot."""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+
+import numpy as np
+from pyroaring import BitMap
+
+from sluiceway.core.partition.closed_leases import unknown_extent
+from sluiceway.core.partition.partition import Partition
+from sluiceway.core.partition.records import (
+    EXPIRED_READY,
+    REDRIVEN,
+    Blob,
+    Due,
+    Extent,
+    LeaseRecord,
+    LeaseState,
+    Part,
+    by_part,
+    to_array,
+    unpack_bits,
+    unpack_blob,
+    unpack_due,
+    unpack_extent,
+    unpack_header,
+    unpack_lease,
+)
+from sluiceway.model.changes import RecordKind, Snapshot
+from sluiceway.model.leased import Slice
+from sluiceway.model.requests import Explanation, Life, Offsets, PartitionStats
+
+
+def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:
+    """The open items among `limit` positions of a lease from `start` on, in order, by blob."""
+    handled = lease.transfer not in (REDRIVEN, EXPIRED_READY) and lease.moves_to is None
+    if start == 0 and limit is None and not lease.settled:
+        return [_slice(part, part.extent.rows_at(part.at, part.count), np.arange(part.first, part.end), handled) for part in lease.parts]
+    end = lease.count if limit is None else min(lease.count, start + limit)
+    chosen = BitMap(range(start, end)) - lease.settled if end > start else BitMap()
+    pieces = []
+    for part, those in by_part(lease, chosen):
+        index = to_array(those) - part.base
+        pieces.append(_slice(part, part.extent.rows_at(part.at, part.count)[index], index + part.first, handled))
+    return pieces
+
+
+def _slice(part: Part, rows: Offsets, offsets: Offsets, handled: bool) -> Slice:
+    blob = part.extent.blob
+    return Slice(blob.number, rows, offsets, part.extent.attempts + handled, blob.written_at, blob.columns)
+
+
+def lives_of(transfer: LeaseState) -> tuple[Life, ...]:
+    """What the items of a transfer inside the queue have behind them: one for each of its `open_slices`."""
+    due_at = transfer.due_at()
+    return tuple(
+        Life(
+            len(those),
+            part.extent.blob.written_at,
+            part.extent.attempts,
+            part.extent.expires_at,
+            due_at.get(part.base, 0),
+            part.extent.together,
+        )
+        for part, those in by_part(transfer, transfer.open_positions())
+    )
+
+
+def ready_slices(partition: Partition, limit: int) -> list[Slice]:
+    """The next `limit` items to be served."""
+    pieces: list[Slice] = []
+    for extent in partition.ready:
+        if limit <= 0:
+            break
+        found = waiting_slices(partition, extent, limit)
+        pieces += found
+        limit -= sum(len(piece.rows) for piece in found)
+    return pieces
+
+
+def waiting_slices(partition: Partition, extent: Extent, limit: int | None = None) -> list[Slice]:
+    """What waits of an extent, at most `limit` items: one slice, or none."""
+    at, run = extent.run(partition.at(extent))
+    if run == extent.count - at:
+        index = np.arange(at, at + (run if limit is None else min(limit, run)), dtype=np.int64)
+        rows = extent.rows_at(at, len(index))
+    else:
+        index = to_array(extent.waiting(at))[:limit]
+        rows = extent.rows_at(0, extent.count)[index]
+    if not len(index):
+        return []
+    return [Slice(extent.blob.number, rows, index + extent.first, extent.attempts, extent.blob.written_at, extent.blob.columns)]
+
+
+def stats_of(partition: Partition, number: int) -> PartitionStats:
+    header = partition.header
+    return PartitionStats(
+        number,
+        ready=partition.ready_count,
+        leased_now=partition.leased_count,
+        scheduled=partition.scheduled_count,
+        transferring=sum(lease.open for lease in partition.transfers.values()),
+        leases=len(partition.leases),
+        produced=header.produced,
+        deduplicated=header.deduplicated,
+        leased=header.leased,
+        completed=header.completed,
+        retried=header.retried,
+        expired=header.expired,
+        dead=header.dead,
+        released=header.released,
+        cleared=header.cleared,
+        redriven=header.redriven,
+        moved=header.moved,
+        moved_in=header.moved_in,
+    )
+
+
+def explain(partition: Partition, offset: int) -> Explanation:
+    """Where the item of that offset is. Looks through the whole line: for people, not for the hot path."""
+    fate: str | None = partition.closed.why_offset(offset)
+    place = partition.spans.at(offset)
+    if place is not None:
+        lease, part = place
+        position = offset - part.first + part.base
+        if position not in lease.settled:
+            return _leased(lease, part.extent)
+        fate = lease.fate_of(position)
+    for extent in partition.extents.values():
+        if extent.first <= offset < extent.first + extent.count and offset - extent.first in extent.waiting(partition.at(extent)):
+            return _waiting(partition, extent, offset)
+    for due in partition.dues.values():
+        if due.blob.number <= offset < due.blob.number + due.blob.rows and offset - due.blob.number in due.rows:
+            return Explanation(
+                "scheduled", "it is not due yet", attempts=due.attempts, due_at=due.due_at, expires_at=due.expires_at or None
+            )
+    for transfer in partition.transfers.values():
+        if any(offset in piece.offsets for piece in open_slices(transfer)):
+            if transfer.moves_to is not None:
+                return Explanation("dying", f"it is on its way to partition {transfer.moves_to}: a rebalance empties this one")
+            to = "the dead queue" if transfer.target is None else f"queue {transfer.target}"
+            return Explanation("dying", f"it is on its way to {to}: {transfer.transfer or 'redriven'}")
+    if not 0 <= offset < partition.header.next:
+        return Explanation("unknown", "this id was never given")
+    return Explanation("gone", _GONE[fate or "settled"])
+
+
+_GONE: dict[str, str] = {
+    "completed": "it was completed",
+    "expired": "its lease ran out; it is offered again under another id, with the same origin, or died of it",
+    "retried": "it was retried, and is or will be offered again under another id, with the same origin",
+    "released": "it was released, and is offered again under another id, with the same origin",
+    "dead": "it is dead",
+    "settled": "it was completed, put back under another id, cleared, redriven, moved, or died, longer ago than is remembered",
+}
+
+
+def _leased(lease: LeaseState, extent: Extent) -> Explanation:
+    return Explanation(
+        "leased",
+        "a client has leased it",
+        attempts=extent.attempts + 1,
+        expires_at=extent.expires_at or None,
+        lease=lease.number,
+        client_id=lease.client_id,
+        lease_deadline=lease.deadline,
+    )
+
+
+def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
+    ahead = 0
+    for other in partition.ready:
+        if other is extent:
+            before = BitMap(range(min(offset - extent.first, extent.count)))
+            ahead += len(before & extent.waiting(partition.at(extent)))
+            break
+        ahead += len(other.waiting(partition.at(other)))
+    reason = "it is next" if not ahead else f"{ahead} items of its partition are served before it"
+    if extent.together:
+        reason += f"; its lease ran out before, so at most {extent.together} of its kind are leased at once"
+    return Explanation("ready", reason, ahead=ahead, attempts=extent.attempts, expires_at=extent.expires_at or None)
+
+
+def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False) -> Partition:
+    """The machine in the state that the store holds. Reads records only: no blob is touched, whatever the backlog."""
+    partition = Partition(max_attempts=max_attempts, keeps_dead=keeps_dead)
+    if snapshot.header is None:
+        return partition
+    partition.txn = snapshot.txn
+    partition.header = unpack_header(snapshot.header)
+    records: dict[RecordKind, list[tuple[int, bytes]]] = {kind: [] for kind in RecordKind}
+    for (kind, key), data in snapshot.records.items():
+        if kind is RecordKind.KEY:
+            partition.keys.load(key, data)
+        else:
+            records[kind].append((int(key), data))
+    for number, data in records[RecordKind.BLOB]:
+        blob = unpack_blob(data)
+        partition.blobs[number] = Blob(number, blob.rows, blob.columns, blob.written_at, blob.nbytes, kept=blob.kept)
+    _load_line(partition, sorted(records[RecordKind.EXTENT]))
+    firsts = list(partition.extents)
+    for number, data in sorted(records[RecordKind.LEASE]):
+        _load_lease(partition, number, unpack_lease(data), firsts)
+    for number, data in records[RecordKind.DUE]:
+        due = unpack_due(data)
+        rows = unpack_bits(due.rows)
+        blob_of = partition.blobs[due.blob]
+        partition.dues[number] = Due(number, due.due_at, blob_of, rows, due.attempts, due.expires_at, due.together)
+        blob_of.open += len(rows)
+        partition.scheduled_count += len(rows)
+        heapq.heappush(partition.due_times, (due.due_at, number))
+    partition.sweep()
+    return partition
+
+
+def _load_line(partition: Partition, records: list[tuple[int, bytes]]) -> None:
+    head = partition.header.head
+    for first, data in records:
+        record = unpack_extent(data)
+        rows = None if record.rows is None else unpack_bits(record.rows)
+        blob = partition.blobs[record.blob]
+        gone = unpack_bits(record.gone)
+        extent = Extent(first, record.count, blob, record.row, rows, record.attempts, 0, record.expires_at, record.together, gone)
+        partition.extents[first] = extent
+        at = max(first, head) - first
+        waiting = record.count - at - gone.range_cardinality(at, record.count) if at < record.count else 0
+        if waiting > 0:
+            extent.open = waiting
+            blob.open += waiting
+            partition.ready.append(extent)
+            partition.ready_count += waiting
+            if extent.expires_at:
+                heapq.heappush(partition.expiries, (extent.expires_at, first))
+
+
+def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: list[int]) -> None:
+    settled = unpack_bits(record.settled)
+    if record.closed:
+        settled = BitMap(range(sum(count for _, count in record.ranges)))
+    parts, base = [], 0
+    for first, count in record.ranges:
+        extent = partition.extents.get(firsts[bisect_right(firsts, first) - 1]) if firsts else None
+        if extent is None or not extent.first <= first < extent.first + extent.count:
+            extent = unknown_extent(first, count)
+        part = Part(extent, first - extent.first, count, base)
+        closed = settled.range_cardinality(base, base + count) if settled else 0
+        extent.open += count - closed
+        extent.blob.open += count - closed
+        parts.append(part)
+        base += count
+    lease = LeaseState(number, parts, base, record.client_id, record.deadline, record.lease_key, record.transfer, settled)
+    if record.staged:
+        lease.staged = {fate: unpack_bits(bits) for fate, bits in record.staged}
+    if record.fates:
+        lease.fates = {fate: unpack_bits(bits) for fate, bits in record.fates}
+    lease.target, lease.dues, lease.target_incarnation = record.target, record.dues, record.target_incarnation
+    if record.closed:
+        partition.closed.add(lease)
+    elif lease.transfer is not None:
+        partition.enter_transfer(lease)
+    else:
+        partition.restore_lease(lease)

@@ -1,0 +1,312 @@
+"""The line of a partition: dense offsets made of extents over immutable blobs, from `head` on ready to be leased.
+
+Whatever puts items back appends an extent that points at the same blob, so no payload is ever copied.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+
+import numpy as np
+from pyroaring import BitMap
+
+from sluiceway.core.partition.blob_builder import Forming, runs
+from sluiceway.core.partition.records import Blob, Due, Extent, Header, Part, from_array, to_array
+from sluiceway.core.partition.snapshots import Snapshot
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.limits import MAX_CLOCK_STEP, MIN_SPARSE_BYTES, SPARSE_FACTOR
+from sluiceway.model.changes import RecordKind
+from sluiceway.model.few import Rows
+from sluiceway.model.requests import Offsets
+
+RecordName = tuple[RecordKind, int]
+
+
+class Line:
+    """Blobs, the extents over them, what is due later beside them, and which records have changed since they were last written."""
+
+    def __init__(self) -> None:
+        self.header = Header()
+        self.blobs: dict[int, Blob] = {}
+        self.extents: dict[int, Extent] = {}
+        self.ready: deque[Extent] = deque()
+        self.ready_count = 0
+        self.dues: dict[int, Due] = {}
+        self.scheduled_count = 0
+        self.due_times: list[tuple[Millis, int]] = []
+        self.expiries: list[tuple[Millis, int]] = []
+        """When what is left in the line of an extent expires: (time, its first offset). May name extents that are gone."""
+        # A dict for its order: the same history must give the same bytes in every process.
+        self._touched: dict[RecordName, None] = {}
+        self._dropped: set[int] = set()
+        self._forming: list[Forming] = []
+        self._changed = False
+        self.snapshots: dict[str, Snapshot] = {}
+        """Of what is read page by page. Only in memory: who loads the partition anew knows of none."""
+        self.min_sparse_bytes = MIN_SPARSE_BYTES
+        self._sparse: dict[int, bool] = {}
+        """Blobs that few open rows keep, and whether the last `long_sparse` saw them."""
+        self._compacted: dict[int, bytes] = {}
+
+    def _touch(self, kind: RecordKind, number: int) -> None:
+        self._touched[kind, number] = None
+
+    def _at(self, now: Millis) -> Millis:
+        """The time to note for what happens now. It does not go back when an owner's clock is a little behind that of the one before.
+
+        A stored time that is further ahead was written by a clock that was wrong: it is not believed. Nothing that is due, runs out or
+        expires is decided by this time: that is the owner's `now`, by which the timers run.
+        """
+        self._changed = True
+        if not now <= self.header.now <= now + MAX_CLOCK_STEP:
+            self.header.now = now
+        return self.header.now
+
+    # ---- in ---------------------------------------------------------------------------------------------------
+
+    def _forming_for(self, batch: Rows, written_at: Millis) -> tuple[Forming, int]:
+        """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
+        last = self._forming[-1] if self._forming else None
+        if last is None or not self._goes_on(last.blob, written_at) or not last.has_room(batch):
+            last = Forming(Blob(self.header.next, 0, 0, written_at, 0))
+            self._forming.append(last)
+            self.blobs[last.blob.number] = last.blob
+            self._touch(RecordKind.BLOB, last.blob.number)
+        return last, last.add(batch)
+
+    def _goes_on(self, blob: Blob, written_at: Millis) -> bool:
+        # A blob may be settled whole in the turn that made it; it must not grow again.
+        return bool(blob.open) and blob.number + blob.rows == self.header.next and blob.written_at == written_at
+
+    def _place(self, blob: Blob, row: int, count: int, due: Offsets | None, now: Millis, expire_timeout: Millis) -> None:
+        """Put new rows into the line, or (those with a due time after `now`) beside it. They expire so long after they are ready."""
+        first = blob.number + row
+        expires_at = now + expire_timeout if expire_timeout else 0
+        if due is None:
+            self._append(Extent(first, count, blob, row, None, 0, count, expires_at))
+            return
+        waits = due > now
+        for start, end in runs(~waits):
+            self._append(Extent(first + start, end - start, blob, row + start, None, 0, end - start, expires_at))
+        rows = np.flatnonzero(waits)
+        rows = rows[np.argsort(due[rows], kind="stable")]
+        for together in np.split(rows, np.flatnonzero(np.diff(due[rows])) + 1):
+            due_at = int(due[together[0]])
+            self._schedule(blob, from_array(together + row), 0, due_at, due_at + expire_timeout if expire_timeout else 0)
+
+    def _append(self, extent: Extent) -> None:
+        """Put an extent at the tail. One that continues the last (same blob, next row) makes it longer."""
+        extent.blob.open += extent.count
+        self.ready_count += extent.count
+        last = self.ready[-1] if self.ready else None
+        if last is not None and last.continued_by(extent):
+            last.count += extent.count
+            last.open += extent.count
+            self._touch(RecordKind.EXTENT, last.first)
+            return
+        self.ready.append(extent)
+        self.extents[extent.first] = extent
+        if extent.expires_at:
+            heapq.heappush(self.expiries, (extent.expires_at, extent.first))
+        self._touch(RecordKind.EXTENT, extent.first)
+
+    def _append_rows(self, blob: Blob, rows: BitMap, attempts: int, expires_at: Millis, together: int = 0) -> None:
+        count, first_row = len(rows), rows.min()
+        dense = rows.max() - first_row + 1 == count
+        first = self.header.next
+        self.header.next += count
+        self._append(Extent(first, count, blob, first_row, None if dense else rows, attempts, count, expires_at, together))
+
+    def _schedule(self, blob: Blob, rows: BitMap, attempts: int, due_at: Millis, expires_at: Millis, together: int = 0) -> None:
+        self.header.due_number += 1
+        due = Due(self.header.due_number, due_at, blob, rows, attempts, expires_at, together)
+        blob.open += len(rows)
+        self.scheduled_count += len(rows)
+        self.dues[due.number] = due
+        heapq.heappush(self.due_times, (due_at, due.number))
+        self._touch(RecordKind.DUE, due.number)
+
+    def _unschedule(self, due: Due) -> None:
+        """The entry is over; its rows are still counted as open."""
+        del self.dues[due.number]
+        self.scheduled_count -= len(due.rows)
+        self._touch(RecordKind.DUE, due.number)
+
+    def _enter_line(self, due: Due) -> Extent:
+        """What was due is ready now, in the extent that is returned."""
+        self._unschedule(due)
+        self._append_rows(due.blob, due.rows, due.attempts, due.expires_at, due.together)
+        due.blob.open -= len(due.rows)
+        return self.ready[-1]
+
+    # ---- out --------------------------------------------------------------------------------------------------
+
+    def _take(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None) -> tuple[list[Part], int, float]:
+        """Move `head` over up to `want` items, as many as `room` bytes hold and none from offset `before` on. Returns the parts, the items
+        and their bytes.
+        """
+        parts: list[Part] = []
+        count, nbytes = 0, 0.0
+        while self.ready and count < want:
+            extent = self.ready[0]
+            at, run = extent.run(self.at(extent))
+            if 0 < extent.expires_at <= now:
+                break  # its timer comes in the next turn
+            if before is not None:
+                run = min(run, before - extent.first - at)
+                if run < 1:
+                    break
+            if extent.together:
+                if count >= extent.together:
+                    break
+                want = min(want, extent.together)
+            each = extent.blob.nbytes / extent.blob.stored_rows
+            fits = int((room - nbytes) / each) if each else want
+            if fits < 1 and (count or not at_least_one):
+                break
+            take = min(want - count, run, max(1, fits))
+            parts.append(Part(extent, at, take, count))
+            count += take
+            nbytes += take * each
+            self._advance(at + take)
+        self.ready_count -= count
+        return parts, count, nbytes
+
+    def at(self, extent: Extent) -> int:
+        """The first position of the extent that `head` has not passed."""
+        return max(0, self.header.head - extent.first)
+
+    def _advance(self, at: int) -> None:
+        """Move `head` to the first item that is in the line, from position `at` of the first extent on."""
+        while self.ready:
+            extent = self.ready[0]
+            at, run = extent.run(at)
+            if run > 0:
+                self.header.head = extent.first + at
+                return
+            self.ready.popleft()
+            at = 0
+        self.header.head = self.header.next
+
+    def _take_out(self, extent: Extent, positions: BitMap) -> BitMap:
+        """Take those positions out of the line, as far as they are in it. They are still counted as open. Returns which."""
+        taken = positions & extent.waiting(self.at(extent))
+        if taken:
+            extent.gone |= taken
+            self.ready_count -= len(taken)
+            self._touch(RecordKind.EXTENT, extent.first)
+            self._advance(self.at(self.ready[0]))
+        return taken
+
+    # ---- gone -------------------------------------------------------------------------------------------------
+
+    def drop(self, offsets: Offsets, now: Millis) -> Offsets:
+        """Drop what waits among the (sorted, unique) offsets: ready items, and scheduled ones by the place at which they were produced.
+
+        Returns the offsets of those that were dropped.
+        """
+        dropped: list[Offsets] = []
+        for extent in list(self.ready):
+            wanted = _within(offsets, extent.first, extent.count)
+            taken = self._take_out(extent, wanted) if wanted else wanted
+            if taken:
+                self._close_positions(extent, len(taken))
+                dropped.append(to_array(taken) + extent.first)
+        for due in list(self.dues.values()):
+            taken = _within(offsets, due.blob.number, due.blob.rows) & due.rows
+            if taken:
+                self._drop_due(due, taken)
+                dropped.append(to_array(taken) + due.blob.number)
+        if not dropped:
+            return offsets[:0]
+        self._at(now)
+        gone = np.concatenate(dropped)
+        self.header.cleared += len(gone)
+        return gone
+
+    def _drop_due(self, due: Due, rows: BitMap) -> None:
+        if len(rows) == len(due.rows):
+            self._unschedule(due)
+        else:
+            due.rows = due.rows - rows
+            self.scheduled_count -= len(rows)
+            self._touch(RecordKind.DUE, due.number)
+        self._free(due.blob, len(rows))
+
+    def _close_positions(self, extent: Extent, count: int) -> None:
+        """So many positions of the extent are nobody's any more."""
+        extent.open -= count
+        if extent.open == 0:
+            del self.extents[extent.first]
+            self._touch(RecordKind.EXTENT, extent.first)
+        self._free(extent.blob, count)
+
+    def _free(self, blob: Blob, rows: int) -> None:
+        blob.open -= rows
+        self._drop_if_idle(blob)
+        if blob.open and self._is_sparse(blob):
+            self._sparse.setdefault(blob.number, False)
+
+    def _drop_if_idle(self, blob: Blob) -> None:
+        """Nobody needs a blob without open rows, unless it is pinned."""
+        if blob.open == 0 and blob.pins == 0:
+            del self.blobs[blob.number]
+            self._touch(RecordKind.BLOB, blob.number)
+            if all(forming.blob is not blob for forming in self._forming):
+                self._dropped.add(blob.number)
+
+    # ---- compaction -------------------------------------------------------------------------------------------
+
+    def _is_sparse(self, blob: Blob) -> bool:
+        """Few open rows keep many bytes."""
+        return blob.nbytes >= self.min_sparse_bytes and SPARSE_FACTOR * blob.open <= blob.stored_rows
+
+    def find_sparse(self) -> None:
+        """Look at every blob, as after loading; afterwards each is looked at when rows of it are settled."""
+        self._sparse = {number: False for number, blob in self.blobs.items() if self._is_sparse(blob)}
+
+    def long_sparse(self, most: int) -> list[int]:
+        """Up to `most` blobs that were sparse at the last call, too: those in the middle of being settled will soon be gone."""
+        there = {number: seen for number, seen in self._sparse.items() if number in self.blobs and self._is_sparse(self.blobs[number])}
+        found = [number for number, seen in there.items() if seen and not self.blobs[number].pins]
+        self._sparse = dict.fromkeys(there, True)
+        return found[:most]
+
+    def compact(self, number: int, kept: int, nbytes: int, data: bytes) -> bool:
+        """Store `data` as the blob from now on: `kept` rows, of `nbytes`. False if it is gone, or a snapshot refers to it as it is."""
+        blob = self.blobs.get(number)
+        if blob is None or blob.pins:
+            return False
+        blob.kept, blob.nbytes = kept, nbytes
+        self._compacted[number] = data
+        self._touch(RecordKind.BLOB, number)
+        return True
+
+    # ---- snapshots --------------------------------------------------------------------------------------------
+
+    def pin(self, name: str, snapshot: Snapshot) -> None:
+        """Keep what the snapshot refers to until it is let go: in the store, too, so that only its place is held in memory."""
+        self.snapshots[name] = snapshot
+        for run in snapshot.runs:
+            run.blob.pins += 1
+
+    def sweep(self) -> None:
+        """Drop what was pinned by somebody who had the partition before, and crashed or lost it."""
+        for blob in list(self.blobs.values()):
+            self._drop_if_idle(blob)
+        self.find_sparse()
+
+    def _let_go_of_snapshots(self, now: Millis) -> None:
+        """End the snapshots whose time is over."""
+        for name in [name for name, snapshot in self.snapshots.items() if snapshot.until <= now]:
+            for run in self.snapshots.pop(name).runs:
+                run.blob.pins -= 1
+                if run.blob.number in self.blobs:
+                    self._drop_if_idle(run.blob)
+
+
+def _within(offsets: Offsets, first: int, count: int) -> BitMap:
+    """Those of the sorted offsets that lie in a run of so many, as positions in it."""
+    begin, end = offsets.searchsorted([first, first + count])
+    return from_array(offsets[begin:end] - first)

@@ -1,0 +1,279 @@
+"""Items that leave a partition for elsewhere, and items that come from another partition of the queue.
+
+On their way they are in a *transfer*: a lease without deadline, which is over when they are durable where they were to go.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
+
+import pyarrow as pa
+from pyroaring import BitMap
+
+from sluiceway.core.partition.records import (
+    MOVED,
+    REDRIVEN,
+    Blob,
+    Due,
+    Extent,
+    LeaseState,
+    Part,
+    by_part,
+    from_array,
+    partition_target,
+    rows_of_part,
+    target_partition,
+    to_array,
+)
+from sluiceway.core.partition.segment_log import Line
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import invalid
+from sluiceway.model.changes import RecordKind
+from sluiceway.model.requests import Life, Offsets
+
+MOST_PIECES = 128
+"""Of a move: where every item has a blob of its own, each piece costs as much as thousands of neighbours, and clients would wait for it."""
+
+Piece = tuple[Part, BitMap]
+"""Positions of a part, counted as its base says."""
+
+
+class Away(Line):
+    """A line with transfers out of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transfers: dict[int, LeaseState] = {}
+        self.by_target: dict[str, dict[int, None]] = {}
+        """The numbers of the transfers to each target, in order. "" is the target of those from before it was noted."""
+
+    def enter_transfer(self, transfer: LeaseState) -> None:
+        """Put a transfer into the indexes."""
+        self.transfers[transfer.number] = transfer
+        self.by_target.setdefault(transfer.target or "", {})[transfer.number] = None
+
+    def _leave_transfer(self, number: int) -> LeaseState | None:
+        transfer = self.transfers.pop(number, None)
+        if transfer is not None:
+            name = transfer.target or ""
+            del self.by_target[name][number]
+            if not self.by_target[name]:
+                del self.by_target[name]
+            self._touch(RecordKind.LEASE, number)
+        return transfer
+
+    def _transfer(self, pieces: Iterable[Piece], reason: str, target: str | None) -> LeaseState:
+        """Put those positions of parts into a transfer lease of their own, beside whatever they are in now."""
+        self.header.lease_number += 1
+        parts: list[Part] = []
+        chosen, base = BitMap(), 0
+        for part, those in pieces:
+            parts.append(Part(part.extent, part.at, part.count, base))
+            chosen.update(those.shift(base - part.base))
+            part.extent.open += len(those)
+            part.extent.blob.open += len(those)
+            base += part.count
+        transfer = LeaseState(self.header.lease_number, parts, base, "", None, None, reason, target=target)
+        transfer.settled = BitMap(range(base)) - chosen
+        self.enter_transfer(transfer)
+        self._touch(RecordKind.LEASE, transfer.number)
+        return transfer
+
+    def transferred(self, number: int) -> None:
+        """The items of that transfer lease are durable where they were to go: let go of them. Repeating it changes nothing."""
+        transfer = self._leave_transfer(number)
+        if transfer is not None:
+            positions = transfer.open_positions()
+            if transfer.moves_to is not None:
+                self.header.moved += len(positions)
+            elif transfer.transfer == REDRIVEN:
+                self.header.redriven += len(positions)
+            else:
+                self.header.dead += len(positions)
+            self._let_go(transfer, positions)
+
+    def call_back(self, number: int) -> None:
+        """That transfer has nowhere to go: its items are ready, or scheduled, again, as they were."""
+        transfer = self._leave_transfer(number)
+        if transfer is not None:
+            positions, due_at = transfer.open_positions(), transfer.due_at()
+            for part, chosen in by_part(transfer, positions):
+                extent, rows = part.extent, rows_of_part(part, chosen)
+                if part.base in due_at:
+                    self._schedule(extent.blob, rows, extent.attempts, due_at[part.base], extent.expires_at, extent.together)
+                else:
+                    self._append_rows(extent.blob, rows, extent.attempts, extent.expires_at, extent.together)
+            self._let_go(transfer, positions)
+
+    def bind(self, number: int, incarnation: str) -> None:
+        """That redrive goes to this incarnation of its target, and to no later one."""
+        transfer = self.transfers.get(number)
+        if transfer is not None and transfer.target_incarnation is None:
+            transfer.target_incarnation = incarnation
+            self._touch(RecordKind.LEASE, number)
+
+    def redirect(self, number: int, target: str) -> None:
+        """Nothing of that transfer is, or ever will be, where it was to go: its items are on their way to another queue from now on.
+
+        They have a new number, as the new target may have taken later ones of this partition already.
+        """
+        transfer = self._leave_transfer(number)
+        if transfer is not None:
+            self.header.lease_number += 1
+            transfer.number, transfer.target = self.header.lease_number, target
+            self.enter_transfer(transfer)
+            self._touch(RecordKind.LEASE, transfer.number)
+
+    def redirect_waiting(self, target: str, most: int) -> bool:
+        """Let dead items go to this dead queue that were to go to a former one, up to `most` transfers. Whether there were any.
+
+        Not the first of each target: only that may have been sent already.
+        """
+        waiting = [
+            number
+            for name, numbers in self.by_target.items()
+            if name and name != target and target_partition(name) is None
+            for number in islice(numbers, 1, None)
+            if self.transfers[number].transfer != REDRIVEN
+        ]
+        for number in waiting[:most]:
+            self.redirect(number, target)
+        return bool(waiting)
+
+    def redrive(self, offsets: Offsets, target: str, now: Millis, incarnation: str | None = None) -> tuple[int, int]:
+        """Send the ready ones among the (sorted, unique) offsets to that incarnation of another queue. Returns (transfer number, items):
+        0 if none is."""
+        pieces: list[Piece] = []
+        for extent in list(self.ready):
+            first, end = offsets.searchsorted([extent.first, extent.first + extent.count])
+            taken = self._take_out(extent, from_array(offsets[first:end] - extent.first)) if first < end else None
+            if taken:
+                pieces.append((Part(extent, 0, extent.count, 0), taken))
+        number, items = self._send(pieces, REDRIVEN, target, now)
+        if number:
+            self.transfers[number].target_incarnation = incarnation
+        return number, items
+
+    def _send(self, pieces: Sequence[Piece], reason: str, target: str, now: Millis) -> tuple[int, int]:
+        """Begin the transfer of what was taken out of the line. Returns (transfer number, items): 0 if it is nothing."""
+        if not pieces:
+            return 0, 0
+        self._at(now)
+        number = self._transfer(pieces, reason, target).number
+        for part, those in pieces:
+            self._close_positions(part.extent, len(those))
+        return number, sum(len(those) for _, those in pieces)
+
+    # ---- to and from other partitions of the queue ------------------------------------------------------------
+
+    def move_out(self, limit: int, room: float, target: int, scheduled: bool, now: Millis) -> tuple[int, int]:
+        """Send up to `limit` items to another partition: ready ones, oldest first, or those that are due first, which are entered in the
+        line for it. Returns (transfer number, items): 0 if there are none.
+
+        Their blobs hold `room` bytes at most, or are one: some rows of a blob may be nearly all of it.
+        They lie in MOST_PIECES places at most.
+        """
+        if scheduled:
+            pieces, times = self._take_due(limit, room)
+        else:
+            pieces, times = self._take_oldest(limit, room, now), []
+        number, items = self._send(pieces, MOVED, partition_target(target), now)
+        if number:
+            self.transfers[number].dues = [(due_at, part.count) for due_at, (part, _) in zip(times, pieces, strict=False)]
+        return number, items
+
+    def _take_oldest(self, limit: int, room: float, now: Millis) -> list[Piece]:
+        """Move `head` over up to `limit` items. How many of them may be leased together does not matter: nobody handles them here."""
+        pieces: list[Piece] = []
+        blobs: set[int] = set()
+        while self.ready and limit and len(pieces) < MOST_PIECES:
+            extent = self.ready[0]
+            at, run = extent.run(self.at(extent))
+            if 0 < extent.expires_at <= now:
+                break  # its timer comes in the next turn
+            if extent.blob.number not in blobs:
+                if pieces and extent.blob.nbytes > room:
+                    break
+                blobs.add(extent.blob.number)
+                room -= extent.blob.nbytes
+            take = min(limit, run)
+            pieces.append((Part(extent, at, take, 0), BitMap(range(take))))
+            limit -= take
+            self.ready_count -= take
+            self._advance(at + take)
+        return pieces
+
+    def _take_due(self, limit: int, room: float) -> tuple[list[Piece], list[Millis]]:
+        """Enter up to `limit` items that are due later in the line, and take them out of it. Returns also when each piece is due."""
+        pieces: list[Piece] = []
+        times: list[Millis] = []
+        blobs: set[int] = set()
+        while self.due_times and limit and len(pieces) < MOST_PIECES:
+            due = self.dues.get(self.due_times[0][1])
+            if due is None:
+                heapq.heappop(self.due_times)
+                continue
+            if due.blob.number not in blobs:
+                if pieces and due.blob.nbytes > room:
+                    break
+                blobs.add(due.blob.number)
+                room -= due.blob.nbytes
+            part = self._enter_and_leave(due, limit)
+            pieces.append((part, BitMap(range(part.count))))
+            times.append(due.due_at)
+            limit -= part.count
+        return pieces, times
+
+    def _enter_and_leave(self, due: Due, limit: int) -> Part:
+        """Let up to `limit` of what is due later pass through the line: that gives them offsets there, and an extent."""
+        rows, rest = due.rows, BitMap()
+        if len(rows) > limit:
+            rest = from_array(to_array(rows)[limit:])
+            due.rows = rows = rows - rest
+            self.scheduled_count -= len(rest)
+            due.blob.open -= len(rest)
+        due_at, expires_at = due.due_at, due.expires_at
+        extent = self._enter_line(due)
+        if rest:
+            self._schedule(due.blob, rest, due.attempts, due_at, expires_at, due.together)
+        # They may have made an extent longer that was there.
+        at = self.header.next - len(rows) - extent.first
+        self._take_out(extent, BitMap(range(at, at + len(rows))))
+        if self.ready and self.ready[-1] is extent and not extent.waiting(self.at(extent)):
+            # Else what is gone would pile up behind what nobody leases.
+            self.ready.pop()
+        return Part(extent, at, len(rows), 0)
+
+    def _arrive(self, batch: pa.RecordBatch, lives: Sequence[Life], now: Millis) -> None:
+        """Append rows that come from another partition, as they were there: nothing of what befell them begins anew."""
+        if sum(life.rows for life in lives) != batch.num_rows or any(life.rows < 1 for life in lives):
+            raise invalid("lives", f"expected the lives of {batch.num_rows} rows")
+        at = 0
+        for enqueued_at, those in groupby(lives, lambda life: life.enqueued_at):
+            each = list(those)
+            count = sum(life.rows for life in each)
+            forming, row = self._forming_for(batch.slice(at, count), enqueued_at)
+            at += count
+            self.header.next += count
+            for life in each:
+                self._settle_in(forming.blob, row, life, now)
+                row += life.rows
+        self.header.moved_in += batch.num_rows
+
+    def _settle_in(self, blob: Blob, row: int, life: Life, now: Millis) -> None:
+        if life.due_at > now:
+            self._schedule(blob, BitMap(range(row, row + life.rows)), life.attempts, life.due_at, life.expires_at, life.together)
+        else:
+            first = blob.number + row
+            self._append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.together))
+
+    # ---- gone -------------------------------------------------------------------------------------------------
+
+    def _let_go(self, lease: LeaseState, positions: BitMap) -> None:
+        whole = len(positions) == lease.count
+        for part in lease.parts:
+            closed = part.count if whole else positions.range_cardinality(part.base, part.base + part.count)
+            if closed:
+                self._close_positions(part.extent, closed)

@@ -1,0 +1,113 @@
+"""What an instance knows of a queue's consumers beside its leases, and how what several instances know is put together.
+
+Nothing of it is stored: a restart forgets it, and nothing but what is shown depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from sluiceway.core.partition.records import LeaseState
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_CONSUMERS, MAX_CONSUMERS_SHOWN, MAX_QUERIES
+from sluiceway.model.consumers import Consumer, Consumers, Query
+
+SEEN_FOR: Millis = 60_000
+"""A client that has no leases and makes no call is a consumer for so long. A query tells of itself more often than that."""
+FAILED_FOR: Millis = 600_000
+"""That a query failed is told for so long, unless it runs again."""
+
+
+class ConsumerBook:
+    """Who has asked for items of a queue lately, and what queries have told of themselves."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, Millis] = {}
+        """The last call of each client; the latest come last."""
+        self._queries: dict[tuple[str, str], Query] = {}
+
+    def saw(self, client_id: str, now: Millis) -> None:
+        """That client asks for items."""
+        seen = self._seen
+        seen.pop(client_id, None)
+        seen[client_id] = now
+        while seen[first := next(iter(seen))] < now - SEEN_FOR or len(seen) > MAX_CONSUMERS:
+            del seen[first]
+
+    def tell(self, client_id: str, query: Query, now: Millis) -> None:
+        """A query tells of itself, in place of what it told before. Raises `too_many_requests`."""
+        self._forget(now)
+        if (client_id, query.id) not in self._queries and len(self._queries) >= MAX_QUERIES:
+            raise SluicewayError("too_many_requests", f"{MAX_QUERIES} queries tell of themselves on this queue already")
+        self._queries[client_id, query.id] = query._replace(told_at=now)
+
+    def seen(self, now: Millis) -> dict[str, Millis]:
+        """The clients that asked within the last minute, and when they last did."""
+        return {client_id: at for client_id, at in self._seen.items() if at >= now - SEEN_FOR}
+
+    def queries(self, now: Millis) -> list[tuple[str, Query]]:
+        """What is still true of what queries have told, with their clients."""
+        self._forget(now)
+        return [(client_id, query) for (client_id, _), query in self._queries.items()]
+
+    def _forget(self, now: Millis) -> None:
+        for key, query in list(self._queries.items()):
+            if query.told_at < now - (FAILED_FOR if query.state == "failed" else SEEN_FOR):
+                del self._queries[key]
+
+
+class Tally:
+    """The consumers of what one instance has of a queue."""
+
+    def __init__(self, book: ConsumerBook, waiting: Iterable[str], now: Millis) -> None:
+        self._consumers: dict[str, Consumer] = {}
+        for client_id, at in book.seen(now).items():
+            self._of(client_id).seen_at = at
+        for client_id, query in book.queries(now):
+            self._of(client_id).queries.append(query)
+        for client_id in waiting:
+            self._of(client_id).waiting += 1
+
+    def add(self, leases: Iterable[LeaseState]) -> None:
+        """Put live leases to it. Costs by their number, not by that of their items."""
+        for lease in leases:
+            consumer = self._of(lease.client_id)
+            consumer.leases += 1
+            consumer.items += lease.open
+            if lease.deadline is not None and (consumer.lease_deadline is None or lease.deadline < consumer.lease_deadline):
+                consumer.lease_deadline = lease.deadline
+
+    def consumers(self) -> list[Consumer]:
+        return list(self._consumers.values())
+
+    def _of(self, client_id: str) -> Consumer:
+        found = self._consumers.get(client_id)
+        if found is None:
+            found = self._consumers[client_id] = Consumer(client_id)
+        return found
+
+
+def together(shares: Iterable[Consumers]) -> Consumers:
+    """What the instances know of a queue, as one; at most MAX_CONSUMERS_SHOWN consumers, those with queries and most items first."""
+    total, found = Consumers(), dict[str, Consumer]()
+    for share in shares:
+        total.ready += share.ready
+        total.leased += share.leased
+        total.scheduled += share.scheduled
+        total.more = total.more or share.more
+        for consumer in share.consumers:
+            if consumer.client_id in found:
+                found[consumer.client_id].add(consumer)
+            else:
+                found[consumer.client_id] = Consumer(consumer.client_id)
+                found[consumer.client_id].add(consumer)
+    return shown(total, found.values(), MAX_CONSUMERS_SHOWN)
+
+
+def shown(total: Consumers, consumers: Iterable[Consumer], most: int) -> Consumers:
+    """Have these in it by name, or the `most` that matter."""
+    by_weight = sorted(consumers, key=lambda each: (not each.queries, -each.items, each.client_id))
+    total.more = total.more or len(by_weight) > most
+    total.consumers = sorted(by_weight[:most], key=lambda each: each.client_id)
+    return total

@@ -1,0 +1,245 @@
+"""Which lanes of a logical queue have something to do, so that a turn visits these and no others, however many there are.
+
+The lanes are the only truth. Whatever changes one touches it (`Lane.touch`), and it is filed anew before anybody asks. `overlooked` finds
+lanes that were changed without a word.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable
+from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
+
+from sluiceway.core.queue.distribution import Candidate
+from sluiceway.core.queue.executor_health import DEGRADED
+from sluiceway.core.queue.partition_executor import Lane, LaneState
+from sluiceway.kernel.clock import Millis
+
+MAX_REMEMBERED_CLIENTS = 1_000
+"""How many clients' last partition is remembered, of those that leased most recently."""
+
+_Rank = TypeVar("_Rank", int, Candidate, tuple[int, int])
+
+
+class _Least(Generic[_Rank]):
+    """Numbers by rank, of which the least is wanted: a heap in which entries that were replaced stay until they come up."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, _Rank] = {}
+        self._heap: list[tuple[_Rank, int]] = []
+
+    def note(self, number: int, rank: _Rank | None) -> None:
+        """From now on it has this rank, or none."""
+        if rank is None:
+            self.ranks.pop(number, None)
+        elif self.ranks.get(number) != rank:
+            self.ranks[number] = rank
+            heappush(self._heap, (rank, number))
+            if len(self._heap) > 2 * len(self.ranks) + 64:
+                self._heap = [(each, of) for of, each in self.ranks.items()]
+                heapify(self._heap)
+
+    def first(self) -> tuple[_Rank, int] | None:
+        while self._heap and self.ranks.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+        return self._heap[0] if self._heap else None
+
+
+class _Rounds(_Least[tuple[int, int]]):
+    """The lanes that can be leased from, ranked by when each last was. Each has one turn in a round, in the order that the clients ask
+    for. So no lane waits longer than the rest of a round and the next one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._newest = self._began = 0
+        self._owed: list[int] = []
+        """The lanes without a turn in this round yet, sorted by number."""
+
+    def note(self, number: int, rank: tuple[int, int] | None) -> None:
+        if self.ranks.get(number) == rank:
+            return
+        super().note(number, rank)
+        if rank is not None and rank[0] > self._newest:
+            self._newest = rank[0]
+        at = bisect_left(self._owed, number)
+        was = at < len(self._owed) and self._owed[at] == number
+        owed = rank is not None and rank[0] < self._began
+        if owed and not was:
+            self._owed.insert(at, number)
+        elif was and not owed:
+            del self._owed[at]
+
+    def after(self, number: int | None) -> int | None:
+        """The lane whose turn it is: the next by number after this one, or (None) the one that has waited longest."""
+        first = self.first()
+        if first is None:
+            return None
+        if not self._owed:
+            self._began = self._newest + 1
+            self._owed = sorted(self.ranks)
+        if number is None:
+            return first[1]
+        at = bisect_right(self._owed, number)
+        return self._owed[at] if at < len(self._owed) else self._owed[0]
+
+
+class Board:
+    """The lanes of a logical queue, and what is to be seen of them without looking at each."""
+
+    def __init__(self, lanes: Iterable[Lane]) -> None:
+        self.lanes: dict[int, Lane] = {}
+        self._touched: set[int] = set()
+        """Not filed since they changed."""
+        self._changed: set[int] = set()
+        """Of those that are filed: those that changed since the last turn."""
+        self._writing: dict[int, Lane] = {}
+        self._closed: dict[int, Lane] = {}
+        self._slow: set[int] = set()
+        """Those whose commits may be too slow."""
+        self._wakes: _Least[int] = _Least()
+        self._takers: _Least[Candidate] = _Least()
+        self._stocked = _Rounds()
+        self._served: OrderedDict[str, int] = OrderedDict()
+        """Each client's last lane."""
+        for lane in lanes:
+            self.add(lane)
+
+    def add(self, lane: Lane) -> None:
+        self.lanes[lane.number] = lane
+        lane.touched = self._touched
+        lane.touch()
+
+    def remove(self, number: int) -> Lane | None:
+        """It is none of these any more."""
+        self._touched.add(number)
+        return self.lanes.pop(number, None)
+
+    # ---- a turn -----------------------------------------------------------------------------------------------
+
+    def begin_turn(self, now: Millis) -> list[Lane]:
+        """The lanes that have something to do by now, and those that changed since the last turn, are visited in this one. Returns them."""
+        self._file()
+        while (first := self._wakes.first()) is not None and first[0] <= now:
+            self._wakes.note(first[1], None)
+            self._touched.add(first[1])
+        return self.visited()
+
+    def visited(self) -> list[Lane]:
+        """Those, and what has changed in this turn so far, by number."""
+        numbers = self._touched | self._changed
+        return [self.lanes[number] for number in (sorted(numbers) if len(numbers) > 1 else numbers) if number in self.lanes]
+
+    def end_turn(self) -> None:
+        self._file()
+        self._changed.clear()
+
+    def wake_at(self) -> Millis | None:
+        """When a lane has something to do that no event will tell of."""
+        self._file()
+        first = self._wakes.first()
+        return None if first is None else first[0]
+
+    # ---- what they are like -----------------------------------------------------------------------------------
+
+    @property
+    def working(self) -> int:
+        """How many take work now."""
+        self._file()
+        return len(self.lanes) - len(self._closed)
+
+    def writing(self) -> Iterable[Lane]:
+        """Those whose commit is in flight."""
+        self._file()
+        return self._writing.values()
+
+    def closed(self) -> Iterable[Lane]:
+        """Those that take no work now."""
+        self._file()
+        return self._closed.values()
+
+    def may_be_slow(self, now: Millis) -> bool:
+        """Whether the commits of any lane take so long that the lanes have to be compared."""
+        self._file()
+        return bool(self._slow) or any(now - lane.committing_since > DEGRADED[0] for lane in self._writing.values())
+
+    def emptiest(self) -> Lane | None:
+        """The lane that takes the next produce that any may take, where none is far slower than the others."""
+        self._file()
+        first = self._takers.first()
+        return None if first is None else self.lanes[first[1]]
+
+    def take_stocked(self, client_id: str) -> Lane | None:
+        """The lane that serves this client's lease: of those without a turn in this round, the next by number after the client's last
+        one, or for a new client the one that has waited longest. It does not come again until it is touched."""
+        self._file()
+        number = self._stocked.after(self._served.get(client_id))
+        if number is None:
+            return None
+        self._stocked.note(number, None)
+        return self.lanes[number]
+
+    def serves(self, client_id: str, number: int) -> None:
+        """Remember the client's last lane. A client that is forgotten starts again where items have waited longest."""
+        if len(self.lanes) == 1:
+            return
+        self._served[client_id] = number
+        self._served.move_to_end(client_id)
+        if len(self._served) > MAX_REMEMBERED_CLIENTS:
+            self._served.popitem(last=False)
+
+    # ---- filing -----------------------------------------------------------------------------------------------
+
+    def _file(self) -> None:
+        if not self._touched:
+            return
+        for number in self._touched:
+            lane = self.lanes.get(number)
+            if lane is not None and lane.state is LaneState.COMMITTING:
+                self._writing[number] = lane
+            else:
+                self._writing.pop(number, None)
+            if lane is not None and not lane.takes_work:
+                self._closed[number] = lane
+            else:
+                self._closed.pop(number, None)
+            if lane is not None and _may_be_slow(lane):
+                self._slow.add(number)
+            else:
+                self._slow.discard(number)
+            self._wakes.note(number, None if lane is None else lane.wakes_at())
+            self._takers.note(number, None if lane is None else _as_taker(lane))
+            self._stocked.note(number, None if lane is None else _as_stocked(lane))
+        self._changed |= self._touched
+        self._touched.clear()
+
+    def overlooked(self) -> list[int]:
+        """Lanes that are not filed as they are. There are none, unless there is a mistake in what touches them."""
+        self._file()
+        return sorted(
+            {
+                number
+                for number in self.lanes.keys() | self._writing.keys() | self._closed.keys() | self._wakes.ranks.keys()
+                if (lane := self.lanes.get(number)) is None
+                or (number in self._writing) != (lane.state is LaneState.COMMITTING)
+                or (number in self._closed) == lane.takes_work
+                or (number in self._slow) != _may_be_slow(lane)
+                or self._wakes.ranks.get(number) != lane.wakes_at()
+                or self._takers.ranks.get(number) != _as_taker(lane)
+                or self._stocked.ranks.get(number) != _as_stocked(lane)
+            }
+        )
+
+
+def _may_be_slow(lane: Lane) -> bool:
+    return lane.takes_work and lane.commit_time > DEGRADED[0]
+
+
+def _as_taker(lane: Lane) -> Candidate | None:
+    return lane.candidate() if lane.takes_items else None
+
+
+def _as_stocked(lane: Lane) -> tuple[int, int] | None:
+    """Whoever was served longest ago comes first, and of those that never were, who has most."""
+    return (lane.last_leased, -lane.partition.ready_count) if lane.state is LaneState.READY and lane.servable else None

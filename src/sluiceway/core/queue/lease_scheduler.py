@@ -1,0 +1,284 @@
+"""Dealing ready items to those who wait for them, and finding again what a lease's key has taken before."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping
+
+from sluiceway.core.queue.distribution import deal
+from sluiceway.core.queue.executor_index import Board
+from sluiceway.core.queue.partition_executor import Lane, LaneState
+from sluiceway.core.queue.tickets import Grant, Result, Ticket
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_LEASE_BYTES
+from sluiceway.model.queue import Verb
+from sluiceway.model.requests import Lease, LeaseInfo
+
+LEASE_PATIENCE = 1_000
+"""Milliseconds past its deadline that a lease waits for partitions that are writing: for items of theirs, or for its own commit.
+
+A lease that does not wait would hardly ever get anything otherwise. What lands later is given back.
+"""
+
+
+class Dealing:
+    """The leases of a logical queue: `waiters` are those that have been given nothing yet."""
+
+    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
+        self.board = Board(Lane(number, incarnation) for number in partitions)
+        self.lanes = self.board.lanes
+        self.lease_timeout = lease_timeout
+        self.paused: frozenset[Verb] = frozenset()
+        self.waiters: dict[int, Ticket] = {}
+        # Of the leases that have no answer yet, those with a key, and those whose time is up: nobody need look for them among all who wait.
+        self._keyed_leases: dict[int, Ticket] = {}
+        self._late_leases: dict[int, Ticket] = {}
+        # Numbers, not tickets: one that is answered must not be kept, with its payload, until its deadline.
+        self._deadlines: list[tuple[Millis, int]] = []
+        self._choices = 0
+
+    def _reply(self, ticket: Ticket, result: Result | SluicewayError) -> None:
+        raise NotImplementedError
+
+    # ---- with a key -------------------------------------------------------------------------------------------
+
+    def _find_keyed(self, now: Millis) -> None:
+        """Answer repeated keyed leases with the leases that they took before.
+
+        What a lane holds is noted while all of it is durable. Busy lanes are never so at one moment, so each is noted at its own.
+        """
+        keyed = [ticket for ticket in self._keyed_leases.values() if ticket.number in self.waiters]
+        if not keyed:
+            return
+        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
+        for ticket in [ticket for ticket in keyed if ticket.key_name in held]:
+            if self._hides_leases(ticket):
+                continue
+            found = self._keyed(ticket, now)
+            ticket.found.update((grant.info[:2], grant) for lane, grant in found if lane.state is LaneState.READY)
+            noted = [ticket.found.get(grant.info[:2]) for _, grant in found]
+            grants = [grant for grant in noted if grant is not None]
+            if grants and len(grants) == len(found):
+                self._reply(ticket, grants)
+
+    def _keyed(self, ticket: Ticket, now: Millis) -> list[tuple[Lane, Grant]]:
+        """The live leases under the ticket's key. Those of a stopped partition are of no use to anybody: it cannot be read."""
+        request = ticket.request
+        assert isinstance(request, Lease)
+        assert request.lease_key is not None
+        return [
+            (lane, lane.grant(lease.number, lease.open, lease.deadline))
+            for lane in self._lanes_for(ticket)
+            if lane.state is not LaneState.STOPPED
+            for lease in lane.partition.keyed(request.client_id, request.lease_key)
+            if lease.deadline is not None and lease.deadline > now
+        ]
+
+    def _lanes_for(self, ticket: Ticket) -> Collection[Lane]:
+        """Those that a lease may be served from."""
+        only = ticket.lease_from
+        return self.lanes.values() if only is None else [self.lanes[only]] if only in self.lanes else []
+
+    def _hides_leases(self, ticket: Ticket) -> bool:
+        """Whether a partition that is closed, and will open (again), may hold live leases under the ticket's key; or is the only one that
+        may serve it: that nothing is leased there must not look as if nothing were there."""
+        name = ticket.key_name
+        if name is None:
+            return False
+        if ticket.lease_from is None:
+            return any(lane.may_hold(name) for lane in self.board.closed())
+        return any(lane.is_away for lane in self._lanes_for(ticket))
+
+    # ---- dealing ----------------------------------------------------------------------------------------------
+
+    def _deal(self, now: Millis) -> None:
+        """Serve waiters from lanes with ready items: each lane once in a round, one lane a waiter where that will do."""
+        if not self.waiters or "lease" in self.paused:
+            return
+        sources: list[Lane] = []
+        groups, anywhere = self._grouped(sources, now)
+        first: dict[int, LeaseInfo] = {}
+        for number, group in groups.items():
+            lane = self.lanes[number]
+            shares = deal(lane.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
+            for ticket, share in zip(group, shares, strict=True):
+                info = self._lease(lane, ticket, share, now)
+                if info is not None:
+                    first[ticket.number] = info
+        for ticket in anywhere:
+            self._lease_more(sources, ticket, first.get(ticket.number), now)
+        for lane in (*sources, *(self.lanes[number] for number in groups)):
+            lane.touch()
+
+    def _grouped(self, sources: list[Lane], now: Millis) -> tuple[dict[int, list[Ticket]], list[Ticket]]:
+        """The waiters that come next, by the lane that serves them first, and those of them that any lane may serve. `sources` are then the
+        lanes that were looked at for these.
+
+        A lane has as many as it has enough for before the next one is looked at, so that they share its transaction; but not most of
+        them, as it may hang by itself, and of one that is slow as few as can be.
+        """
+        groups: dict[int, list[Ticket]] = {}
+        anywhere: list[Ticket] = []
+        late: list[Ticket] = []
+        left, over, has = 0, 0, 0
+        lane: Lane | None = None
+        for ticket in self._servable(late, now):
+            request = ticket.request
+            assert isinstance(request, Lease)
+            if request.partition is not None:
+                groups.setdefault(request.partition, []).append(ticket)
+                continue
+            full = lane is not None and has >= lane.together(len(self.waiters))
+            if not over and (full or request.batch_size > left):
+                lane, has = self.board.take_stocked(request.client_id), 0
+                if lane is not None:
+                    sources.append(lane)
+                    left = lane.servable
+                else:
+                    # There is not enough for all: they share what there is.
+                    over = sum(each.servable for each in sources) - len(anywhere)
+            if lane is None:
+                if over <= 0:
+                    break
+                over -= 1
+            chosen = sources[len(anywhere) % len(sources)] if lane is None else lane
+            groups.setdefault(chosen.number, []).append(ticket)
+            anywhere.append(ticket)
+            has += 1
+            left -= min(left, request.batch_size)
+        for ticket in late:
+            if self._is_late(ticket):
+                self._reply(ticket, SluicewayError("stale_ids", "a lease that this client took later is completed already", "after_lease"))
+            else:
+                self._end_wait(ticket, now)
+        return groups, anywhere
+
+    def _servable(self, late: list[Ticket], now: Millis) -> Iterator[Ticket]:
+        """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up.
+
+        Those whose lease would come too late are noted in `late`, and those for which nothing can come any more.
+        """
+        room: dict[int, int] = {}
+        keys: set[tuple[tuple[str, str], int | None]] = set()
+        held = None
+        for ticket in self.waiters.values():
+            only = ticket.lease_from
+            if only is not None and not room.setdefault(only, self._servable_of(only)):
+                continue
+            if ticket.key_name is not None:
+                if held is None:
+                    held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
+                taken = ticket.key_name in held and self._keyed(ticket, now)
+                if taken or (ticket.key_name, only) in keys or self._hides_leases(ticket):
+                    continue
+                keys.add((ticket.key_name, only))
+            request = ticket.request
+            assert isinstance(request, Lease)
+            if (only is not None and self._is_late(ticket)) or (request.before is not None and self._is_past(ticket, request.before)):
+                late.append(ticket)
+                continue
+            if only is not None:
+                room[only] -= 1
+            yield ticket
+
+    def _servable_of(self, number: int) -> int:
+        lane = self.lanes.get(number)
+        return lane.servable if lane is not None and lane.state is LaneState.READY else 0
+
+    def _is_late(self, ticket: Ticket) -> bool:
+        """Whether a lease that its client took after the one that it names was completed."""
+        request = ticket.request
+        assert isinstance(request, Lease)
+        if request.after is None or request.partition is None:
+            return False
+        return self.lanes[request.partition].partition.closed.was_completed_after(request.after, request.client_id)
+
+    def _is_past(self, ticket: Ticket, before: Mapping[int, int]) -> bool:
+        """Whether all partitions are past the offsets up to which it asks: what comes, or comes back, goes to the tail."""
+        return all(lane.takes_work and lane.partition.header.head >= before.get(lane.number, 0) for lane in self._lanes_for(ticket))
+
+    def _lease_more(self, sources: list[Lane], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
+        """From further lanes: for a waiter whose lane had none left, and for one that asked for several partitions."""
+        request = ticket.request
+        assert isinstance(request, Lease)
+        had = set() if first is None else {first.partition}
+        wanted = request.batch_size - (0 if first is None else first.items)
+        at = 0
+        while wanted > 0 and len(had) < request.max_partitions:
+            if at == len(sources):
+                further = self.board.take_stocked(request.client_id)
+                if further is None:
+                    return
+                sources.append(further)
+            lane = sources[at]
+            at += 1
+            info = None if lane.number in had else self._lease(lane, ticket, wanted, now)
+            if info is not None:
+                wanted -= info.items
+                had.add(lane.number)
+
+    def _lease(self, lane: Lane, ticket: Ticket, share: int, now: Millis) -> LeaseInfo | None:
+        request = ticket.request
+        assert isinstance(request, Lease)
+        timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
+        if not share:
+            return None
+        nothing_yet = ticket.room == MAX_LEASE_BYTES
+        before = None if request.before is None else request.before.get(lane.number, 0)
+        lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet, before)
+        if lease is None:
+            return None
+        ticket.room -= max(lease.nbytes, 1)
+        self._choices += 1
+        lane.last_leased = self._choices
+        if request.partition is None:
+            self.board.serves(request.client_id, lane.number)
+        self.waiters.pop(ticket.number, None)
+        grant = lane.grant(lease.number, lease.count, now + timeout)
+        ticket.awaiting += 1
+        lane.answers.append((ticket, grant))
+        return grant.info
+
+    # ---- the end of the wait ----------------------------------------------------------------------------------
+
+    def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
+        """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
+        if now - ticket.deadline < LEASE_PATIENCE:
+            self._late_leases[ticket.number] = ticket
+            heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number))
+        elif ticket.awaiting and ticket.grants and not ticket.keyed:
+            self._reply(ticket, ticket.result(now))
+        elif ticket.awaiting:
+            self._reply(ticket, SluicewayError("outcome_unknown", "the lease was being written when the time was up"))
+        else:
+            self._end_wait(ticket, now)
+
+    def _answer_empty(self, now: Millis) -> None:
+        """End the waits whose time is up, or that are for a partition that is stopped.
+
+        A lane that is committing may have items for them in a moment.
+        """
+        if any(lane.state is LaneState.STOPPED for lane in self.board.closed()):
+            # Also before its time: whatever is in there, nothing of it will come.
+            for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from is not None]:
+                lane = self.lanes.get(ticket.lease_from)  # type: ignore[arg-type]
+                if lane is not None and lane.state is LaneState.STOPPED:
+                    self._reply(ticket, lane.unavailable())
+        late = [ticket for ticket in self._late_leases.values() if ticket.number in self.waiters]
+        if not late:
+            return
+        coming = {lane.number for lane in self.board.writing() if lane.servable and not lane.degraded}
+        # An expired item at the head hides those behind it until its timer runs.
+        coming |= {lane.number for lane in self.board.visited() if lane.state is LaneState.READY and lane.servable and lane.is_due(now)}
+        for ticket in late:
+            only = ticket.lease_from
+            waits = (coming if only is None else only in coming) or (ticket.keyed and self._keyed(ticket, now))
+            if not waits or now - ticket.deadline >= LEASE_PATIENCE or self._hides_leases(ticket):
+                self._end_wait(ticket, now)
+
+    def _end_wait(self, ticket: Ticket, now: Millis) -> None:
+        if ticket.keyed and (self._hides_leases(ticket) or self._keyed(ticket, now)):
+            self._reply(ticket, SluicewayError("unavailable", "a partition that may hold this key's leases is busy or not open"))
+        else:
+            self._reply(ticket, [])

@@ -1,0 +1,736 @@
+"""The logical queue: the single-threaded point at which requests meet partitions.
+
+A pure machine. Events come in by `submit`, `cancel`, `opened`, `committed`, `transferred`; `turn(now)` decides and returns effects for the
+driver to carry out. A turn gathers what waits, distributes it over the lanes, makes one change set per lane and settles what was committed.
+No reply leaves before the commit that it depends on.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+from sluiceway.core.partition.idempotency_keys import Seen
+from sluiceway.core.partition.key_slots import home_of, slot
+from sluiceway.core.partition.partition import Intended, Partition
+from sluiceway.core.partition.partition_policy import Rules
+from sluiceway.core.partition.partition_states import Allows, allows
+from sluiceway.core.queue.executor_health import PROBE_EVERY, choose, judge, least_patience
+from sluiceway.core.queue.lease_scheduler import Dealing
+from sluiceway.core.queue.partition_executor import Lane, LaneState, not_here
+from sluiceway.core.queue.request_split import Work, parts_of
+from sluiceway.core.queue.tickets import Answer, Commit, Effect, Fault, Forward, Grant, Open, Reply, Result, Route, Ticket, TransferEnd
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_WAITING, TIMER_BATCH
+from sluiceway.model.few import in_columns
+from sluiceway.model.items import digest as digest_of
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.queue import PartitionState, QueueRecord
+from sluiceway.model.requests import Lease, Produce, Produced, ProduceKey, QueueStats
+
+REOPEN_AFTER = (50, 1_000)
+"""Milliseconds before a failed partition is opened again: first, and at most (doubling)."""
+
+TRANSFER_RETRY = 1_000
+"""Milliseconds before a transfer that failed is tried again."""
+
+SLACK = 10_000
+"""Items that a partition may have more than the emptiest and still be given the next produce, to share a transaction: what consumers lease
+in a call or two. While nothing is being written there is no slack."""
+
+MIN_TOLERANCE = 16
+MAX_UNEVEN = 8
+"""The home of a key takes the items itself, in one transaction, if it has no more than the emptiest and MIN_TOLERANCE items, half of the
+produce, or a MAX_UNEVENth of what the emptiest has, whichever is most."""
+
+STAYS = 64
+"""Produces in a row that go to one partition: all are used, also where consumers take each item at once."""
+
+
+class LogicalQueue(Dealing):
+    """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, its partitions are all there are."""
+
+    def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
+        super().__init__(incarnation, partitions, lease_timeout)
+        self.tolerance = MIN_TOLERANCE
+        self._record: QueueRecord | None = None
+        """If it has partitions."""
+        self._states: dict[int, tuple[PartitionState, Allows]] = {}
+        self._rules: Rules | None = None
+        self._patience = 0.0
+        self._uneven = False
+        """Some lane is far slower than the others."""
+        self._is_low = False
+        """Of some lane the disk is."""
+        self._last = -1
+        """The lane that took the last produce that any may take, ..."""
+        self._stays = 0
+        """... so many in a row, and ..."""
+        self._fewest: int | None = None
+        """... what the emptiest has or will have, as seen in this turn."""
+        self.produces: dict[int, Ticket] = {}
+        self._routed: dict[tuple[str | None, str], Ticket] = {}
+        """By key, the produce that was sent to its home last. Others with that key wait while it goes to a target."""
+        self._unanswered: dict[int, Ticket] = {}
+        self._tickets = 0
+        self._again_at: Millis | None = None
+        """A turn is due, as some requests have not found their lane."""
+        self._effects: list[Effect] = []
+        self.timers_done = 0
+        """Expired leases and due entries that the last turn handled."""
+
+    def configure(self, record: QueueRecord) -> None:
+        """Follow the queue's settings from now on, and what may be asked of its partitions: what waits and may not be here looks again."""
+        self.lease_timeout = record.lease_timeout
+        self.paused = frozenset(record.paused)
+        dead_queue = record.dead_queue
+        self._rules = Rules(record.max_attempts, dead_queue is not None, record.expire_timeout, record.retry_backoff, dead_queue)
+        changed = self._record is None or self._record.partitions != record.partitions or self._record.slots != record.slots
+        self._record = record if record.partitions else None
+        self._states = {each.partition: (each.state, allows(record, each)) for each in record.partitions}
+        for lane in self.lanes.values():
+            self._instruct(lane)
+            if changed:
+                self._give_up(lane.take_back_produces(keyed=True))
+        self.produces = dict(sorted(self.produces.items()))
+
+    def _instruct(self, lane: Lane) -> None:
+        """Let the lane follow the settings."""
+        lane.touch()
+        if self._rules is not None:
+            lane.partition.follow(self._rules)
+        # One that the queue has no more takes nothing, and gives nothing out.
+        lane.recorded, lane.allows = self._states.get(lane.number, ("available", Allows(not self._states, not self._states)))
+
+    def _give_up(self, produces: Iterable[tuple[Ticket, Produce]]) -> None:
+        """What was taken back from a lane looks for another, or waits."""
+        for ticket, _ in produces:
+            self._look_again(ticket)
+
+    def _look_again(self, ticket: Ticket) -> None:
+        """A produce that surely was not written where it was sent looks for a partition again."""
+        route, ticket.route = ticket.route, None
+        if route is not None:
+            _unreserve(route, ticket)
+            if route.was_sure and route.intended is not None:
+                route.intended.memory.be_sure(_key(ticket), route.intended.intent)
+        if not ticket.done:
+            self.produces[ticket.number] = ticket
+
+    # ---- events -----------------------------------------------------------------------------------------------
+
+    def submit(self, ticket: Ticket) -> None:
+        """Take a request. Raises too_many_requests, queue_paused, storage_full; otherwise exactly one Reply follows, unless it is
+        cancelled."""
+        request = ticket.request
+        # What takes a transfer back (no rows) adds nothing, and must find out whether it has come before.
+        if isinstance(request, Produce) and "produce" in self.paused and request.batch.num_rows and not request.lives:
+            raise SluicewayError("queue_paused", "the queue is paused: it takes no items until it is resumed")
+        if self._is_low and isinstance(request, Produce) and request.batch.num_rows and not request.lives:
+            self._check_room(request)
+        if len(self._unanswered) >= MAX_WAITING:
+            raise SluicewayError("too_many_requests", f"{MAX_WAITING} requests wait on this queue already; try later")
+        self._tickets += 1
+        ticket.number = self._tickets
+        self._unanswered[ticket.number] = ticket
+        self._note_deadline(ticket)
+        if isinstance(request, Produce):
+            self.produces[ticket.number] = ticket
+        elif isinstance(request, Lease):
+            if request.partition is not None and request.partition not in self.lanes:
+                self._reply(ticket, not_here(request.partition))
+            else:
+                self.waiters[ticket.number] = ticket
+                if request.lease_key is not None:
+                    self._keyed_leases[ticket.number] = ticket
+        else:
+            for number, work in parts_of(ticket, self.lanes, self.lease_timeout):
+                self._put_now(ticket, number, work)
+            if not ticket.awaiting:
+                self._reply(ticket, ticket.error or ticket.result(ticket.deadline))
+
+    def set_rooms(self, rooms: Mapping[int, int]) -> None:
+        """So many bytes may produces still add to these partitions, whose disk is low; to all others any number."""
+        self._is_low = bool(rooms)
+        for lane in self.lanes.values():
+            if lane.room != rooms.get(lane.number):
+                lane.room = rooms.get(lane.number)
+                lane.touch()
+
+    def _check_room(self, request: Produce) -> None:
+        number = self._number_for(request)
+        lanes = [lane for lane in self.lanes.values() if number in (None, lane.number)]
+        if lanes and not any(lane.has_room for lane in lanes):
+            which = "every partition that could take it" if number is None else f"partition {number}"
+            raise SluicewayError("storage_full", f"the disk of {which} is full; complete or clear items, or make room on it")
+
+    def _note_deadline(self, ticket: Ticket) -> None:
+        heapq.heappush(self._deadlines, (ticket.deadline, ticket.number))
+        if len(self._deadlines) > 2 * len(self._unanswered) + 1_000:
+            # Those of what was answered at once would pile up until they are over.
+            self._deadlines = [(each.deadline, each.number) for each in self._unanswered.values()]
+            heapq.heapify(self._deadlines)
+
+    def _put_now(self, ticket: Ticket, number: int, work: Work) -> None:
+        """Settling does not wait for a partition that is down: the client may be about to lose its lease."""
+        lane = self.lanes.get(number)
+        if lane is not None and lane.takes(work):
+            lane.put(ticket, work)
+        else:
+            ticket.error = not_here(number) if lane is None else lane.unavailable()
+
+    def cancel(self, ticket: Ticket) -> None:
+        """The client is gone: do not begin what has not begun, and give back its leases without a key. What is in flight goes on."""
+        for grant in () if ticket.done or ticket.keyed else ticket.grants:
+            self.give_back(grant.info.partition, grant.info.number)
+        self._finish(ticket)
+
+    def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
+        """The answer to `Open`: the partition's state, or why not (`final`: trying again is of no use)."""
+        lane = self.lanes[number]
+        if opening != lane.opening:
+            return
+        lane.touch()
+        if isinstance(loaded, Exception):
+            lane.problem = str(loaded)
+            self._fail(lane, now, final)
+            return
+        landed = lane.flight_txn and loaded.txn >= lane.flight_txn
+        if self._rules is not None:
+            loaded.follow(self._rules)
+        lane.partition, lane.state, lane.problem, lane.knows_keys = loaded, LaneState.READY, "", True
+        lane.transferring = {}
+        self._land(lane, bool(landed), now)
+
+    def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
+        """The answer to `Commit`. `at_once`: the next may be made while nothing else happens, if it is small."""
+        lane = self.lanes[number]
+        if opening != lane.opening:
+            return
+        lane.sample(now)
+        lane.at_once = at_once
+        if outcome is Outcome.DONE:
+            # Not before: a partition that opens but takes no commit would be opened again and again without a pause.
+            lane.state, lane.failed_in_a_row = LaneState.READY, 0
+            lane.partition.keys_landed()
+            self._land(lane, True, now)
+            return
+        lane.failures += 1
+        lane.problem = f"a commit was {outcome.value}"
+        if outcome is Outcome.REFUSED:
+            lane.partition.keys_refused()
+            self._land(lane, False, now)
+        # The state in memory is ahead of the store: only opening anew, with a higher fence, tells what holds.
+        self._fail(lane, now, False)
+
+    def transferred(self, number: int, lease: int, end: TransferEnd, now: Millis) -> None:
+        """The answer to `Transfer`."""
+        self.lanes[number].transfer_ended(lease, end, now + TRANSFER_RETRY)
+
+    def forwarded(self, ticket: Ticket, answer: Produced | SluicewayError, now: Millis) -> None:
+        """The answer to `Forward`."""
+        ticket.awaiting -= 1
+        ticket.flying -= 1
+        if isinstance(answer, Produced) and answer.items:
+            self._settle_intent(ticket, answer)
+            self._reply(ticket, answer)
+        elif isinstance(answer, Produced):
+            self._refused_for_good(ticket)
+        elif answer.code == "invalid_request" and answer.field == "partition":
+            # It was removed. The record that says so is here, or comes.
+            self._look_again(ticket)
+            self._again_at = now
+        else:
+            self._reply(ticket, answer)
+
+    def give_back(self, number: int, lease: int) -> None:
+        """The client went away before it was told of this lease."""
+        lane = self.lanes[number]
+        if lane.takes_work:
+            lane.given_back.append(lease)
+            lane.touch()
+
+    def retry_now(self, numbers: Iterable[int], now: Millis, *, anew: bool = False) -> None:
+        """Do not wait any longer with opening these partitions again; `anew`: neither those that serve, nor those that were stopped."""
+        for lane in [self.lanes[number] for number in numbers]:
+            if anew:
+                # Another may have written what is stored, as a restore does.
+                lane.knows_keys = False
+            if anew and lane.state is not LaneState.OPENING:
+                self._fail(lane, now, False)
+            if lane.state is LaneState.FAILED:
+                lane.retry_at = now
+                lane.touch()
+
+    def stop_lane(self, number: int, problem: str, now: Millis) -> None:
+        """The partition's data is damaged: serve nothing from it until a person has looked."""
+        lane = self.lanes[number]
+        lane.problem = problem
+        lane.opening += 1  # whatever is still in flight is not ours to hear any more
+        self._fail(lane, now, True)
+
+    def close(self, final: bool) -> None:
+        """The owner stops: answer what has not begun; if `final`, also what is in flight, since nothing more will be heard of it."""
+        for ticket in list(self._unanswered.values()):
+            if ticket.awaiting and not final:
+                continue
+            if ticket.flying:
+                self._reply(ticket, SluicewayError("outcome_unknown", "the server stopped while the write was under way"))
+            elif isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
+                self._reply(ticket, [])
+            else:
+                self._reply(ticket, ticket.error or SluicewayError("unavailable", "the server is stopping"))
+
+    # ---- a turn -----------------------------------------------------------------------------------------------
+
+    def turn(self, now: Millis, timers: int | None = None) -> list[Effect]:
+        """Decide all that can be decided now. The driver carries out the effects, in order.
+
+        At most `timers` expired leases and due entries (None: TIMER_BATCH) are handled; `timers_done` says how many were.
+        """
+        self._again_at = None
+        self._time_out(now)
+        self._reopen(self.board.begin_turn(now), now)
+        self._find_keyed(now)
+        self._spread(now)
+        self._distribute(now)
+        idle = [lane for lane in self.board.visited() if lane.state is LaneState.READY]
+        self.timers_done = 0
+        self._run_timers(idle, TIMER_BATCH if timers is None else timers, now)
+        for lane in idle:
+            if lane.has_work and lane.state is LaneState.READY:
+                self._attempt(Lane.work, lane, now)
+                self._look_on(lane, now)
+        self._deal(now)
+        for lane in self.board.visited():
+            if lane.state is LaneState.READY and (lane.answers or lane.partition.is_changed):
+                self._attempt(self._commit, lane, now)
+            self._effects += lane.start_transfers(now)
+        self._answer_empty(now)
+        self.board.end_turn()
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _run_timers(self, lanes: Iterable[Lane], most: int, now: Millis) -> None:
+        """Handle up to `most` expired leases and due entries, beginning with the partition whose timers ran longest ago.
+
+        One partition at a time: a small share of each would make many small transactions.
+        """
+        due = [lane for lane in lanes if lane.is_due(now)] if most > 0 else []
+        for lane in sorted(due, key=lambda lane: lane.last_timed):
+            self._choices += 1
+            lane.last_timed = self._choices
+            self._attempt(partial(Lane.run_timers, most=most), lane, now)
+            self.timers_done += lane.partition.ticked
+            most -= lane.partition.ticked
+            if most <= 0:
+                break
+
+    def _look_on(self, lane: Lane, now: Millis) -> None:
+        """What the partition has refused in this turn, as it was shut in it, looks elsewhere in the next, which comes at once."""
+        turned_away, lane.turned_away = lane.turned_away, []
+        for ticket in turned_away:
+            self._look_again(ticket)
+        if turned_away:
+            self._again_at = now
+
+    def wake_at(self) -> Millis | None:
+        """When a turn is due though nothing happened."""
+        while self._deadlines and self._deadlines[0][1] not in self._unanswered:
+            heapq.heappop(self._deadlines)
+        times = [self._deadlines[0][0]] if self._deadlines else []
+        if self._again_at is not None:
+            times.append(self._again_at)
+        if (at := self.board.wake_at()) is not None:
+            times.append(at)
+        if self._patience:
+            times += [
+                int(lane.committing_since + self._patience) + 1
+                for lane in self.board.writing()
+                if (lane.accepted or (self._routed and (lane.waiting or lane.answers))) and not lane.degraded
+            ]
+        return min(times) if times else None
+
+    def _time_out(self, now: Millis) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            ticket = self._unanswered.get(heapq.heappop(self._deadlines)[1])
+            if ticket is None:
+                continue
+            if isinstance(ticket.request, Lease):
+                self._time_out_lease(ticket, now)
+            elif ticket.flying and not (ticket.route is not None and ticket.route.only_intends):
+                self._reply(ticket, SluicewayError("outcome_unknown", "request_timeout passed while the write was under way"))
+            else:
+                self._reply(ticket, ticket.error or SluicewayError("unavailable", "no partition took the request within request_timeout"))
+
+    def _reopen(self, lanes: Iterable[Lane], now: Millis) -> None:
+        for lane in lanes:
+            if lane.state is LaneState.FAILED and lane.retry_at <= now:
+                lane.state = LaneState.OPENING
+                lane.opening += 1
+                lane.touch()
+                self._effects.append(Open(lane.number, lane.opening))
+
+    def _judge(self, now: Millis) -> None:
+        """See which lanes are far slower than the others, if any may be."""
+        if self._uneven or self.board.may_be_slow(now):
+            self._patience = judge(self.lanes.values(), now)
+            self._uneven = any(lane.degraded for lane in self.lanes.values())
+        else:
+            self._patience = least_patience(self.board.working)
+
+    def _spread(self, now: Millis) -> None:
+        """Take from lanes that hang what has not begun, and may go elsewhere."""
+        self._judge(now)
+        for lane in self.lanes.values() if self._uneven else ():
+            if lane.degraded and lane.state is LaneState.COMMITTING:
+                if lane.waiting:
+                    self._give_up(lane.take_back_produces())
+                self._give_up_intents(lane)
+
+    def _distribute(self, now: Millis) -> None:
+        self._fewest = None
+        for ticket in list(self.produces.values()):
+            request = ticket.request
+            assert isinstance(request, Produce)
+            if request.key is not None and not request.key.is_system:
+                self._distribute_keyed(ticket, request, request.key, now)
+                continue
+            number = self._number_for(request)
+            lane = self._lane_for(request.batch.nbytes, now) if number is None else self.lanes.get(number)
+            if lane is not None and lane.takes_produce(request):
+                del self.produces[ticket.number]
+                self._choices += 1
+                lane.last_produced = self._choices
+                lane.probe_at = now + PROBE_EVERY
+                lane.put(ticket, request)
+            elif self._is_elsewhere(lane, request):
+                self._reply(ticket, not_here(number))
+
+    def _lane_for(self, nbytes: int, now: Millis) -> Lane | None:
+        """The lane for a produce that any may take: the one that took the last, to share a transaction that comes there, or the emptiest.
+
+        It may hang by itself: hence no transaction gets most of what is under way, unless its partition is emptier than the others by as
+        much.
+        """
+        last = self.lanes.get(self._last)
+        requests = len(self._unanswered) - len(self.waiters)
+        if last is not None and (self._stays >= STAYS or not last.shares(nbytes, requests, now)):
+            last = None
+        if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:
+            lane = choose(self.lanes.values(), now) if self._uneven else self.board.emptiest()
+            if lane is None or lane.degraded:
+                return lane
+            self._fewest = lane.has_or_will
+            if last is None or last.has_or_will > self._fewest + SLACK or last.is_slower(lane, now):
+                last = lane
+                self._last, self._stays = lane.number, 0
+        self._stays += 1
+        return last
+
+    # ---- produces with a key (ADR 34) ---------------------------------------------------------------------------
+
+    def _distribute_keyed(self, ticket: Ticket, request: Produce, key: ProduceKey, now: Millis) -> None:
+        """To the home of its key: for its items, or for an intent. Of a key one produce at a time goes to a target."""
+        other = self._routed.get(key.identity)
+        if other is not None and other is not ticket and other.awaiting and other.route is not None and other.route.is_alone:
+            return
+        number = self._number_for(request)
+        lane = None if number is None else self.lanes.get(number)
+        if request.partition is not None:
+            # The home is another owner's, which has an intent.
+            takes, route = lane is not None and _answers(lane), Route(at_target=True)
+        else:
+            takes, route = lane is not None and self._home_takes(lane, request, now), Route()
+        if lane is None or not takes:
+            if self._is_elsewhere(lane, request):
+                self._reply(ticket, not_here(number))
+            elif key.is_generated and request.partition is None and self._has_healthy_other_than(lane):
+                self._reply(ticket, SluicewayError("unavailable", "the home partition of the key is not available; use another key"))
+            return
+        if request.partition is None:
+            target = self._target(lane, request)
+            if target is not lane:
+                route.target, route.reserved = target.number, target
+                target.reserve(request.batch.num_rows)
+        ticket.route = route
+        self._send(ticket, request, lane)
+        lane.probe_at = now + PROBE_EVERY
+
+    def _send(self, ticket: Ticket, request: Produce, lane: Lane) -> None:
+        self.produces.pop(ticket.number, None)
+        if len(self._routed) > 2 * len(self._unanswered) + 1_000:
+            self._routed = {name: each for name, each in self._routed.items() if each.awaiting}
+        self._routed[_key(ticket).identity] = ticket
+        if not (ticket.route is not None and ticket.route.only_intends):
+            self._choices += 1
+            lane.last_produced = self._choices
+        lane.put(ticket, request)
+
+    def _home_takes(self, home: Lane, request: Produce, now: Millis) -> bool:
+        """Whether the produce may wait at its home. One that hangs is left alone; one that is slow is tried once a second, and by produces
+        whose key cannot be replaced."""
+        if not home.takes_produce(request):
+            return False
+        assert request.key is not None
+        if not home.degraded:
+            return True
+        replaceable = request.key.is_generated and self._has_healthy_other_than(home)
+        return home.state is LaneState.READY and (not replaceable or home.probe_at <= now)
+
+    def _has_healthy_other_than(self, home: Lane | None) -> bool:
+        """Whether a key with another home may be taken at once."""
+        return any(lane is not home and lane.takes_items and not lane.degraded for lane in self.lanes.values())
+
+    def _target(self, home: Lane, request: Produce) -> Lane:
+        """The lane for a produce with a key: its home, if that is among the emptiest, or the emptiest."""
+        rows = request.batch.num_rows
+        if home.degraded or (self._fewest is not None and _is_even(home, self._fewest, rows, self.tolerance)):
+            return home
+        if self._uneven:
+            quick = [lane for lane in self.lanes.values() if lane.takes_items and not lane.degraded]
+            emptiest = min(quick, key=Lane.candidate, default=None)
+        else:
+            emptiest = self.board.emptiest()
+        if emptiest is None or emptiest is home:
+            return home
+        # For the rest of the turn: until then it only grows.
+        self._fewest = emptiest.has_or_will
+        return home if _is_even(home, self._fewest, rows, self.tolerance) else emptiest
+
+    def _follow_intent(self, ticket: Ticket, intended: Intended, now: Millis) -> None:
+        """The home's intent is durable: the items go to its target, unless that has them already."""
+        key, request, memory = _key(ticket), ticket.request, intended.memory
+        assert isinstance(request, Produce)
+        assert ticket.route is not None
+        _unreserve(ticket.route, ticket)
+        lane, is_sure = self.lanes.get(intended.target), memory.is_sure(key, intended.intent)
+        if lane is None and self._is_removed(intended.target):
+            # Not before its answers were noted by the homes (see `core.rebalance`): it had none for this key.
+            memory.be_sure(key, intended.intent)
+            self._look_again(ticket)
+            self._again_at = now
+        elif lane is not None and not (lane.takes_items and not _hangs(lane) if is_sure else _answers(lane)):
+            self._look_again(ticket)
+        else:
+            memory.doubt(key)
+            ticket.route = Route(intended=intended, at_target=True, was_sure=is_sure)
+            if lane is not None:
+                self._send(ticket, request, lane)
+            else:
+                ticket.awaiting += 1
+                ticket.flying += 1
+                left = max(1, ticket.deadline - now)
+                asked = Produce(request.batch, left, key, intended.target)
+                self._effects.append(Forward(ticket, intended.target, asked))
+
+    def _is_removed(self, number: int) -> bool:
+        """Whether a rebalance has removed that partition. What is not known may have been made."""
+        record = self._record
+        return record is not None and number < record.given and record.partition(number) is None
+
+    def _refused_for_good(self, ticket: Ticket) -> None:
+        """The target will never take the items under this key: there may be another one."""
+        route = ticket.route
+        if route is None or route.intended is None:
+            # The home's owner has asked, and has to be told.
+            self._reply(ticket, Produced(-1 if ticket.request.partition is None else ticket.request.partition, 0, 0, False))  # type: ignore[union-attr]
+            return
+        route.was_sure = True
+        self._look_again(ticket)
+
+    def _settle_intent(self, ticket: Ticket, answer: Produced) -> None:
+        """The items are durable at the target."""
+        route, request = ticket.route, ticket.request
+        if route is not None and route.intended is not None and isinstance(request, Produce):
+            lane = self.lanes.get(answer.partition)
+            digest = lane.partition.keys.digest_as_target(_key(ticket)) if lane is not None else None
+            if digest is None:
+                digest = digest_of(in_columns(request.batch))
+            seen = Seen(digest, answer.first_offset, answer.items, answer.partition, route.intended.intent.intended_at)
+            route.intended.memory.settle(_key(ticket), route.intended.intent, seen)
+
+    def _give_up_intents(self, lane: Lane) -> None:
+        """In a home that hangs: what writes an intent and no items is surely not done. Whose key can be replaced need not wait."""
+        if not self._has_healthy_other_than(lane):
+            return
+        for ticket, _ in lane.answers:
+            if ticket.route is not None and ticket.route.only_intends and _key(ticket).is_generated:
+                self._reply(ticket, SluicewayError("unavailable", "the home partition of the key hangs; use another key"))
+
+    def _number_for(self, request: Produce) -> int | None:
+        """The partition that must take it; None: any may. MOVING is none that there is."""
+        if request.partition is not None or request.key is None:
+            return request.partition
+        if self._record is not None:
+            return home_of(self._record, request.key)
+        return sorted(self.lanes)[slot(request.key, len(self.lanes))] if self.lanes else None
+
+    def _is_elsewhere(self, lane: Lane | None, request: Produce) -> bool:
+        """Whether another owner may take what this one can not. One whose partitions are served by nobody else waits."""
+        return False
+
+    def _attempt(self, step: Callable[[Lane, Millis], None], lane: Lane, now: Millis) -> None:
+        waiting = list(lane.waiting)
+        lane.touch()
+        try:
+            step(lane, now)
+        except Exception as error:
+            # A mistake of ours. Nothing of this turn was written, and the state cannot be trusted: tell the clients and load it anew.
+            self._effects.append(Fault(lane.number, error))
+            tickets = [ticket for ticket, _ in (*waiting, *lane.answers)]
+            for ticket in tickets:
+                if isinstance(ticket.request, Produce):
+                    ticket.awaiting = 0
+            lane.answers, lane.waiting, lane.problem, lane.knows_keys = [], [], repr(error), False
+            for ticket in tickets:
+                self._reply(ticket, SluicewayError("internal", "the server made a mistake; nothing was written"))
+            self._fail(lane, now, False)
+
+    # ---- commit and settle ------------------------------------------------------------------------------------
+
+    def _commit(self, lane: Lane, now: Millis) -> None:
+        taken = lane.partition.take_changes()
+        if taken is None:
+            lane.flight_txn = 0
+            self._land(lane, True, now)
+            return
+        changes, fresh = taken
+        lane.state, lane.flight_txn, lane.committing_since = LaneState.COMMITTING, changes.txn, now
+        for ticket, _ in lane.answers:
+            ticket.flying += 1
+        self._effects.append(Commit(lane.number, lane.opening, changes, fresh))
+
+    def _land(self, lane: Lane, done: bool, now: Millis) -> None:
+        """The lane's answers are true (or, if not `done`, surely never happened)."""
+        lane.touch()
+        answers, lane.answers = lane.answers, []
+        flew, lane.flight_txn = lane.flight_txn, 0
+        for ticket, answer in answers:
+            ticket.awaiting -= 1
+            ticket.flying -= 1 if flew else 0
+            if ticket.route is not None and self._land_routed(ticket, answer, done, now):
+                continue
+            if ticket.done:
+                if done and isinstance(answer, Grant) and not ticket.keyed:
+                    lane.given_back.append(answer.info.number)
+                continue
+            if done:
+                ticket.add(answer)
+            else:
+                self._take_out(lane, ticket)
+            again = ticket.number in self.produces or ticket.number in self.waiters
+            if ticket.whole is not None or not (ticket.awaiting or again):
+                self._reply(ticket, ticket.error or ticket.result(now))
+
+    def _land_routed(self, ticket: Ticket, answer: Answer, done: bool, now: Millis) -> bool:
+        """The same of a produce with a key. Whether it goes on, or has ended."""
+        route = ticket.route
+        assert route is not None
+        if not done:
+            if ticket.done:
+                self._look_again(ticket)
+        elif isinstance(answer, Intended):
+            if not ticket.done:
+                self._follow_intent(ticket, answer, now)
+            return True
+        elif isinstance(answer, Produced) and not answer.items:
+            self._refused_for_good(ticket)
+            return True
+        elif isinstance(answer, Produced):
+            self._settle_intent(ticket, answer)
+        elif isinstance(answer, SluicewayError) and route.was_sure and route.intended is not None:
+            route.intended.memory.be_sure(_key(ticket), route.intended.intent)
+        return False
+
+    def _take_out(self, lane: Lane, ticket: Ticket) -> None:
+        """Nothing was written for the ticket in this lane: a produce and a lease try again, a settle is told."""
+        if isinstance(ticket.request, Produce):
+            self._look_again(ticket)
+        elif isinstance(ticket.request, Lease):
+            if not ticket.awaiting and not ticket.grants:
+                self.waiters[ticket.number] = ticket
+                ticket.room = MAX_LEASE_BYTES
+        else:
+            ticket.error = lane.unavailable()
+
+    def _fail(self, lane: Lane, now: Millis, final: bool) -> None:
+        """The partition has to be opened anew. What waits and is not in flight looks elsewhere."""
+        first, most = REOPEN_AFTER
+        lane.touch()
+        lane.state, lane.at_once = LaneState.STOPPED if final else LaneState.FAILED, False
+        lane.retry_at = now + min(most, first << min(lane.failed_in_a_row, 10)) if lane.failed_in_a_row else now
+        lane.failed_in_a_row += 1
+        self._turn_away(lane)
+
+    def _turn_away(self, lane: Lane) -> None:
+        """What waits in the lane, and is not in flight, looks elsewhere."""
+        for ticket, work in lane.take_back():
+            if ticket.done:
+                continue
+            if isinstance(work, Produce):
+                self._look_again(ticket)
+            else:
+                ticket.error = lane.unavailable()
+                if not ticket.awaiting:
+                    self._reply(ticket, ticket.error)
+
+    def _reply(self, ticket: Ticket, result: Result | SluicewayError) -> None:
+        if not ticket.done:
+            self._finish(ticket)
+            self._effects.append(Reply(ticket, result))
+
+    def _finish(self, ticket: Ticket) -> None:
+        ticket.done = True
+        if ticket.route is not None:
+            _unreserve(ticket.route, ticket)
+        self._unanswered.pop(ticket.number, None)
+        self.produces.pop(ticket.number, None)
+        self.waiters.pop(ticket.number, None)
+        self._keyed_leases.pop(ticket.number, None)
+        self._late_leases.pop(ticket.number, None)
+
+    # ---- looking ----------------------------------------------------------------------------------------------
+
+    def stats(self) -> QueueStats:
+        work = [work for lane in self.lanes.values() for _, work in lane.waiting]
+        produces = sum(isinstance(each, Produce) for each in work)
+        return QueueStats(
+            produce_waiting=len(self.produces) + produces,
+            lease_waiting=len(self.waiters),
+            complete_waiting=len(work) - produces,
+            in_flight=sum(len(lane.answers) for lane in self.lanes.values()),
+            partitions=[lane.stats() for lane in self.lanes.values()],
+        )
+
+
+def _key(ticket: Ticket) -> ProduceKey:
+    """The key of a produce that has one."""
+    request = ticket.request
+    assert isinstance(request, Produce)
+    assert request.key is not None
+    return request.key
+
+
+def _unreserve(route: Route, ticket: Ticket) -> None:
+    """The items are not on their way by an intent that is being written."""
+    if route.reserved is not None:
+        assert isinstance(ticket.request, Produce)
+        route.reserved.reserve(-ticket.request.batch.num_rows)
+        route.reserved = None
+
+
+def _is_even(home: Lane, fewest: int, rows: int, tolerance: int) -> bool:
+    """Whether a home has hardly more than the emptiest, so that a transaction more is not worth it."""
+    return home.has_or_will <= fewest + max(tolerance, rows // 2, fewest // MAX_UNEVEN)
+
+
+def _hangs(lane: Lane) -> bool:
+    return lane.degraded and lane.state is LaneState.COMMITTING
+
+
+def _answers(lane: Lane) -> bool:
+    """Whether it can be asked what it has of a key."""
+    return lane.takes_work and not _hangs(lane)

@@ -1,0 +1,548 @@
+"""A lane: one partition as a logical queue sees it, with at most one storage transaction in flight.
+
+What arrives meanwhile waits and shares the next transaction, and a slow partition holds up nobody else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from sluiceway.core.partition.compaction import Compaction, compactions
+from sluiceway.core.partition.item_listing import why_left
+from sluiceway.core.partition.partition import Intended, Partition, Placed
+from sluiceway.core.partition.partition_states import Allows, ShownState
+from sluiceway.core.partition.queries import lives_of, open_slices, stats_of
+from sluiceway.core.partition.records import LeaseState
+from sluiceway.core.queue.distribution import Candidate, most_together
+from sluiceway.core.queue.request_split import DeletePart, ExtendPart, SettlePart, Work
+from sluiceway.core.queue.tickets import (
+    Answer,
+    Compact,
+    Compacted,
+    ForgetAnswers,
+    Grant,
+    KeysTaken,
+    Rebalancing,
+    Route,
+    TakeOut,
+    Ticket,
+    Transfer,
+    TransferBegun,
+    TransferEnd,
+)
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.ids import ItemId, LeaseId
+from sluiceway.kernel.limits import BLOB_BYTES, MAX_ITEMS_ARROW, MAX_LEASE_BYTES
+from sluiceway.model.inspection import Deleted
+from sluiceway.model.peers import GiveKeys, KeysGiven, NoteKeys, Shut, Shutted, TakeKeys
+from sluiceway.model.queue import PartitionState
+from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Extended,
+    Fate,
+    IgnoredReason,
+    LeaseInfo,
+    PartitionStats,
+    Produce,
+    Produced,
+    Settled,
+)
+
+LONGEST_SAMPLE = 2_000
+"""Milliseconds. A commit that took longer counts as this in the average, so that a partition that hung for a minute recovers in seconds."""
+
+SOON = 25
+"""Milliseconds. Where commits take longer, nobody waits for one to end to share the next, while another partition is idle."""
+
+SHARED = 64
+"""Requests that may share a transaction where none that hangs would do so by itself."""
+
+SLOWER = 4
+"""Times. Nobody goes where commits take so much longer than in another partition, to share one of them."""
+
+
+TRANSFERS_AT_ONCE = 16
+"""Of one partition. Their rows are in memory while they are sent, and each is to another target."""
+
+REDIRECTED_AT_ONCE = 1_000
+"""Transfers that get another target in one turn."""
+
+
+def not_here(partition: int | None) -> SluicewayError:
+    """What is told of a partition that another instance owns; None: of any that could take the request."""
+    which = "the partition that takes it" if partition is None else f"partition {partition}"
+    return SluicewayError("not_here", f"{which} is owned by another instance")
+
+
+class LaneState(Enum):
+    OPENING = "opening"
+    READY = "ready"
+    COMMITTING = "committing"
+    FAILED = "failed"
+    """To be opened again at `retry_at`."""
+    STOPPED = "stopped"
+    """Damaged, or owned by another: needs a person, or another owner."""
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    number: int
+    incarnation: str
+    state: LaneState = LaneState.FAILED
+    partition: Partition = field(default_factory=Partition)
+    opening: int = 0
+    retry_at: Millis = 0
+    failures: int = 0
+    failed_in_a_row: int = 0
+    problem: str = ""
+    knows_keys: bool = False
+    """What `partition` says of lease keys holds of the store also while the lane is closed: nobody else writes there."""
+    waiting: list[tuple[Ticket, Work]] = field(default_factory=list)
+    answers: list[tuple[Ticket, Answer]] = field(default_factory=list)
+    """Of the turn that is being put together, and then of the commit in flight."""
+    flight_txn: int = 0
+    transferred: list[int] = field(default_factory=list)
+    called_back: list[int] = field(default_factory=list)
+    """Transfers that have nowhere to go."""
+    redirected: dict[int, str] = field(default_factory=dict)
+    """Transfers that their target never takes, and the queue that is to take them."""
+    bound: dict[int, str] = field(default_factory=dict)
+    """Redrives, and the incarnation of their target, which was not recorded."""
+    transferring: dict[str, int] = field(default_factory=dict)
+    """The transfer that is being sent, by target."""
+    transfer_at: dict[str, Millis] = field(default_factory=dict)
+    """When a target that did not take a transfer is tried again."""
+    given_back: list[int] = field(default_factory=list)
+    """Leases whose clients went away before they were told."""
+    committing_since: Millis = 0
+    commit_time: float = 0.0
+    """Moving average, ms."""
+    at_once: bool = False
+    """The next commit, if it is small, is made while nothing else happens: one that hangs holds up all lanes."""
+    degraded: bool = False
+    """Far slower than the others. Judged by the logical queue, which knows them."""
+    probe_at: Millis = 0
+    last_produced: int = 0
+    last_leased: int = 0
+    last_timed: int = 0
+    """When its timers last ran, as `last_leased` counts."""
+    accepted: int = 0
+    """Items of produces that wait in the lane, and ..."""
+    accepted_bytes: int = 0
+    """... their bytes."""
+    room: int | None = None
+    """Bytes that produces may still add, on a disk that is low; None: any number."""
+    coming: int = 0
+    """Items that will be here, since intents of homes of their keys that are being written name this partition."""
+    leaving: bool = False
+    """It goes to another owner as soon as its commit has ended."""
+    recorded: PartitionState = "available"
+    allows: Allows = field(default_factory=Allows)
+    """What the queue's record says that it may be asked for."""
+    turned_away: list[Ticket] = field(default_factory=list)
+    """Produces that the partition refused in the turn that is being put together: they look elsewhere, or wait."""
+    touched: set[int] = field(default_factory=set)
+    """The lanes of the logical queue in which something has changed."""
+
+    def touch(self) -> None:
+        """Something has changed here, or in the partition: whoever changes it says so."""
+        self.touched.add(self.number)
+
+    @property
+    def takes_work(self) -> bool:
+        """Open: a request may wait here for the next transaction."""
+        return self.state in (LaneState.READY, LaneState.COMMITTING) and not self.leaving
+
+    def takes(self, work: Work) -> bool:
+        """This may wait here for the next transaction."""
+        return self.takes_work and not (isinstance(work, TakeOut | Compact) and work.opening not in (None, self.opening))
+
+    def may_hold(self, name: tuple[str, str]) -> bool:
+        """Whether live leases under this (client, lease key) may turn up when the partition opens (again).
+
+        False for one that is open: it is known what it has. One that is preparing never gave any, and those of a stopped one are lost.
+        """
+        return self.is_away and (self.leaving or not self.knows_keys or self.partition.may_hold(name))
+
+    @property
+    def is_away(self) -> bool:
+        """Closed, and will open again with what it had."""
+        return not self.takes_work and self.state is not LaneState.STOPPED and self.recorded != "preparing"
+
+    def takes_produce(self, request: Produce) -> bool:
+        """That produce may wait here. Items that are moved may whatever the record says: see `Gate.refuses`."""
+        allowed = self.allows.produce or bool(request.lives)
+        return self.takes_work and allowed and (self.has_room or not request.batch.num_rows) and not self.partition.refuses(request.key)
+
+    @property
+    def has_room(self) -> bool:
+        """Produces may add something."""
+        return self.room is None or self.room > 0
+
+    @property
+    def takes_items(self) -> bool:
+        """A produce that any partition may take may wait here."""
+        return self.takes_work and self.allows.produce and self.has_room and not self.partition.header.shut
+
+    @property
+    def has_or_will(self) -> int:
+        """Ready items, those of produces that it has accepted and not committed yet, and those that are intended for it."""
+        return self.partition.ready_count + self.accepted + self.coming
+
+    def reserve(self, items: int) -> None:
+        """So many more (or, negative, fewer) will be here by intents."""
+        self.coming += items
+        self.touch()
+
+    def together(self, requests: int) -> int:
+        """How many requests may share a transaction here, of so many that are under way: who is in one that hangs waits for it."""
+        if self.degraded:
+            return 1
+        most = most_together(requests)
+        # One that is under way while this is asked is not made at once.
+        return max(most, min(requests, SHARED)) if self.at_once and self.state is LaneState.READY else most
+
+    def shares(self, nbytes: int, requests: int, now: Millis) -> bool:
+        """Whether a produce of so many bytes would share a transaction that comes here anyway and soon. `requests`: under way in all."""
+        most = self.together(requests)
+        # Of two calls one would only wait for the other.
+        comes = bool(self.waiting) if self.state is LaneState.READY else most > 1 and self.slowness(now) <= SOON
+        fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= BLOB_BYTES
+        return comes and fits and self.takes_items
+
+    @property
+    def servable(self) -> int:
+        """Ready items that may be leased."""
+        return self.partition.ready_count if self.allows.lease else 0
+
+    def candidate(self) -> Candidate:
+        """How it compares with others as one that takes a produce."""
+        partition = self.partition
+        claimed = partition.leased_count + partition.scheduled_count
+        return Candidate(self.has_or_will, claimed, self.last_produced, self.number)
+
+    def wakes_at(self) -> Millis | None:
+        """When a turn has something to do here, if nothing happens: a moment that is over where it has that now."""
+        if self.state is LaneState.FAILED:
+            return self.retry_at
+        if self.state is not LaneState.READY:
+            return None
+        partition = self.partition
+        if self.has_work or partition.is_changed:
+            return 0
+        timer = partition.next_timer()
+        free = self._free_targets() if partition.transfers else ()
+        if not free:
+            return timer
+        at = min(self.transfer_at.get(target, 0) for target in free)
+        return at if timer is None else min(timer, at)
+
+    @property
+    def has_work(self) -> bool:
+        """Something waits for the next turn."""
+        return bool(self.waiting or self.transferred or self.called_back or self.redirected or self.bound or self.given_back)
+
+    def _free_targets(self) -> list[str]:
+        """Those to which something is to go, and nothing is under way; none while there are TRANSFERS_AT_ONCE."""
+        transfers = self.partition.transfers
+        busy = {target for target, number in self.transferring.items() if number in transfers}
+        return [target for target in self.partition.by_target if target not in busy] if len(busy) < TRANSFERS_AT_ONCE else []
+
+    def slowness(self, now: Millis) -> float:
+        """Milliseconds that a commit takes: on average, or so far."""
+        return max(self.commit_time, now - self.committing_since) if self.state is LaneState.COMMITTING else self.commit_time
+
+    def is_slower(self, other: Lane, now: Millis) -> bool:
+        """Whether a commit that is under way here takes so much longer than one there that it is not worth to wait for it."""
+        return self.state is LaneState.COMMITTING and self.slowness(now) > SLOWER * max(1, other.commit_time)
+
+    def sample(self, now: Millis) -> None:
+        """A commit has ended, one way or the other."""
+        self.touch()
+        took = min(LONGEST_SAMPLE, now - self.committing_since)
+        self.commit_time += 0.3 * (took - self.commit_time)
+
+    def unavailable(self) -> SluicewayError:
+        """Why the lane takes no work."""
+        if self.leaving:
+            # Not `not_here`: what the request asks of other partitions may have been done.
+            return SluicewayError("unavailable", f"partition {self.number} goes to another instance")
+        if self.state is LaneState.STOPPED:
+            return SluicewayError("partition_damaged", f"partition {self.number} is stopped: {self.problem}")
+        return SluicewayError("unavailable", f"partition {self.number} is not available: {self.problem or 'it is being opened'}")
+
+    def grant(self, number: int, count: int, deadline: Millis) -> Grant:
+        """The lease of that number as it is given to a waiter."""
+        return Grant(LeaseInfo(self.number, number, count, deadline), open_slices(self.partition.leases[number]))
+
+    def stats(self) -> PartitionStats:
+        stats = stats_of(self.partition, self.number)
+        stats.failures = self.failures
+        stats.state = self.shown
+        stats.commit_time = self.commit_time
+        stats.degraded = self.degraded
+        stats.next_offset = self.partition.header.next if self.takes_work else None
+        return stats
+
+    @property
+    def shown(self) -> ShownState:
+        """The state of the partition as users see it."""
+        if self.state is LaneState.STOPPED:
+            return "error"
+        return self.recorded if self.takes_work else "unavailable"
+
+    def compactions(self) -> list[Compaction]:
+        """The blobs that are worth compacting, as long as the partition is not opened anew: what was settled may not land."""
+        return compactions(self.partition) if self.takes_work else []
+
+    def put(self, ticket: Ticket, work: Work) -> None:
+        self.touch()
+        self.waiting.append((ticket, work))
+        ticket.awaiting += 1
+        if isinstance(work, Produce) and not _only_intends(ticket):
+            self.accepted += work.batch.num_rows
+            self.accepted_bytes += work.batch.nbytes
+            if self.room is not None:
+                self.room -= work.batch.nbytes
+
+    def take_back(self) -> list[tuple[Ticket, Work]]:
+        """Give up all that waits and is not in flight."""
+        self.touch()
+        given, self.waiting, self.accepted, self.accepted_bytes = self.waiting, [], 0, 0
+        for ticket, _ in given:
+            ticket.awaiting -= 1
+        return given
+
+    def take_back_produces(self, *, keyed: bool = False) -> list[tuple[Ticket, Produce]]:
+        """Give up the produces that wait and may go elsewhere; `keyed`: those that only this partition can take, too."""
+        self.touch()
+        given, stay = [], []
+        for ticket, work in self.waiting:
+            if isinstance(work, Produce) and (keyed or work.key is None or ticket.route is not None):
+                given.append((ticket, work))
+            else:
+                stay.append((ticket, work))
+        self.waiting = stay
+        for ticket, work in given:
+            ticket.awaiting -= 1
+            if not _only_intends(ticket):
+                self.accepted -= work.batch.num_rows
+                self.accepted_bytes -= work.batch.nbytes
+        return given
+
+    def start_transfers(self, now: Millis) -> list[Transfer]:
+        """To each target one at a time, in the order of their numbers: it remembers only the last. A target that takes nothing holds up
+        no other."""
+        partition = self.partition
+        if self.state is not LaneState.READY or not partition.transfers:
+            return []
+        if partition.dead_queue is not None and partition.redirect_waiting(partition.dead_queue, REDIRECTED_AT_ONCE):
+            self.touch()
+            return []
+        self.transferring = {target: number for target, number in self.transferring.items() if number in partition.transfers}
+        self.transfer_at = {target: at for target, at in self.transfer_at.items() if target in partition.by_target}
+        free = [target for target in self._free_targets() if self.transfer_at.get(target, 0) <= now]
+        # Those that were not tried for longest come first: targets that do not answer cannot take all places.
+        free.sort(key=lambda target: self.transfer_at.get(target, 0))
+        started = free[: TRANSFERS_AT_ONCE - len(self.transferring)]
+        if started:
+            self.touch()
+        return [self._start_transfer(target) for target in started]
+
+    def _start_transfer(self, target: str) -> Transfer:
+        partition = self.partition
+        self.transferring[target] = number = next(iter(partition.by_target[target]))
+        lease = partition.transfers[number]
+        moves_to = lease.moves_to
+        lives = () if moves_to is None else lives_of(lease)
+        dies = lease.transfer and moves_to is None and lease.target is not None
+        instead = partition.dead_queue if dies and partition.dead_queue != lease.target else None
+        slices = open_slices(lease)
+        return Transfer(self.number, number, lease.transfer or "", slices, lease.target, moves_to, lives, lease.target_incarnation, instead)
+
+    def transfer_ended(self, number: int, end: TransferEnd, again_at: Millis) -> None:
+        """An attempt at that transfer is over; if it failed, the target is tried `again_at`."""
+        self.touch()
+        if end.nowhere:
+            self.called_back.append(number)
+        elif end.done:
+            self.transferred.append(number)
+        elif end.elsewhere is not None:
+            self.redirected[number] = end.elsewhere
+        elif end.bound is not None:
+            self.bound[number] = end.bound
+        else:
+            for target in [target for target, each in self.transferring.items() if each == number]:
+                del self.transferring[target]
+                self.transfer_at[target] = again_at
+
+    def _settle_transfers(self) -> None:
+        """Apply what is known of the ends of transfers."""
+        partition = self.partition
+        for number in self.transferred:
+            partition.transferred(number)
+        for number in self.called_back:
+            partition.call_back(number)
+        for number, target in self.redirected.items():
+            partition.redirect(number, target)
+        for number, incarnation in self.bound.items():
+            partition.bind(number, incarnation)
+        # What was bound is sent as soon as that is durable.
+        self.transferring = {target: number for target, number in self.transferring.items() if number not in self.bound}
+        self.transferred, self.called_back, self.redirected, self.bound = [], [], {}, {}
+
+    def is_due(self, now: Millis) -> bool:
+        """A timer of the partition has something to do."""
+        timer = self.partition.next_timer()
+        return timer is not None and timer <= now
+
+    def run_timers(self, now: Millis, most: int) -> None:
+        """Put back expired leases and due entries, `most` of them."""
+        self.partition.tick(now, most)
+
+    def work(self, now: Millis) -> None:
+        """Apply what the clients ask, in the order: settled transfers, settles, produces, seals. Its timers have run before."""
+        partition = self.partition
+        self._settle_transfers()
+        for number in self.given_back:
+            lease = partition.leases.get(number)
+            if lease is not None:
+                partition.release(lease, now, Settled())
+        self.given_back = []
+        waiting, self.waiting, self.accepted, self.accepted_bytes = self.waiting, [], 0, 0
+        for ticket, work in sorted(waiting, key=lambda pair: _rank(pair[1])):
+            if ticket.done:
+                ticket.awaiting -= 1
+                continue
+            route = ticket.route
+            if isinstance(work, Produce) and not (route is not None and route.at_target) and partition.refuses(work.key):
+                ticket.awaiting -= 1
+                self.turned_away.append(ticket)
+                continue
+            try:
+                self.answers.append((ticket, self._apply(work, now) if route is None else self._apply_routed(work, route, now)))
+            except SluicewayError as error:
+                self.answers.append((ticket, error))
+
+    def _apply(self, work: Work, now: Millis) -> Answer:
+        if isinstance(work, Produce):
+            first, count, repeated, partition = self.partition.produce(work.batch, now, work.key, work.lives)
+            return Produced(self.number if partition is None else partition, first, count, repeated)
+        if isinstance(work, SettlePart):
+            return self._settle(work, now)
+        if isinstance(work, Clear):
+            return Cleared(*self.partition.clear(work.ready, work.scheduled, now))
+        if isinstance(work, TakeOut):
+            return TransferBegun(self.number, *self.partition.redrive(work.offsets, work.target, now, work.incarnation))
+        if isinstance(work, Compact):
+            return Compacted(self.number, self.partition.compact(work.blob, work.kept, work.nbytes, work.data))
+        if isinstance(work, DeletePart):
+            return self._delete(work, now)
+        if isinstance(work, ExtendPart):
+            return self._extend(work)
+        return self._rebalance(work, now)
+
+    def _apply_routed(self, work: Work, route: Route, now: Millis) -> Answer:
+        """A produce with a key, here as the key's home, or as the target of an intent."""
+        assert isinstance(work, Produce)
+        assert work.key is not None
+        placed: Placed | Intended | None
+        if route.at_target:
+            placed = self.partition.produce_by_intent(work.batch, now, work.key, self.allows.produce)
+        else:
+            placed = self.partition.produce_by_home(work.batch, now, work.key, route.target)
+        if placed is None:
+            return Produced(self.number, 0, 0, False)
+        if isinstance(placed, Intended):
+            return placed
+        return Produced(self.number if placed.partition is None else placed.partition, placed.first_offset, placed.items, placed.repeated)
+
+    def _rebalance(self, work: Rebalancing, now: Millis) -> Answer:
+        partition = self.partition
+        if isinstance(work, Shut):
+            partition.shut(work.shutting, work.cursor)
+            return self._shutted()
+        if isinstance(work, GiveKeys):
+            return KeysGiven(self.number, partition.give_keys(work.slots, work.of, work.cursor, self.number))
+        if isinstance(work, TakeKeys):
+            partition.take_keys(work.slots, work.of, work.cursor, work.keys)
+            return KeysTaken(self.number, len(work.keys or ()))
+        if isinstance(work, NoteKeys):
+            partition.note_answers(work.keys)
+            return KeysTaken(self.number, len(work.keys))
+        if isinstance(work, ForgetAnswers):
+            partition.forget_answers(work.names, work.cursor)
+            return KeysTaken(self.number, len(work.names))
+        partition.follow_cursor(work.cursor)
+        limit = min(work.limit, MAX_ITEMS_ARROW)
+        return TransferBegun(self.number, *partition.move_out(limit, MAX_LEASE_BYTES, work.target, work.scheduled, now))
+
+    def _shutted(self) -> Shutted:
+        stats = stats_of(self.partition, self.number)
+        moving = sum(lease.open for lease in self.partition.transfers.values() if lease.moves_to is not None)
+        keys = len(self.partition.keys.placed)
+        return Shutted(self.partition.shutting, stats.ready, stats.leased_now, stats.scheduled, stats.transferring, moving, keys)
+
+    def _extend(self, part: ExtendPart) -> Extended:
+        result = Extended()
+        leases: dict[int, LeaseState] = {}
+        for number in part.numbers:
+            found = self.partition.lease_of(number, part.client_id)
+            if isinstance(found, str):
+                result.ignored.append((self._lease_name(number), found))
+            else:
+                leases[number] = found
+        if part.offsets is not None:
+            ignored: list[tuple[int, IgnoredReason]] = []
+            leases.update((lease.number, lease) for lease, _ in self.partition.in_leases(part.offsets, ignored, part.client_id))
+            result.ignored += self._named(ignored)
+        for number, lease in leases.items():
+            self.partition.extend(lease, part.deadline)
+            result.leases.append(LeaseInfo(self.number, number, lease.open, part.deadline))
+        return result
+
+    def _delete(self, part: DeletePart, now: Millis) -> Deleted:
+        dropped = set(self.partition.drop(part.offsets, now).tolist())
+        left = (offset for offset in part.offsets.tolist() if offset not in dropped)
+        return Deleted(
+            len(dropped), [(str(ItemId(self.incarnation, self.number, offset)), why_left(self.partition, offset)) for offset in left]
+        )
+
+    def _settle(self, part: SettlePart, now: Millis) -> Settled:
+        result = Settled()
+        for selection in part.selections:
+            if selection.lease is not None:
+                self._settle_lease(selection.lease, selection.fate, part.client_id, now, result)
+            elif selection.offsets is not None:
+                ignored = self.partition.settle_offsets(selection.offsets, selection.fate, now, part.stage, result, part.client_id)
+                result.ignored += self._named(ignored)
+        return result
+
+    def _settle_lease(self, number: int, fate: Fate, client_id: str | None, now: Millis, result: Settled) -> None:
+        found = self.partition.lease_of(number, client_id)
+        if isinstance(found, str):
+            result.ignored.append((self._lease_name(number), found))
+        elif fate.verdict == "release":
+            self.partition.release(found, now, result)
+        else:
+            self.partition.close_lease(found, now, result)
+
+    def _named(self, ignored: list[tuple[int, IgnoredReason]]) -> list[tuple[str, IgnoredReason]]:
+        return [(str(ItemId(self.incarnation, self.number, offset)), why) for offset, why in ignored]
+
+    def _lease_name(self, number: int) -> str:
+        return str(LeaseId(self.incarnation, self.number, number))
+
+
+def _only_intends(ticket: Ticket) -> bool:
+    return ticket.route is not None and ticket.route.only_intends
+
+
+def _rank(work: Work) -> int:
+    """Settling first frees room and items before new ones come; and what is sealed must be empty when all else is done."""
+    if isinstance(work, Shut) and work.shutting == "sealed":
+        return 2
+    return int(isinstance(work, Produce))

@@ -1,0 +1,66 @@
+"""What a request asks of each lane."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from sluiceway.core.queue.tickets import Compact, Rebalancing, TakeOut, Ticket
+from sluiceway.kernel.clock import Millis
+from sluiceway.model.inspection import DeleteItems
+from sluiceway.model.requests import Clear, Cleared, Extend, Offsets, Produce, Selection, Settle
+
+
+class SettlePart(NamedTuple):
+    selections: list[Selection]
+    stage: bool
+    client_id: str | None
+
+
+class ExtendPart(NamedTuple):
+    numbers: list[int]
+    offsets: Offsets | None
+    deadline: Millis
+    client_id: str | None
+
+
+class DeletePart(NamedTuple):
+    offsets: Offsets
+
+
+Work = Produce | SettlePart | ExtendPart | DeletePart | Clear | TakeOut | Compact | Rebalancing
+
+
+def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
+    """The lanes that a request concerns (other than a produce or a lease, which look for one), and what it asks of each.
+
+    Ids that no lane can know are noted in the ticket.
+    """
+    request = ticket.request
+    if isinstance(request, Settle):
+        _ignore(ticket, request.foreign)
+        for number, selections in request.selections.items():
+            yield number, SettlePart(selections, request.stage, request.client_id)
+    elif isinstance(request, Extend):
+        _ignore(ticket, request.foreign)
+        timeout = lease_timeout if request.lease_timeout is None else request.lease_timeout
+        deadline = ticket.deadline - request.request_timeout + timeout
+        for number in sorted({*(partition for partition, _ in request.leases), *request.offsets}):
+            numbers = [lease for partition, lease in request.leases if partition == number]
+            yield number, ExtendPart(numbers, request.offsets.get(number), deadline, request.client_id)
+    elif isinstance(request, DeleteItems):
+        _ignore(ticket, request.foreign)
+        for number, offsets in request.offsets.items():
+            yield number, DeletePart(offsets)
+    elif isinstance(request, TakeOut | Compact | Rebalancing):
+        yield request.partition, request
+    elif isinstance(request, Clear):
+        yield from ((number, request) for number in (lanes if request.partitions is None else request.partitions))
+
+
+def _ignore(ticket: Ticket, foreign: Iterable[str]) -> None:
+    names = list(foreign)
+    if names:
+        total = ticket.total
+        assert not isinstance(total, Cleared), "it names no ids"
+        total.ignored.extend((name, "unknown") for name in names)

@@ -1,0 +1,43 @@
+"""What a rebalance is to do: from the partitions that there are to those that are wanted, with the fewest made and drained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sluiceway.core.queue.backend_placement import interleave, place
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import MAX_PARTITIONS
+from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.rebalance import NewPartition, Plan
+
+
+def plan(record: QueueRecord, requested: int, affinities: Mapping[str, float]) -> Plan:
+    """The plan that gives the queue `requested` partitions (1 at least), divided among the backends by their affinities.
+
+    Each backend keeps as many as it is to have of those that it has, those with the lowest numbers, so no plan with that division makes or
+    drains fewer. A backend that is not among the `affinities` keeps none. The same in every process. Raises `invalid_request`.
+    """
+    if not 1 <= requested <= MAX_PARTITIONS:
+        raise invalid("requested_partitions", f"expected 1 to {MAX_PARTITIONS}")
+    there: dict[str, list[PartitionRecord]] = {}
+    for each in sorted(record.partitions, key=lambda each: each.partition):
+        there.setdefault(each.backend, []).append(each)
+    counts = place(requested, affinities, {name: len(those) for name, those in there.items()})
+    keeps = [each.partition for name, those in there.items() for each in those[: counts.get(name, 0)]]
+    drains = [each.partition for name, those in there.items() for each in those[counts.get(name, 0) :]]
+    missing = {name: count - len(there.get(name, ())) for name, count in counts.items()}
+    new = interleave({name: count for name, count in missing.items() if count > 0})
+    parents = _parents(sorted(drains), len(new))
+    first = record.given
+    creates = tuple(NewPartition(first + index, backend, parents[index]) for index, backend in enumerate(new))
+    in_order = len(record.partitions) == 1 and len(drains) == 1 and len(creates) == 1
+    return Plan(creates, tuple(sorted(drains)), tuple(sorted(keeps)), in_order=in_order)
+
+
+def _parents(drains: Sequence[int], new: int) -> list[tuple[int, ...]]:
+    """Divide the drained ones among the new ones: each has a replacement, and each replacement a parent, if there are any."""
+    if not drains or not new:
+        return [()] * new
+    if len(drains) >= new:
+        return [tuple(drains[index::new]) for index in range(new)]
+    return [(drains[index % len(drains)],) for index in range(new)]
