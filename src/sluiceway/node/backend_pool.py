@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sluiceway.adapters.lock import DirectoryInUseError
-from sluiceway.core.queue.backend_placement import interleave, place
+from sluiceway.core.queue.backend_placement import check_backends, interleave, place
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.model.backends import BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend, kind_of
 from sluiceway.model.queue import PartitionRecord
 from sluiceway.node.backends import OPEN_TIMEOUT, Backend
-from sluiceway.node.configuration import check_backends
 from sluiceway.node.disk_room import BACKEND, DiskRoom
 from sluiceway.node.identity import identify, record_of
 from sluiceway.node.openings import Openings, adopt

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from sluiceway.adapters.secrets import read_secret
-from sluiceway.core.queue.backend_placement import place
+from sluiceway.core.queue.backend_placement import check_backends
 from sluiceway.kernel.clock import Millis, format_duration, parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
@@ -144,13 +144,6 @@ def schema() -> dict[str, Any]:
         "additionalProperties": False,
         "$defs": {name: _table_schema(table) for name, table in tables.items()},
     }
-
-
-def check_backends(backends: Mapping[str, BackendSettings]) -> None:
-    """Raises `invalid_request` for backends that cannot stand together."""
-    place(1, {name: settings.partition_affinity for name, settings in backends.items()})
-    if len({isinstance(settings, MemoryBackend) for settings in backends.values()}) > 1:
-        raise invalid(_BACKENDS, "a memory backend cannot stand beside others: a queue would lose a part of its items at each start")
 
 
 # ---- where values come from -------------------------------------------------------------------------------------

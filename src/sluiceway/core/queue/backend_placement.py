@@ -7,6 +7,7 @@ from fractions import Fraction
 from types import MappingProxyType
 
 from sluiceway.kernel.errors import invalid
+from sluiceway.model.backends import BackendSettings, MemoryBackend
 
 
 def place(requested: int, affinities: Mapping[str, float], has: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
@@ -32,3 +33,10 @@ def interleave(counts: Mapping[str, int]) -> list[str]:
     """The backend of each partition, by number. Each backend's are spread evenly, so that any run of numbers has its share of each."""
     places = [(Fraction(2 * nth + 1, count), name) for name, count in counts.items() for nth in range(count)]
     return [name for _, name in sorted(places)]
+
+
+def check_backends(backends: Mapping[str, BackendSettings]) -> None:
+    """Raises `invalid_request` for backends that cannot be configured together."""
+    place(1, {name: settings.partition_affinity for name, settings in backends.items()})
+    if len({isinstance(settings, MemoryBackend) for settings in backends.values()}) > 1:
+        raise invalid("backends", "a memory backend cannot stand beside others: a queue would lose a part of its items at each start")
