@@ -26,8 +26,8 @@ import uvloop
 from sluiceway.bench.figures import progress, shown, write_page
 from sluiceway.bench.rows import payload_of, rows_of
 from sluiceway.bench.servers import forget_peak, peak, resident, written_bytes
+from sluiceway.instance.service import Service
 from sluiceway.model.requests import DONE, Extend, Lease, Offsets, Produce, QueueSpec, Selection, Settle
-from sluiceway.node.service import Service
 from sluiceway.server.run import spare_the_collector
 
 T = TypeVar("T")

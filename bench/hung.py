@@ -16,13 +16,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from sluiceway.bench.figures import Figure, progress, table
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.stores import open_store
 from sluiceway.model.backends import BackendSettings
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Lease, Produce, QueueSpec, Selection, Settle
-from sluiceway.node.service import Service
-from sluiceway.node.stores import open_store
 from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef, PartitionStore, Snapshot
 
 PARTITIONS, PRODUCERS, CONSUMERS = 4, 16, 4

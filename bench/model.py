@@ -23,10 +23,10 @@ import msgspec
 from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.bench.figures import progress, write_page
 from sluiceway.bench.servers import family_cpu
+from sluiceway.cluster.ownership import PARAMETERS
+from sluiceway.cluster.remote_demand import POLL
 from sluiceway.core.group.group_records import MOST_MEMBERS, GroupReader, Keys, MemberRecord, Plan
 from sluiceway.model.meta import MAX_COMMIT_BYTES
-from sluiceway.node.demand import POLL
-from sluiceway.node.ownership import PARAMETERS
 from sluiceway.ports.meta_store import MetaStore
 
 RESULTS = Path("bench/results/model.json")

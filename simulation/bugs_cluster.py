@@ -8,20 +8,20 @@ from typing import Any
 
 from simulation.cluster_store import Vault
 from simulation.planting import Bug, shelf
+from sluiceway.cluster.group_member import GroupMember
+from sluiceway.cluster.remote_demand import Demand
+from sluiceway.cluster.remote_leases import Leasing
+from sluiceway.cluster.router import Router
 from sluiceway.core.group.rounds import Rounds
 from sluiceway.core.queue import owned_queue
 from sluiceway.core.queue.owned_queue import Share
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.partition_openings import Openings
+from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.changes import Fence
 from sluiceway.model.peers import Ask
 from sluiceway.model.requests import Settle, Settled
-from sluiceway.node.demand import Demand
-from sluiceway.node.driver import QueueDriver
-from sluiceway.node.group import GroupMember
-from sluiceway.node.leasing import Leasing
-from sluiceway.node.openings import Openings
-from sluiceway.node.router import Router
-from sluiceway.node.service import Service
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 
 ABLATIONS: list[Bug] = []

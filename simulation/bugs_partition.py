@@ -17,10 +17,10 @@ from sluiceway.core.queue import partition_executor
 from sluiceway.core.queue.partition_executor import Lane
 from sluiceway.core.queue.tickets import Compact
 from sluiceway.kernel.clock import Clock
+from sluiceway.local import dead_letters
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Settled
-from sluiceway.node import burial
 
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
@@ -257,7 +257,7 @@ def does_not_count_the_dead(original: Any) -> Any:
     return die
 
 
-@bug(burial, "dead_rows")
+@bug(dead_letters, "dead_rows")
 def stamps_each_transfer(original: Any) -> Any:
     """A repeated transfer has other headers, so that the dead queue takes it for another body."""
     times = count()

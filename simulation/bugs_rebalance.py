@@ -7,6 +7,9 @@ from typing import Any
 import msgspec
 
 from simulation.planting import Bug, shelf
+from sluiceway.cluster import coordinator, transfer_sender
+from sluiceway.cluster.coordinator import Coordinator
+from sluiceway.cluster.rebalance_records import RebalanceRecords
 from sluiceway.core.partition.admission import Gate
 from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.transfers import Away
@@ -16,9 +19,6 @@ from sluiceway.core.rebalance.steps import Heard
 from sluiceway.model.peers import GiveKeys, Shut
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, ProduceKey
-from sluiceway.node import coordinator, sending
-from sluiceway.node.coordinator import Coordinator
-from sluiceway.node.rebalance_records import RebalanceRecords
 
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
@@ -183,7 +183,7 @@ def moves_without_expiry(original: Any) -> Any:
     return moved_with(expires_at=0)(original)
 
 
-@bug(sending, "_keyed")
+@bug(transfer_sender, "_keyed")
 def moves_under_one_key(original: Any) -> Any:
     """The key of a move does not say which move it is."""
 

@@ -43,17 +43,17 @@ from simulation.network import Network
 from simulation.planting import Bug, planted
 from simulation.store import Store
 from simulation.world import EventLog
+from sluiceway.cluster.ownership import Clustered, item_of
 from sluiceway.core.group.group_records import Strategy, Token
 from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.instance.service import Membership, Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.backends import BackendSettings, MemoryBackend
 from sluiceway.model.queue import decode_queue
 from sluiceway.model.requests import DONE, Lease, QueuePatch, QueueSpec
-from sluiceway.node.catalog import QUEUE
-from sluiceway.node.ownership import Clustered, item_of
-from sluiceway.node.service import Membership, Service
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 

@@ -13,10 +13,10 @@ from simulation.checks import BrokenPromiseError, check
 from simulation.cluster_ledger import Hold, QueueLedger
 from simulation.items import Batch, new_rows
 from simulation.link import Link, NoAnswerError, NotSentError
+from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import DONE, RELEASE, Extend, Fate, Lease, Produce, ProduceKey, QueuePatch, Selection, Settle, Settled
-from sluiceway.node.service import Service
 
 if TYPE_CHECKING:
     from simulation.cluster import ClusterWorld, Instance

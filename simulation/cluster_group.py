@@ -1,4 +1,4 @@
-"""Real group members, with the driver of `node/group.py`, in virtual time: processes that freeze and die, a meta store over bad ways.
+"""Real group members, driven by `cluster/group_member.py` in virtual time: processes freeze and die, the meta store is behind bad links.
 
 `group.py` drives the machine alone, and far faster. Here handlers are slow or fail, a lease runs out while the driver waits, and
 everything that is asynchronous has the orders that it may have.
@@ -20,9 +20,9 @@ from simulation.logs import listening
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
 from simulation.world import EventLog
+from sluiceway.cluster.group_member import Change, Gained, GroupMember, define
 from sluiceway.core.group.group_records import Keys, Strategy, Token, read_group
 from sluiceway.kernel.clock import Millis
-from sluiceway.node.group import Change, Gained, GroupMember, define
 
 KEYS = Keys("g")
 CALM: Millis = 26_000

@@ -30,16 +30,16 @@ from simulation.scene import Scene
 from simulation.store import Store
 from simulation.trail import Turn
 from simulation.world import EventLog
+from sluiceway.cluster.ownership import item_of
+from sluiceway.cluster.rebalance_records import OPEN
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.access import Actor
 from sluiceway.model.backends import BackendSettings, MemoryBackend
 from sluiceway.model.queue import QueueRecord, decode_queue
 from sluiceway.model.rebalance import DrainMode, Rebalance, decode_rebalance
 from sluiceway.model.requests import QueueSpec
-from sluiceway.node.catalog import QUEUE
-from sluiceway.node.ownership import item_of
-from sluiceway.node.rebalance_records import OPEN
 from sluiceway.ports.partition_store import PartitionRef
 
 SOMEBODY = Actor("somebody")

@@ -14,12 +14,12 @@ import msgspec
 
 from simulation.checks import check
 from simulation.cluster_store import Kept
+from sluiceway.cluster.queue_changes import DROPPING
+from sluiceway.cluster.rebalance_records import COORDINATOR, ENDED, OPEN, Elected
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.meta import View
 from sluiceway.model.queue import MOVING, QueueRecord, decode_queue
 from sluiceway.model.rebalance import Rebalance, decode_rebalance
-from sluiceway.node.catalog import QUEUE
-from sluiceway.node.queue_changes import DROPPING
-from sluiceway.node.rebalance_records import COORDINATOR, ENDED, OPEN, Elected
 from sluiceway.ports.partition_store import PartitionRef
 
 Step = Callable[[Rebalance, str], None]

@@ -14,8 +14,8 @@ from simulation.trail import Turn
 from sluiceway.adapters import system
 from sluiceway.core.queue.tickets import Commit, Effect
 from sluiceway.kernel.clock import Millis
+from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.outcomes import Outcome
-from sluiceway.node.driver import QueueDriver
 from sluiceway.ports.partition_store import Changes, Fence, FencedError, Least, LostError, PartitionRef, Snapshot, StoreUnavailableError
 
 PATIENCE: Millis = 60_000

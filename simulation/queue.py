@@ -17,9 +17,9 @@ from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.tickets import Request, Result, Ticket, Transfer, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local import dead_letters
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import TRANSFER_GROUP, Lease, Produce, Produced, ProduceKey
-from sluiceway.node import burial
 
 BURIAL_TIMEOUT = 30_000
 
@@ -182,7 +182,7 @@ class SimQueue:
             group = f"{TRANSFER_GROUP}{self.incarnation}.{effect.partition}"
             key = ProduceKey(f"{group}/{effect.number}", group, effect.number)
             dies = bool(effect.reason)
-            sent = burial.dead_rows(self.record, effect.reason, rows) if dies else burial.redriven_rows(self.record, rows)
+            sent = dead_letters.dead_rows(self.record, effect.reason, rows) if dies else dead_letters.redriven_rows(self.record, rows)
             if effect.instead is not None:
                 nothing = Produce(sent.slice(0, 0), BURIAL_TIMEOUT, key)
                 target.submit(nothing, partial(self._taken_back, owner, effect, effect.instead))

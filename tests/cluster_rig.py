@@ -12,7 +12,9 @@ from typing import Any
 from node_rig import PATIENCE, Store, fine, rows
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
+from sluiceway.cluster.ownership import Clustered
 from sluiceway.core.group.group_records import Parameters, Strategy
+from sluiceway.instance.service import Membership, Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import BackendSettings, MemoryBackend
@@ -20,8 +22,6 @@ from sluiceway.model.meta import Stamp, View
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import Ask, PeerRequest
 from sluiceway.model.requests import Produce, Produced, QueueStats
-from sluiceway.node.ownership import Clustered
-from sluiceway.node.service import Membership, Service
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError

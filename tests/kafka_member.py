@@ -13,10 +13,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.adapters.synclog.kafka import KafkaElection, KafkaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
-from sluiceway.node.task_reader import Habits, PartitionReader
-from sluiceway.node.tasks import TaskRunner
+from sluiceway.capture.logs.kafka_log import KafkaElection, KafkaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
+from sluiceway.capture.partition_reader import Habits, PartitionReader
+from sluiceway.capture.task_driver import TaskRunner
 from tasks_rig import from_options
 
 OPTIONS = {"partitions": "4", "records": "60"}

@@ -19,8 +19,8 @@ import boto3
 import pyarrow as pa
 
 from moto_server import REGION, MotoServer, merge, open_shards, split
-from sluiceway.adapters.streams.kinesis import KinesisStream, Pace
-from sluiceway.adapters.streams.kinesis_positions import parse_position
+from sluiceway.capture.streams.kinesis import KinesisStream, Pace
+from sluiceway.capture.streams.kinesis_positions import parse_position
 
 QUICK = Pace(calls=5, idle=5, wait=100)
 """moto has no limits."""

@@ -18,8 +18,8 @@ from server_running import Running, eventually, running
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
 from sluiceway.client import AsyncClient
 from sluiceway.client.lineage import QueueLineage
+from sluiceway.instance.service import Service
 from sluiceway.model.backends import MemoryBackend
-from sluiceway.node.service import Service
 
 SIDES = ("left", "right")
 _names = itertools.count()

@@ -15,9 +15,9 @@ import uvloop
 
 from fake_service import FakeService, serving
 from server_process import PATIENCE
+from sluiceway.cluster.peer_http import HttpTransport
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.peers import Learn, PeerRequest
-from sluiceway.node.peer_http import HttpTransport
 from sluiceway.server.app import Fittings
 from sluiceway.server.http import Request
 from sluiceway.server.peer_calls import PeerCalls

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 
 from postgres_server import PostgresServer
-from sluiceway.adapters.streams.postgres import PostgresStream, slot_name
+from sluiceway.capture.streams.postgres_slot import PostgresStream, slot_name
 from sluiceway.ports.change_stream import Batch, ChangeStream
 from sluiceway.testing.change_stream_suite import next_batch
 

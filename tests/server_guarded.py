@@ -15,8 +15,8 @@ import uvloop
 
 from server_process import PATIENCE
 from server_running import Running
-from sluiceway.node.configuration import load
-from sluiceway.node.service import Service
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.server.app import App
 from sluiceway.server.assembly import Assembly, Door
 from sluiceway.server.listeners import bind, url_of

@@ -19,7 +19,7 @@ import pyarrow as pa
 import uvloop
 
 from server_process import PATIENCE
-from sluiceway.node.service import Service
+from sluiceway.instance.service import Service
 from sluiceway.server.app import Fittings, create_app
 from sluiceway.server.listeners import bind, url_of
 from sluiceway.server.run import Server

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from time import monotonic_ns
 from typing import Any
 
-from sluiceway.adapters.streams.spanner import Nanos, format_time, parse_time
+from sluiceway.capture.streams.spanner import Nanos, format_time, parse_time
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
 
 START = parse_time("2026-05-01T12:00:00Z")

@@ -17,9 +17,9 @@ from typing import Any
 import pyarrow as pa
 
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.capture import CaptureConfig, run_member
 from sluiceway.capture.config import STREAMS
+from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.client.aio import AsyncClient
 from sluiceway.client.capture_sink import QueueSink
 from sluiceway.model.tasks import Kept

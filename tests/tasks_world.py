@@ -17,15 +17,15 @@ from simulation.link import Link, Roads
 from simulation.logs import listening
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
-from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.alarms import AlarmBoard
+from sluiceway.capture.group_election import MetaElection
+from sluiceway.capture.logs.meta_log import MetaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
+from sluiceway.capture.partition_reader import Claim, Habits, PartitionReader
+from sluiceway.capture.task_driver import TaskRunner, Timing
 from sluiceway.core.group.task_member import Preset
 from sluiceway.core.group.task_state import Finish, Join, Leave, Record, Release, State, decode
 from sluiceway.model.meta import View
-from sluiceway.node.task_alarms import AlarmBoard
-from sluiceway.node.task_election import MetaElection
-from sluiceway.node.task_reader import Claim, Habits, PartitionReader
-from sluiceway.node.tasks import TaskRunner, Timing
 from sluiceway.ports.change_stream import End
 from tasks_rig import Ledger, LedgerSink, Script, ScriptedStream
 

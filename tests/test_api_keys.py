@@ -13,12 +13,12 @@ from server_process import PATIENCE
 from sluiceway.adapters import system
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.instance import api_keys
+from sluiceway.instance.api_keys import API_KEY, ApiKeys, keys_of
 from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor, KeySpec, Scope
-from sluiceway.node import api_keys
-from sluiceway.node.api_keys import API_KEY, ApiKeys, keys_of
-from sluiceway.node.audit import AuditTrail
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 from node_rig import down, produce, serving, spec
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import AUDIT_ENTRIES, MAX_AUDIT_DETAIL_BYTES, MAX_AUDIT_TEXT
+from sluiceway.local import audit_trail
+from sluiceway.local.audit_trail import AUDIT, AuditTrail
+from sluiceway.local.partition_openings import OPENED
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.audit import AuditEntry, decode_entry
 from sluiceway.model.requests import Clear, QueuePatch, Redrive
-from sluiceway.node import audit
-from sluiceway.node.audit import AUDIT, AuditTrail
-from sluiceway.node.configuration import load
-from sluiceway.node.openings import OPENED
-from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
 from sluiceway.server.assembly import Assembly, Door
 from sluiceway.testing.drive import driven
@@ -139,7 +139,7 @@ class Failing(MemoryMetaStore):
 @pytest.mark.parametrize("landed", [False, True])
 async def test_a_change_that_ends_unknown_has_its_entry_exactly_if_it_landed(tmp_path: Path, monkeypatch: Any, landed: bool) -> None:
     meta = Failing()
-    monkeypatch.setattr("sluiceway.node.service.SqliteMetaStore", lambda _: meta)
+    monkeypatch.setattr("sluiceway.instance.service.SqliteMetaStore", lambda _: meta)
 
     def fail() -> None:
         meta.before, meta.after = (None, MetaUnknownError("cut off")) if landed else (MetaUnknownError("cut off"), None)
@@ -171,7 +171,7 @@ async def test_a_change_that_ends_unknown_has_its_entry_exactly_if_it_landed(tmp
 @driven
 async def test_a_conflict_leaves_no_entry_of_its_own(tmp_path: Path, monkeypatch: Any) -> None:
     meta = Failing()
-    monkeypatch.setattr("sluiceway.node.service.SqliteMetaStore", lambda _: meta)
+    monkeypatch.setattr("sluiceway.instance.service.SqliteMetaStore", lambda _: meta)
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
         meta.before = ConflictError("queue/q has changed")
@@ -270,8 +270,8 @@ async def test_the_ids_of_several_writers_differ_and_sort_by_time(tmp_path: Path
 
 @driven
 async def test_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "AUDIT_TRIM_BATCH", 3)
-    monkeypatch.setattr(audit, "TRIM_EVERY", 20)
+    monkeypatch.setattr(audit_trail, "AUDIT_TRIM_BATCH", 3)
+    monkeypatch.setattr(audit_trail, "TRIM_EVERY", 20)
     meta = MemoryMetaStore()
     trail = await filled(meta, 60, keep=10)
     await trail.close()

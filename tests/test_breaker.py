@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from simulation.loop import Loop, simulated
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
 from sluiceway.core.queue.breaker import PROBE_INTERVAL, Breaker
+from sluiceway.local.backend import Backend
 from sluiceway.model.changes import Changes, Fence, Least, PartitionRef, Snapshot
 from sluiceway.model.outcomes import Outcome
-from sluiceway.node.backends import Backend
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 A, B, C = (PartitionRef("k7f3q2ma", number) for number in range(3))

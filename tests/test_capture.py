@@ -28,8 +28,8 @@ from sluiceway.capture import (
     open_stream,
     run_member,
 )
-from sluiceway.capture import begun as capture_begun
 from sluiceway.capture import member as capture_member
+from sluiceway.capture import registration as capture_begun
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.parts import open_meta, open_positions
 from sluiceway.core.group.group_records import Keys, MemberRecord, Parameters, Resource

@@ -15,7 +15,7 @@ import trustme
 from cli_shell import Shell
 from server_process import COMMAND, PATIENCE
 from sluiceway.adapters.lock import DirectoryLock
-from sluiceway.node.api_keys import keys_of
+from sluiceway.instance.api_keys import keys_of
 
 ADMIN = "an-admin-key-of-the-configuration-0123456789"
 

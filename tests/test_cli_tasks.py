@@ -12,16 +12,16 @@ import pytest
 from cli_shell import Shell
 from server_process import closed_port
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.capture import Begun, Look
-from sluiceway.capture.shown import group_of
+from sluiceway.capture.alarms import AlarmBoard
+from sluiceway.capture.logs.meta_log import MetaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
+from sluiceway.capture.presenter import group_of
 from sluiceway.cli.common import EXIT_REFUSED, EXIT_UNAVAILABLE
 from sluiceway.cli.tasks_view import partitions
 from sluiceway.core.group.task_fold import fold
 from sluiceway.core.group.task_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
 from sluiceway.model.tasks import Born, Kept
-from sluiceway.node.task_alarms import AlarmBoard
 from sluiceway.ports.position_store import Stored
 from sluiceway.wire.json_tasks import TaskGroup, TaskPartition
 

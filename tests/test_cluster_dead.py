@@ -9,11 +9,11 @@ import pytest
 
 from cluster_rig import Cluster, cluster, counts, put, shares
 from node_rig import eventually, lease, payloads, settle, spec
+from sluiceway.cluster import transfer_sender
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Clear, Fate, Produce, Redrive
-from sluiceway.node import sending
-from sluiceway.node.service import Service
 
 DEAD = Fate("dead", reason="bad")
 
@@ -157,7 +157,7 @@ def test_an_owner_that_dies_before_it_hears_that_the_items_arrived(tmp_path: Pat
 
 
 def test_an_instance_stops_though_its_dead_items_do_not_arrive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "SEND_TIMEOUT", 3_600_000)
+    monkeypatch.setattr(transfer_sender, "SEND_TIMEOUT", 3_600_000)
 
     async def run() -> None:
         async with cluster(tmp_path, "a", "b") as (made, (a, b)):

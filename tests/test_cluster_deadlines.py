@@ -13,12 +13,12 @@ import pytest
 
 from cluster_rig import Cluster, Gate, cluster, shares
 from node_rig import rows, spec
+from sluiceway.cluster.router import ANSWER_MARGIN, COUNT_TIMEOUT
+from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask
 from sluiceway.model.requests import DONE, Clear, Extend, Lease, Peek, Produce, ProduceKey, Redrive, Selection, Settle
-from sluiceway.node.router import ANSWER_MARGIN, COUNT_TIMEOUT
-from sluiceway.node.service import Service
 
 TIMEOUT: Millis = 300
 

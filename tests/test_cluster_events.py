@@ -8,11 +8,11 @@ import msgspec
 
 from cluster_rig import cluster, put, shares
 from node_rig import eventually, spec
+from sluiceway.instance.event_feed import ELSEWHERE_AT_ONCE, Sight, Watch
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.instances import RoundInfo
 from sluiceway.model.requests import PartitionStats
-from sluiceway.node.events import ELSEWHERE_AT_ONCE, Sight, Watch
 from sluiceway.testing.drive import driven
 from test_events import Scene, record, told
 

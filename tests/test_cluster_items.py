@@ -10,6 +10,8 @@ import pytest
 
 from cluster_rig import Cluster, Gate, cluster, clustered, counts, put, shares
 from node_rig import eventually, lease, payloads, produce, rows, settle, spec
+from sluiceway.cluster import router
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import DeleteItems, ListItems
 from sluiceway.model.peers import Ask, Count, PeerRequest
@@ -28,8 +30,6 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
-from sluiceway.node import router
-from sluiceway.node.service import Service
 
 NUMBERS = range(6)
 SOME = np.array([0], dtype=np.int64)

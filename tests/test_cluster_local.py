@@ -9,11 +9,11 @@ import pytest
 
 from cluster_rig import Cluster, Gate, cluster, counts, put, shares
 from node_rig import eventually, lease, payloads, produce, settle, spec
+from sluiceway.cluster import remote_leases
 from sluiceway.core.queue.routing import HERE, OVERFLOW, Peer, stays, taker
+from sluiceway.instance.service import Service
 from sluiceway.model.peers import Ask, Load, Poll
 from sluiceway.model.requests import Leased
-from sluiceway.node import leasing
-from sluiceway.node.service import Service
 
 LONG = 60_000
 
@@ -43,7 +43,7 @@ class Looks:
 
 @pytest.mark.parametrize("leased", [True, False], ids=["the lease is being written", "the items are being written"])
 def test_who_is_served_here_in_a_moment_asks_nobody(tmp_path: Path, leased: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "BEING_WRITTEN", LONG)
+    monkeypatch.setattr(remote_leases, "BEING_WRITTEN", LONG)
 
     async def run() -> None:
         async with cluster(tmp_path, "a", "b") as (made, (a, b)):
@@ -73,7 +73,7 @@ def test_who_is_served_here_in_a_moment_asks_nobody(tmp_path: Path, leased: bool
 
 def test_what_is_written_for_long_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may hang, and others have items."""
-    monkeypatch.setattr(leasing, "BEING_WRITTEN", 0)
+    monkeypatch.setattr(remote_leases, "BEING_WRITTEN", 0)
 
     async def run() -> None:
         async with cluster(tmp_path, "a", "b") as (made, (a, b)):
@@ -90,7 +90,7 @@ def test_what_is_written_for_long_is_not_waited_for(tmp_path: Path, monkeypatch:
 
 
 def test_more_who_wait_than_are_being_written_for_ask_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leasing, "BEING_WRITTEN", LONG)
+    monkeypatch.setattr(remote_leases, "BEING_WRITTEN", LONG)
 
     async def run() -> None:
         async with cluster(tmp_path, "a", "b") as (made, (a, b)):

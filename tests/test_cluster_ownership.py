@@ -11,12 +11,12 @@ import pytest
 
 from cluster_rig import MORTAL, Gate, blind, cluster, clustered, counts, lapse, never, put, ref, shares
 from node_rig import eventually, fine, payloads, produce, rows, settle, spec
+from sluiceway.instance import service as service_module
+from sluiceway.instance.service import LET_GO, Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Lease, Produce, ProduceKey
-from sluiceway.node import service as service_module
-from sluiceway.node.driver import QueueDriver
-from sluiceway.node.service import LET_GO, Service
 from sluiceway.ports.partition_store import PartitionRef
 
 

@@ -15,16 +15,16 @@ import pytest
 from cluster_rig import MORTAL, Cluster, Gate, cluster, counts, put, shares
 from node_rig import PATIENCE, eventually, fine, lease, payloads, produce, rows, settle, spec
 from partitions_rig import add, change, drain, hand_over_keys, move, remove, set_slots, set_state, shut
+from sluiceway.cluster import meta_watch, router, transfer_sender
 from sluiceway.core.partition.key_slots import home_of
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.inspection import DeleteItems
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import Ask, PeerRequest
 from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import DONE, MOVE_GROUP, Lease, Produce, ProduceKey, Selection, Settle
-from sluiceway.node import following, router, sending
-from sluiceway.node.catalog import QUEUE
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.testing.drive import driven
@@ -33,8 +33,8 @@ from sluiceway.testing.drive import driven
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who does not follow is not waited for."""
-    monkeypatch.setattr(following, "LEARN_TIMEOUT", 100)
-    monkeypatch.setattr(sending, "SEND_TIMEOUT", 2_000)
+    monkeypatch.setattr(meta_watch, "LEARN_TIMEOUT", 100)
+    monkeypatch.setattr(transfer_sender, "SEND_TIMEOUT", 2_000)
 
 
 def deafen(made: Cluster, name: str) -> Gate:
@@ -196,7 +196,7 @@ async def test_who_has_not_heard_of_a_keys_new_home_learns_it_before_it_takes_th
 @driven
 async def test_who_was_not_told_looks_when_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key's new home, a new partition, and one that was removed: at the call that needs it, though nothing is ever heard of them."""
-    monkeypatch.setattr(following, "LOOK_AGAIN", 3_600_000)
+    monkeypatch.setattr(meta_watch, "LOOK_AGAIN", 3_600_000)
     monkeypatch.setattr(router, "OLD", 0)
     async with cluster(tmp_path, "a", "b") as (made, (a, b)):
         record = await a.create_queue(spec("q", 2))

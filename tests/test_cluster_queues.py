@@ -9,11 +9,11 @@ import pytest
 
 from cluster_rig import Gate, cluster, counts, put, shares
 from node_rig import eventually, lease, payloads, produce, settle, spec
+from sluiceway.cluster import meta_watch, queue_changes
+from sluiceway.cluster.queue_changes import CLOSING, DROPPING
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, Close, Learn, PeerRequest
 from sluiceway.model.requests import DONE, Fate, Produce, QueuePatch, Redrive, Selection, Settle
-from sluiceway.node import following, queue_changes
-from sluiceway.node.queue_changes import CLOSING, DROPPING
 
 
 def closing(_: str, request: PeerRequest) -> bool:
@@ -324,7 +324,7 @@ def test_a_change_that_is_heard_of_before_its_own_answer_comes(tmp_path: Path, c
 
 
 def test_a_change_that_could_not_be_read_at_once_is_followed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(following, "LOOK_AGAIN", 20)
+    monkeypatch.setattr(meta_watch, "LOOK_AGAIN", 20)
 
     async def run() -> None:
         async with cluster(tmp_path, "a", "b") as (made, (a, b)):

@@ -13,13 +13,13 @@ import pytest
 from cluster_rig import STEADY, Gate, Meta, Wires
 from node_rig import eventually, produce, spec
 from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.cluster import coordinator
+from sluiceway.instance.service import Membership, Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.backends import BackendSettings, SqliteBackend
 from sluiceway.model.configuration import Configuration
 from sluiceway.model.requests import Produced
-from sluiceway.node import coordinator
-from sluiceway.node.service import Membership, Service
 from sluiceway.testing.drive import driven
 
 ONE = Configuration(backends={"one": SqliteBackend()})

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.cluster.cluster_secret import CLUSTER_SECRET, secret_of
 from sluiceway.model.meta import Stamp
-from sluiceway.node.cluster_secret import CLUSTER_SECRET, secret_of
 from sluiceway.ports.meta_store import MetaUnknownError
 
 

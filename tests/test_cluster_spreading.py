@@ -12,16 +12,16 @@ import pytest
 from cluster_rig import Cluster, cluster, clustered, put, shares
 from node_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle
 from sluiceway.adapters import system
+from sluiceway.cluster import autoscaler as node_spreading
 from sluiceway.core.group.group_records import Strategy
 from sluiceway.core.queue import scaling_policy
 from sluiceway.core.queue.scaling_policy import Pace
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.partition_openings import ADOPTED
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.queue import LogicalQueues, PartitionRecord, QueueRecord, encode_queue
 from sluiceway.model.requests import Lease, Leased, Produce, ProduceKey, QueuePatch, QueueSpec
-from sluiceway.node import spreading as node_spreading
-from sluiceway.node.catalog import QUEUE
-from sluiceway.node.openings import ADOPTED
-from sluiceway.node.service import Service
 from sluiceway.wire.answers import stats as stats_answer
 
 QUICK = Pace(grow=3, shrink=1, grow_after=50, shrink_after=400, settle=200, average=100)

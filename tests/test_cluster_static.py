@@ -12,11 +12,11 @@ from node_rig import Store, payloads, produce, spec
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
+from sluiceway.cluster.ownership import GRANT
 from sluiceway.core.group.group_records import Strategy
+from sluiceway.instance.service import Membership, Service
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.requests import Lease
-from sluiceway.node.ownership import GRANT
-from sluiceway.node.service import Membership, Service
 from sluiceway.ports.partition_store import Fence, FencedError, PartitionRef
 
 

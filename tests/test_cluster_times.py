@@ -11,13 +11,13 @@ import pytest
 
 from cluster_rig import STEADY, Cluster, cluster, shares
 from node_rig import eventually, lease, payloads, produce, spec
+from sluiceway.cluster.ownership import KEYS, Clustered
 from sluiceway.core.group.group_records import BOUNDS, Parameters, Resource, with_times
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.configuration import CLUSTER_TIMES, ClusterSettings, Configuration
-from sluiceway.node.configuration import load
-from sluiceway.node.ownership import KEYS, Clustered
-from sluiceway.node.service import Service
 
 LONGER = {"lease_timeout": 90_000, "member_timeout": 120_000}
 

@@ -13,9 +13,9 @@ import trustme
 from server_process import COMMAND, PATIENCE
 from server_running import eventually
 from sluiceway.client import Client
+from sluiceway.instance.configuration import check, load
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.configuration import ClusterSettings
-from sluiceway.node.configuration import check, load
 from sluiceway.server.run import _membership
 from test_tls import Files
 

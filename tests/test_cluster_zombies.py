@@ -13,11 +13,11 @@ import pytest
 
 from cluster_rig import Cluster, Gate, cluster, counts, lapse, put, shares
 from node_rig import eventually, rows, spec
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import Browse, DeleteItems, ListItems
 from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, Left, Reload, ShareRequest
 from sluiceway.model.requests import DONE, Clear, Extend, Lease, Peek, Produce, ProduceKey, QueueStats, Redrive, Selection, Settle
-from sluiceway.node.service import Service
 
 NOBODY = np.array([77], dtype=np.int64)
 

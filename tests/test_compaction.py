@@ -14,12 +14,12 @@ from core_model import Rig, rows_of
 from node_rig import lease, payloads, produce, serving, settle, spec
 from sluiceway.core.partition.compaction import compactions
 from sluiceway.core.partition.queries import open_slices
+from sluiceway.instance.service import Service
 from sluiceway.model.inspection import Browse
 from sluiceway.model.items import batch_from_rows, encode_blob, narrow
 from sluiceway.model.leased import Slice, present, take_rows
 from sluiceway.model.requests import DONE, Lease, Selection, Settle
 from sluiceway.model.sparse import SparseBatch, compacted, decode_stored, encode_sparse
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 

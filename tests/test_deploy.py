@@ -17,8 +17,8 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from server_running import running
-from sluiceway.node.configuration import load
-from sluiceway.node.service import Service
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.server.app import Fittings
 from sluiceway.server.metrics import Metrics
 

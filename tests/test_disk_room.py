@@ -14,10 +14,10 @@ import pytest
 from node_rig import eventually, rows, settle, spec
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.adapters.disk_reserve import FILE, HELD, DiskReserve
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.requests import Clear, Lease, Produce
-from sluiceway.node.service import Service
 from sluiceway.testing.drive import driven
 
 MB = 1 << 20
@@ -157,7 +157,7 @@ def service_takes(service: Service) -> bool:
 @driven
 async def test_the_disk_is_asked_before_produces_can_have_filled_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(monkeypatch)
-    monkeypatch.setattr("sluiceway.node.service.LOOK_INTERVAL", 3_600_000)
+    monkeypatch.setattr("sluiceway.instance.service.LOOK_INTERVAL", 3_600_000)
     service = Service(tmp_path, disk_reserve=8 * MB)
     await service.start()
     await service.create_queue(spec("q", 1))

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from node_rig import down, eventually, produce, serving, spec
 from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.cluster.instance_view import Instances
+from sluiceway.cluster.ownership import Static
+from sluiceway.instance.event_feed import EVENT_TYPES, Ring, Sight, Watch, counts_of, tell
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.audit_trail import AuditTrail
+from sluiceway.local.backend_pool import BackendInfo
 from sluiceway.model.access import ANYBODY, SYSTEM, Actor, Caller, Scope
 from sluiceway.model.audit import AuditEntry
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import PartitionStats, QueuePatch, QueueStats
-from sluiceway.node.audit import AuditTrail
-from sluiceway.node.backend_pool import BackendInfo
-from sluiceway.node.events import EVENT_TYPES, Ring, Sight, Watch, counts_of, tell
-from sluiceway.node.instances import Instances
-from sluiceway.node.ownership import Static
 from sluiceway.server.events import EventsQuery, EventStreams, Reader
 from sluiceway.server.http import BodyMemory, DisconnectedError, Message, Request
 from sluiceway.testing.drive import driven

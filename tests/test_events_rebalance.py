@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from sluiceway.instance.event_feed import Ring, Sight, Watch, tell
 from sluiceway.model.access import Actor
 from sluiceway.model.queue import PartitionRecord
-from sluiceway.node.events import Ring, Sight, Watch, tell
 from sluiceway.testing.drive import driven
 from test_events import Scene, record
 

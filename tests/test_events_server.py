@@ -11,8 +11,8 @@ import pytest
 
 from server_process import PATIENCE
 from server_running import Running, running
-from sluiceway.node.events import Watch
-from sluiceway.node.service import Service
+from sluiceway.instance.event_feed import Watch
+from sluiceway.instance.service import Service
 from sluiceway.server.app import Fittings
 from sluiceway.server.events import EventStreams
 from sluiceway.server.guard import OpenDoor

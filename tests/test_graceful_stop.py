@@ -19,7 +19,7 @@ import pytest
 from node_rig import eventually
 from server_process import PATIENCE, ServerProcess, wait_until
 from server_running import Running, running
-from sluiceway.node.service import Service
+from sluiceway.instance.service import Service
 from sluiceway.server import run
 from sluiceway.server.app import create_app
 from sluiceway.server.listeners import bind

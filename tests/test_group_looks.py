@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from server_process import PATIENCE
+from sluiceway.cluster.group_member import Change
 from sluiceway.core.group.group_records import Keys, Look, Strategy, owners, read_group
 from sluiceway.core.group.item_placement import place, remove
 from sluiceway.group import GroupMember, MetaStore, define
-from sluiceway.node.group import Change
 from sluiceway.ports.meta_store import Stamp
 from test_group_member import ITEMS, QUICK, Notes, group_of, until
 

@@ -16,10 +16,10 @@ from server_running import eventually, running
 from sluiceway.adapters import system
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.core.queue.token_bucket import Rates
+from sluiceway.instance.api_keys import ApiKeys, keys_of
 from sluiceway.kernel.errors import RateLimitedError, SluicewayError
+from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor, KeySpec
-from sluiceway.node.api_keys import ApiKeys, keys_of
-from sluiceway.node.audit import AuditTrail
 from sluiceway.server import guard
 from sluiceway.server.app import Fittings
 from sluiceway.server.guard import KeyGuard, OpenDoor

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from server_running import running
+from sluiceway.instance import health
+from sluiceway.instance.health import check_backends, check_meta, check_partitions
+from sluiceway.instance.service import Service
 from sluiceway.model.access import Caller, Scope
-from sluiceway.node import health
-from sluiceway.node.health import check_backends, check_meta, check_partitions
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server.app import App, Fittings, Guard
 from sluiceway.server.guard import OpenDoor

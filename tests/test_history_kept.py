@@ -24,13 +24,13 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.cli.history import BLOCKS, WIDTH, figures, lines, spark
 from sluiceway.client import Client, QueueHistory
 from sluiceway.core.queue.queue_history import KEPT_PAGES, PER_PAGE, PREFIX
+from sluiceway.instance import history_recorder as node_history
+from sluiceway.instance.history_recorder import SETTLED
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.history import COUNTS, LEVELS, MINUTE, MOST_MINUTES, OLDEST, Minute, Tally
 from sluiceway.model.meta import MAX_COMMIT_KEYS
 from sluiceway.model.queue import QueueRecord
-from sluiceway.node import history as node_history
-from sluiceway.node.history import SETTLED
-from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.testing.drive import driven
 

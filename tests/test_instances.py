@@ -15,6 +15,8 @@ from fake_service import NOW, RECORD, FakeService, serving
 from server_guarded import guarded
 from server_running import running
 from sluiceway.client import Client
+from sluiceway.cluster.instance_view import belonging, instances_of
+from sluiceway.cluster.ownership import PARAMETERS
 from sluiceway.core.group.group_records import (
     Claim,
     Keys,
@@ -33,8 +35,6 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, RoundInfo
 from sluiceway.model.meta import Entry, View
 from sluiceway.model.requests import PartitionStats, QueueStats
-from sluiceway.node.instances import belonging, instances_of
-from sluiceway.node.ownership import PARAMETERS
 from sluiceway.wire import json_instances
 
 KEYS = Keys("partitions")

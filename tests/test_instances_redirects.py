@@ -16,10 +16,10 @@ from cluster_rig import Wires, cluster
 from fake_service import FakeService, serving
 from node_rig import eventually, rows
 from server_running import running
+from sluiceway.cluster.request_context import only_other
+from sluiceway.instance.service import Service
 from sluiceway.model.peers import Ask
 from sluiceway.model.requests import Produce, QueueSpec, Settled
-from sluiceway.node.served import only_other
-from sluiceway.node.service import Service
 from sluiceway.server.app import App, Fittings, create_app
 from sluiceway.server.peer_calls import PeerCalls
 

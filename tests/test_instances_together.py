@@ -10,12 +10,12 @@ from cluster_rig import MORTAL, STEADY, cluster
 from fake_service import RECORD
 from server_process import PATIENCE
 from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.cluster.group_member import GroupMember
+from sluiceway.cluster.instance_view import Instances
+from sluiceway.cluster.ownership import Clustered
+from sluiceway.instance.service import Service
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import Lease, Produce, QueueSpec
-from sluiceway.node.group import GroupMember
-from sluiceway.node.instances import Instances
-from sluiceway.node.ownership import Clustered
-from sluiceway.node.service import Service
 
 
 async def until(condition: Callable[[], Awaitable[bool]]) -> None:

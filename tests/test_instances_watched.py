@@ -13,17 +13,17 @@ from cluster_rig import MORTAL, cluster, lapse
 from node_rig import eventually, lease, produce, rows
 from server_running import running
 from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.cluster.group_member import GroupMember
+from sluiceway.cluster.instance_view import Instances
+from sluiceway.cluster.ownership import Clustered
+from sluiceway.cluster.peer_counts import CountedTransport
 from sluiceway.core.group import group_records
+from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import View
 from sluiceway.model.peers import Ask, Count, Learn, PeerRequest, Poll
 from sluiceway.model.requests import Leased, LeaseInfo, Produce, QueueSpec
-from sluiceway.node.group import GroupMember
-from sluiceway.node.instances import Instances
-from sluiceway.node.ownership import Clustered
-from sluiceway.node.peer_counts import CountedTransport
-from sluiceway.node.service import Service
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.server.app import Fittings
 from sluiceway.server.metrics import Metrics

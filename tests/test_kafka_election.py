@@ -23,14 +23,14 @@ from kafka_member import OPTIONS, Arrivals
 from kafka_server import KafkaServer, server_or_skip
 from node_rig import eventually
 from postgres_server import free_port, wait_until
-from sluiceway.adapters.synclog import kafka_election
-from sluiceway.adapters.synclog.kafka import KafkaSyncLog
-from sluiceway.adapters.synclog.kafka_election import KafkaElection
-from sluiceway.adapters.synclog.kafka_topics import ensure
+from sluiceway.capture.log_reader import whole
+from sluiceway.capture.logs import kafka_election
+from sluiceway.capture.logs.kafka_election import KafkaElection
+from sluiceway.capture.logs.kafka_log import KafkaSyncLog
+from sluiceway.capture.logs.kafka_topics import ensure
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Group
-from sluiceway.node.task_log import whole
 from sluiceway.testing.drive import driven
 
 SESSION: Millis = 3_000
@@ -39,8 +39,8 @@ numbers = itertools.count()
 
 _MEMBER = """
 import asyncio, json, sys
-from sluiceway.adapters.synclog.kafka_election import KafkaElection
-from sluiceway.adapters.synclog.kafka_topics import ensure
+from sluiceway.capture.logs.kafka_election import KafkaElection
+from sluiceway.capture.logs.kafka_topics import ensure
 
 async def main(bootstrap, capture, name, session, heartbeat):
     election = KafkaElection(bootstrap, capture, session_timeout=int(session), heartbeat=int(heartbeat))

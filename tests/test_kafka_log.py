@@ -16,7 +16,7 @@ from aiokafka.errors import UnknownTopicOrPartitionError
 from kafka_server import KafkaServer, server_or_skip
 from node_rig import eventually
 from postgres_server import free_port
-from sluiceway.adapters.synclog.kafka import MAX_RECORD, KafkaSyncLog
+from sluiceway.capture.logs.kafka_log import MAX_RECORD, KafkaSyncLog
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.sync_log import LogUnavailableError, SyncLog

@@ -13,8 +13,8 @@ from node_rig import PATIENCE, Store, fine
 from server_running import Running, eventually, running
 from sluiceway.client import Client
 from sluiceway.core.queue import executor_health, executor_index
+from sluiceway.instance.service import Service
 from sluiceway.model.backends import SqliteBackend
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
 
 BACKENDS = {"a": SqliteBackend(write_timeout=2_000), "b": SqliteBackend(write_timeout=600_000)}

@@ -14,8 +14,8 @@ import pytest
 from kinesis_rig import Cut, Dropped, KinesisProxy, KinesisWorld, Message, Refused
 from moto_server import ENVIRONMENT, REGION, MotoServer, open_shards, split
 from sluiceway.adapters import system
-from sluiceway.adapters.streams.kinesis import KinesisStream, Pace
-from sluiceway.adapters.streams.kinesis_positions import parse_position
+from sluiceway.capture.streams.kinesis import KinesisStream, Pace
+from sluiceway.capture.streams.kinesis_positions import parse_position
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import Batch, BrokenOffError, UnknownPositionError
 from sluiceway.testing.change_stream_suite import Follower, family, next_batch

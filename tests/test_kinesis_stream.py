@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kinesis_rig import KinesisProxy, KinesisWorld, Message
 from moto_server import ENVIRONMENT, REGION, MotoServer, merge, open_shards, reshard, shards_of, split
-from sluiceway.adapters.streams.kinesis import Pace, from_options
-from sluiceway.adapters.streams.kinesis_positions import SLACK, Position, parse_position
+from sluiceway.capture.streams.kinesis import Pace, from_options
+from sluiceway.capture.streams.kinesis_positions import SLACK, Position, parse_position
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
 from sluiceway.testing.change_stream_suite import BranchingStreamSuite, Follower, family, next_batch

@@ -39,12 +39,12 @@ def lines(stream: io.StringIO) -> list[dict[str, Any]]:
 
 def test_ours_and_the_libraries_lines_are_one_stream(stream: io.StringIO) -> None:
     configure("json", "info", stream)
-    logging.getLogger("sluiceway.node").info("queue %s created", "q", extra={"request_id": "r-1"})
+    logging.getLogger("sluiceway.instance").info("queue %s created", "q", extra={"request_id": "r-1"})
     logging.getLogger("uvicorn.error").warning("Invalid HTTP request received.", extra={"color_message": "\x1b[31mred"})
     logging.getLogger("uvicorn.error").info("not worth a line")
     ours, theirs = lines(stream)
     assert ours.pop("timestamp").endswith("Z")
-    assert ours == {"event": "queue q created", "level": "info", "logger": "sluiceway.node", "request_id": "r-1"}
+    assert ours == {"event": "queue q created", "level": "info", "logger": "sluiceway.instance", "request_id": "r-1"}
     assert (theirs["logger"], theirs["level"], "color_message" in theirs) == ("uvicorn.error", "warning", False)
 
 
@@ -200,7 +200,7 @@ def test_when_everything_fails_the_lines_are_counted_instead(written: list[dict[
 
 
 def test_a_change_of_a_queue_names_its_request(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "sluiceway.node"), running(tmp_path) as server:
+    with caplog.at_level(logging.INFO, "sluiceway"), running(tmp_path) as server:
         server.http.post("/v1/queues.create", json={"queue_name": "orders"}, headers={"x-request-id": "from-me"})
         server.http.post("/v1/queues.update", json={"queue_name": "orders", "reference": "x"}, headers={"x-request-id": "from-me-2"})
         server.http.post("/v1/queues.delete", json={"queue_name": "orders"}, headers={"x-request-id": "from-me-3"})

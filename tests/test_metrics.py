@@ -18,11 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from fake_service import RECORD
 from server_running import Running, eventually, running
 from sluiceway import __version__
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller, Scope
 from sluiceway.model.instances import ClusterInfo, InstanceInfo
 from sluiceway.model.requests import PartitionStats, QueueStats
-from sluiceway.node.service import Service
 from sluiceway.server.app import App, Fittings
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request

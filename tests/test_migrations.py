@@ -29,11 +29,11 @@ from sluiceway.adapters.storage import partition_file, postgres, postgres_schema
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.few import in_columns
 from sluiceway.model.meta import Entry, View
 from sluiceway.model.requests import DONE, PartitionStats, Selection, Settle
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
 from sluiceway.testing.drive import driven
 

@@ -14,13 +14,13 @@ import pytest
 
 from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, rows, serving, serving_on, settle, spec, total
 from sluiceway.core.queue.partition_executor import LaneState
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local import backend as backends_module
+from sluiceway.local.backend import NOT_CONFIGURED
 from sluiceway.model.backends import MemoryBackend, SqliteBackend
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Lease, Peek, Produce, QueueSpec
-from sluiceway.node import backends as backends_module
-from sluiceway.node.backends import NOT_CONFIGURED
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from test_sqlite_faults import Disk

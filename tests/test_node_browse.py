@@ -10,12 +10,12 @@ import pytest
 
 from cluster_rig import cluster
 from node_rig import Store, eventually, lease, produce, service_on, serving, settle, spec
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local import snapshot_reader
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.inspection import Browse, BrowsedPage
 from sluiceway.model.requests import Clear
-from sluiceway.node import browsing
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
 from test_cluster_items import NUMBERS, filled
@@ -90,7 +90,7 @@ async def test_a_snapshot_that_nobody_reads_is_let_go_with_what_it_kept(tmp_path
         first = await service.browse("q", READY)
         await settle(service, "q", await lease(service, "q"))
         assert await blobs(service, store) == 5
-        monkeypatch.setattr(browsing, "SNAPSHOT_IDLE", 1)
+        monkeypatch.setattr(snapshot_reader, "SNAPSHOT_IDLE", 1)
         assert texts(await service.browse("q", after(first))) == ["c", "d"]
         await until_blobs(service, store, 0)
         assert await code(service, after(first)) == "snapshot_gone"
@@ -98,7 +98,7 @@ async def test_a_snapshot_that_nobody_reads_is_let_go_with_what_it_kept(tmp_path
 
 @driven
 async def test_what_fits_on_one_page_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browsing, "SNAPSHOT_READ", 600_000)
+    monkeypatch.setattr(snapshot_reader, "SNAPSHOT_READ", 600_000)
     async with serving(tmp_path) as (service, store):
         await begin(service, "a")
         page = await service.browse("q", READY)
@@ -158,23 +158,23 @@ async def test_what_a_dead_instance_kept_is_removed_by_the_next(tmp_path: Path) 
 async def test_snapshots_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving(tmp_path) as (service, _):
         await begin(service, "abcde")
-        monkeypatch.setattr(browsing, "MAX_SNAPSHOTS", 2)
+        monkeypatch.setattr(snapshot_reader, "MAX_SNAPSHOTS", 2)
         pages = [await service.browse("q", READY) for _ in range(2)]
         assert await code(service, READY) == "too_many_requests"
         assert await rest(service, pages[1]) == ["c", "d", "e"], "those that are there go on"
         await service.reload("q", 10_000)
         await eventually(lambda: not service._around.snapshots)
-        monkeypatch.setattr(browsing, "MAX_SNAPSHOT_RUNS", 9)
+        monkeypatch.setattr(snapshot_reader, "MAX_SNAPSHOT_RUNS", 9)
         page = await service.browse("q", READY)
         assert await code(service, READY) == "too_many_requests"
-        monkeypatch.setattr(browsing, "MAX_SNAPSHOT_RUNS", 4)
+        monkeypatch.setattr(snapshot_reader, "MAX_SNAPSHOT_RUNS", 4)
         assert await code(service, READY) == "too_many_items"
         assert await rest(service, page) == ["c", "d", "e"]
 
 
 @driven
 async def test_a_page_is_no_larger_than_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(browsing, "MAX_LEASE_BYTES", 2_500)
+    monkeypatch.setattr(snapshot_reader, "MAX_LEASE_BYTES", 2_500)
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
         for _ in range(4):

@@ -9,8 +9,10 @@ import pytest
 from jsonschema_rs import validator_for
 
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
+from sluiceway.instance.configuration import Loaded, check, load, schema, shown
 from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.stores import open_store
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend
 from sluiceway.model.configuration import (
     SECTIONS,
@@ -23,8 +25,6 @@ from sluiceway.model.configuration import (
     parse_address,
 )
 from sluiceway.model.settings import Settings, keys
-from sluiceway.node.configuration import Loaded, check, load, schema, shown
-from sluiceway.node.stores import open_store
 from sluiceway.testing.drive import driven
 
 SECRET = "hunter2"

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, service_on, serving, settle, spec, total
+from sluiceway.cluster import transfer_sender
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.few import in_columns
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Peek
-from sluiceway.node import sending
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 
@@ -296,7 +296,7 @@ async def test_a_queue_that_was_deleted_by_force_answers_those_who_waited(tmp_pa
 
 @driven
 async def test_a_transfer_whose_answer_was_lost_buries_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "SEND_TIMEOUT", 200)
+    monkeypatch.setattr(transfer_sender, "SEND_TIMEOUT", 200)
     async with serving(tmp_path) as (service, store):
         dead = await service.create_queue(spec("dead"))
         await service.create_queue(spec("q", dead_queue="dead"))

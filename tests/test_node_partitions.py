@@ -15,16 +15,16 @@ import pytest
 from node_rig import eventually, fine, lease, payloads, produce, rows, serving, settle, spec
 from partitions_rig import add, drain, hand_over_keys, move, remove, set_slots, set_state, shut
 from sluiceway.adapters import system
+from sluiceway.cluster import transfer_sender
+from sluiceway.cluster.transfer_sender import Piece, pieces
 from sluiceway.core.partition.key_slots import home_of
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import DeleteItems, ListItems
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import MOVING, PartitionState, QueueRecord
 from sluiceway.model.requests import DONE, Extend, Fate, Life, Peek, Produce, Produced, ProduceKey, QueueStats, Selection, Settle
-from sluiceway.node import sending
-from sluiceway.node.sending import Piece, pieces
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.wire import json_inspection, json_settling
@@ -296,7 +296,7 @@ def _told(listed: Sequence[tuple[pa.RecordBatch, object]], names: tuple[str, ...
 
 @driven
 async def test_moves_that_are_asked_for_again_and_again_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "SEND_TIMEOUT", 100)
+    monkeypatch.setattr(transfer_sender, "SEND_TIMEOUT", 100)
     async with serving(tmp_path) as (service, store):
         await service.create_queue(spec("q", 2))
         for text in "abc":
@@ -379,7 +379,7 @@ async def test_what_is_on_its_way_to_a_partition_that_is_drained_arrives_and_goe
 @driven
 async def test_a_move_to_a_partition_that_is_gone_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """That cannot be; if it is, nothing is lost or doubled: the target may have had them, and handed them on."""
-    monkeypatch.setattr(sending, "SEND_TIMEOUT", 100)
+    monkeypatch.setattr(transfer_sender, "SEND_TIMEOUT", 100)
     async with serving(tmp_path) as (service, store):
         await service.create_queue(spec("q", 2))
         await into(service, 0, "a")
@@ -424,7 +424,7 @@ async def test_a_move_to_a_partition_that_is_gone_is_kept(tmp_path: Path, monkey
 
 
 def test_pieces_hold_all_rows_and_their_lives_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sending, "MOST_BYTES", 150)
+    monkeypatch.setattr(transfer_sender, "MOST_BYTES", 150)
     batch = batch_from_rows([{"payload": bytes([n]) * (10 * n)} for n in range(1, 12)])
     lives = (Life(3, 1), Life(1, 2, due_at=9), Life(7, 3, attempts=4))
     found = pieces(Piece(batch, lives))
@@ -441,8 +441,8 @@ def test_pieces_hold_all_rows_and_their_lives_in_order(monkeypatch: pytest.Monke
 @driven
 async def test_what_is_too_large_for_one_message_goes_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Else it could never arrive on another instance. Exactly once, though the answer to one of them is lost."""
-    monkeypatch.setattr(sending, "MOST_BYTES", 1_000)
-    monkeypatch.setattr(sending, "SEND_TIMEOUT", 200)
+    monkeypatch.setattr(transfer_sender, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(transfer_sender, "SEND_TIMEOUT", 200)
     async with serving(tmp_path) as (service, store):
         dead = await service.create_queue(spec("dead", 1))
         await service.create_queue(spec("q", 2, dead_queue="dead"))

@@ -15,15 +15,15 @@ from node_rig import lease, payloads, produce, spec
 from postgres_server import PostgresServer, server_or_skip
 from server_process import closed_port
 from sluiceway.adapters.storage.memory import MemoryPartitionStore
+from sluiceway.instance.config_changes import plan
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.backend import Backend
 from sluiceway.model.access import Actor
 from sluiceway.model.backends import BackendSettings, MemoryBackend, PostgresBackend, SqliteBackend
 from sluiceway.model.configuration import SECTIONS, Configuration
 from sluiceway.model.requests import Produced
 from sluiceway.model.settings import keys
-from sluiceway.node.backends import Backend
-from sluiceway.node.reconfigure import plan
-from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven

@@ -14,15 +14,15 @@ import pytest
 from node_rig import Store, down, eventually, lease, payloads, produce, service_on, serving, settle, spec, total
 from sluiceway.adapters import system
 from sluiceway.adapters.lock import DirectoryInUseError
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local import queries
+from sluiceway.local.blob_cache import ENTRY_BYTES
+from sluiceway.local.row_fetcher import Delivery
 from sluiceway.model.few import in_columns
 from sluiceway.model.items import batch_from_rows, stored_schema
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, ProduceKey, Selection, Settle
-from sluiceway.node import looking
-from sluiceway.node.blobs import ENTRY_BYTES
-from sluiceway.node.delivery import Delivery
-from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
@@ -111,7 +111,7 @@ async def test_what_arrives_while_others_are_read_shares_their_turn(tmp_path: Pa
 async def test_a_second_process_is_refused_clearly_and_the_first_goes_on(tmp_path: Path) -> None:
     start = f"""
 import asyncio, pathlib
-from sluiceway.node.service import Service
+from sluiceway.instance.service import Service
 asyncio.run(Service(pathlib.Path({str(tmp_path)!r})).start())
 """
     async with serving(tmp_path) as (service, _):
@@ -299,7 +299,7 @@ async def test_a_queue_whose_creation_ended_unknown_is_served(tmp_path: Path, mo
 @driven
 async def test_a_peek_is_no_larger_than_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The backlog may be larger than the memory."""
-    monkeypatch.setattr(looking, "MAX_LEASE_BYTES", 2_500)
+    monkeypatch.setattr(queries, "MAX_LEASE_BYTES", 2_500)
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q", 2))
         for _ in range(4):

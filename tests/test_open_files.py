@@ -14,7 +14,7 @@ from node_rig import eventually, serving, spec
 from server_process import COMMAND, PATIENCE
 from sluiceway.adapters import system
 from sluiceway.core.queue.partition_executor import LaneState
-from sluiceway.node.stores import MAX_OPEN, MIN_OPEN, most_open
+from sluiceway.local.stores import MAX_OPEN, MIN_OPEN, most_open
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 
@@ -59,7 +59,7 @@ def test_with_few_files_fewer_partitions_stay_open_and_all_serve(tmp_path: Path)
     [(128, False, MIN_OPEN), (256, False, 40), (256, True, 26), (4_096, False, MAX_OPEN), (resource.RLIM_INFINITY, True, MAX_OPEN)],
 )
 def test_partitions_that_stay_open_follow_from_the_limit(monkeypatch: pytest.MonkeyPatch, files: int, shared: bool, most: int) -> None:
-    monkeypatch.setattr("sluiceway.node.stores.resource.getrlimit", lambda _: (files, files))
+    monkeypatch.setattr("sluiceway.local.stores.resource.getrlimit", lambda _: (files, files))
     assert most_open(shared) == most
 
 

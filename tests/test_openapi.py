@@ -16,9 +16,9 @@ import pytest
 
 from server_process import ServerProcess
 from server_running import Running, running
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import KINDS
 from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_PARTITIONS
-from sluiceway.node.service import Service
 from sluiceway.server.app import create_app
 from sluiceway.server.docs_page import api_page
 from sluiceway.server.endpoints import Endpoint, Page

@@ -21,10 +21,10 @@ from peer_rig import LEARNT, LONG, ROWS, SECRET, Instance, Raw, announce, ask, r
 from server_guarded import certified
 from server_process import PATIENCE, closed_port
 from server_running import eventually
+from sluiceway.cluster import peer_connection, peer_http
+from sluiceway.cluster.peer_http import HttpTransport
 from sluiceway.model.peers import Ask, Learn, PeerRequest, Poll, Polled
 from sluiceway.model.requests import Lease, Produce
-from sluiceway.node import peer_connection, peer_http
-from sluiceway.node.peer_http import HttpTransport
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.wire import peer
 

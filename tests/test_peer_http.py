@@ -17,12 +17,12 @@ from fake_service import FakeService, serving
 from peer_rig import LEARNT, LONG, ROWS, SECRET, Instance, announce, ask, run
 from server_process import PATIENCE
 from server_running import eventually
+from sluiceway.cluster.peer_http import HttpTransport
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_PEER_BYTES
 from sluiceway.model.leased import Slice, served
 from sluiceway.model.peers import Ask, Learn, Load, PeerRequest, Poll, Polled
 from sluiceway.model.requests import DONE, Lease, Leased, LeaseInfo, Produce, Produced, Selection, Settle, Settled
-from sluiceway.node.peer_http import HttpTransport
 from sluiceway.ports.transport import PeerRefusedError
 from sluiceway.wire import peer
 

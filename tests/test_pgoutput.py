@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.adapters.streams.pgoutput import MAX_KEY_BYTES, Decoder, ProtocolError, format_lsn, parse_lsn
+from sluiceway.capture.streams.pgoutput import MAX_KEY_BYTES, Decoder, ProtocolError, format_lsn, parse_lsn
 
 BOOL, INT8, TEXT, JSONB, FLOAT8, NUMERIC = 16, 20, 25, 3802, 701, 1700
 UNCHANGED = "unchanged"

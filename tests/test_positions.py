@@ -18,8 +18,8 @@ from sluiceway.adapters.meta.etcd import EtcdMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.postgres import PostgresMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.adapters.synclog import positions
-from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.logs import meta_positions
+from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
@@ -81,7 +81,7 @@ async def test_a_commit_is_one_commit_of_the_store() -> None:
 
 @driven
 async def test_openings_that_are_not_remembered_any_more_cost_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(positions, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(meta_positions, "MOST_REMEMBERED", 2)
     store = Watched(MemoryMetaStore())
     keeper = MetaPositions(store, "orders")
     one, two, three = [(await keeper.open(token, 1))[0] for token in ("p", "q", "r")]
@@ -165,7 +165,7 @@ async def test_captures_whose_names_begin_alike_are_two() -> None:
 READER = """
 import asyncio, sys
 from sluiceway.group import open_meta_store
-from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.ports.position_store import Kept
 
 async def main():

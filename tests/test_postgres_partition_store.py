@@ -17,9 +17,9 @@ from postgres_server import PostgresServer, packaged, server_or_skip
 from sluiceway.adapters.storage import postgres
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.postgres_schema import MIGRATIONS
+from sluiceway.instance.service import Service
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionStore, RecordKind, StoreUnavailableError
 from sluiceway.testing.drive import OpenStore, driven
 from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, PartitionStoreSuite, after, turn

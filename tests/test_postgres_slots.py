@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from node_rig import eventually
 from postgres_server import PostgresServer, binaries, server_or_skip
 from postgres_source import SETTINGS, Source, begin, payloads, read_records
-from sluiceway.adapters.streams import postgres
-from sluiceway.adapters.streams.pgoutput import Decoder, Transaction, parse_lsn
-from sluiceway.adapters.streams.postgres import PostgresStream, from_options, slot_name
+from sluiceway.capture.streams import postgres_slot
+from sluiceway.capture.streams.pgoutput import Decoder, Transaction, parse_lsn
+from sluiceway.capture.streams.postgres_slot import PostgresStream, from_options, slot_name
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
 from sluiceway.testing.drive import driven
@@ -90,7 +90,7 @@ async def test_the_server_may_forget_what_is_not_published(source: Source) -> No
 @driven
 async def test_where_nothing_happens_the_position_stays(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would move each time that it is kept, if it is kept in the same database."""
-    monkeypatch.setattr(postgres, "WAIT", 0.0)
+    monkeypatch.setattr(postgres_slot, "WAIT", 0.0)
     source.publish("{name} (id int PRIMARY KEY)")
     source.run("CREATE TABLE {name}_positions (position text)")
     stream = source.stream()
@@ -107,8 +107,8 @@ async def test_where_nothing_happens_the_position_stays(source: Source, monkeypa
 @driven
 async def test_moving_on_where_nothing_is_published_never_passes_a_commit(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is durable often ends in the middle of a commit, whose records would be lost if the position moved there."""
-    monkeypatch.setattr(postgres, "MOVE_BYTES", 1)
-    monkeypatch.setattr(postgres, "WAIT", 0.0)
+    monkeypatch.setattr(postgres_slot, "MOVE_BYTES", 1)
+    monkeypatch.setattr(postgres_slot, "WAIT", 0.0)
     source.publish("{name} (id int PRIMARY KEY)")
     stream = source.stream()
     position, ids, rounds = await begin(stream), list[int](), 6
@@ -247,7 +247,7 @@ async def test_who_occupies_the_slot_is_waited_for(source: Source, monkeypatch: 
         await eventually(lambda: bool(source.run(active)))
         source.run("INSERT INTO {name} VALUES (1)")
         with monkeypatch.context() as patience:
-            patience.setattr(postgres, "_OCCUPIED", 0.2)
+            patience.setattr(postgres_slot, "_OCCUPIED", 0.2)
             with pytest.raises(BrokenOffError, match="is active"):
                 await stream.read(source.name, position)
         reading = asyncio.create_task(read_records(stream, source.name, position, 1))
@@ -302,7 +302,7 @@ async def test_an_answer_that_is_cut_off_breaks_off(source: Source) -> None:
 
 @driven
 async def test_a_transaction_that_takes_long_is_given_more_time(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres, "STATEMENT_TIMEOUT", 20)
+    monkeypatch.setattr(postgres_slot, "STATEMENT_TIMEOUT", 20)
     source.publish("{name} (id int PRIMARY KEY)")
     # The slot is made by somebody who is not in a hurry.
     source.run(f"SELECT pg_create_logical_replication_slot('{source.slot}', 'pgoutput')")
@@ -369,7 +369,7 @@ async def test_a_publication_that_was_dropped_is_said(source: Source) -> None:
 @driven
 async def test_a_transaction_that_is_too_large_is_said(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
     stream, position = await source.begin("{name} (id int PRIMARY KEY, filler text)")
-    monkeypatch.setattr(postgres, "_MOST_BYTES", 1_000)
+    monkeypatch.setattr(postgres_slot, "_MOST_BYTES", 1_000)
     source.run("INSERT INTO {name} VALUES (1, repeat('x', 1000))")
     with pytest.raises(SluicewayError, match="another capture begins after it") as error:
         await stream.read(source.name, position)
@@ -388,7 +388,7 @@ async def test_what_is_not_understood_is_said(source: Source, monkeypatch: pytes
         def feed(self, messages: Iterable[bytes]) -> list[Transaction]:
             return super().feed([*messages, b"S"])
 
-    monkeypatch.setattr(postgres, "Decoder", Later)
+    monkeypatch.setattr(postgres_slot, "Decoder", Later)
     with pytest.raises(SluicewayError, match="please report it") as error:
         await stream.read(source.name, position)
     assert not error.value.retryable

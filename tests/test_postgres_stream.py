@@ -22,10 +22,10 @@ from postgres_server import PATIENCE, PostgresServer, binaries, server_or_skip
 from postgres_source import SETTINGS, Source, begin, numbers, payloads, read_records
 from server_running import running
 from sluiceway.adapters import system
-from sluiceway.adapters.streams import postgres
-from sluiceway.adapters.streams.postgres import PostgresStream
 from sluiceway.capture import CaptureConfig, TaskRunner, look, run_member
-from sluiceway.capture.shown import DEAD_LETTERS_ALARM, group_of
+from sluiceway.capture.presenter import DEAD_LETTERS_ALARM, group_of
+from sluiceway.capture.streams import postgres_slot
+from sluiceway.capture.streams.postgres_slot import PostgresStream
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeStream
 from sluiceway.testing.change_stream_suite import ChangeStreamSuite, World, next_batch
 from sluiceway.testing.drive import driven
@@ -279,7 +279,7 @@ async def test_the_same_texts_whatever_the_session_is_set_to(source: Source) -> 
 
 @driven
 async def test_what_a_killed_server_would_lose_is_not_read(source: Source, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(postgres, "MOVE_BYTES", 1)
+    monkeypatch.setattr(postgres_slot, "MOVE_BYTES", 1)
     stream, position = await source.begin("{name} (id int PRIMARY KEY)")
     source.server.pause_wal_writer()
     source.run("CREATE TABLE {name}_other ()")
@@ -317,7 +317,7 @@ async def test_the_heartbeat_is_not_ahead(source: Source, monkeypatch: pytest.Mo
         assert promised <= min(at)
         promised, position = batch.at, batch.upto
         # It is not far behind either.
-        assert max(at) - promised <= postgres.SLACK
+        assert max(at) - promised <= postgres_slot.SLACK
     idle = await stream.read(source.name, position)
     assert (idle.behind, idle.end) == (0, None)
     assert idle.at is not None

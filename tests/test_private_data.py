@@ -15,8 +15,8 @@ from server_process import COMMAND, PATIENCE
 from sluiceway.adapters.disk import keep_private
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.instance.service import Service
 from sluiceway.model.requests import QueueSpec
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 from sluiceway.testing.partition_store_suite import FENCE, REF, turn

@@ -12,12 +12,12 @@ import pytest
 from cluster_rig import MORTAL, Cluster, cluster
 from node_rig import eventually, spec
 from rebalance_rig import BY, Ledger, at_step, begun, ended
+from sluiceway.cluster.rebalance_records import COORDINATOR, ENDED, OPEN
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import MemoryBackend
 from sluiceway.model.rebalance import decode_rebalance
 from sluiceway.model.requests import QueuePatch
-from sluiceway.node.rebalance_records import COORDINATOR, ENDED, OPEN
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.testing.drive import driven
 

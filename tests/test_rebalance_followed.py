@@ -13,12 +13,12 @@ import msgspec
 from node_rig import PATIENCE, spec
 from rebalance_rig import in_memory
 from simulation.loop import Loop, simulated
+from sluiceway.cluster.coordinator import Coordinator
+from sluiceway.cluster.ownership import PARAMETERS
+from sluiceway.cluster.rebalance_records import Stored, dropping_key
+from sluiceway.cluster.rebalance_run import Parts, Run
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance
-from sluiceway.node.coordinator import Coordinator
-from sluiceway.node.ownership import PARAMETERS
-from sluiceway.node.rebalance_records import Stored, dropping_key
-from sluiceway.node.rebalance_run import Parts, Run
 from sluiceway.testing.drive import driven
 
 

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_rig import eventually, spec
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Actor
 from sluiceway.model.configuration import Configuration
-from sluiceway.node.configuration import load
-from sluiceway.node.service import Service
 from sluiceway.server import reload as reload_module
 from sluiceway.server.reload import Reloader, Stillness
 from sluiceway.server.tls import TlsFiles

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, serving, settle, spec, total
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local import redrive as redrive_module
+from sluiceway.local.backend import Backend
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Produce, QueuePatch, Redrive, Selection, Settle, Settled
-from sluiceway.node import redrive as redrive_module
-from sluiceway.node.backends import Backend
-from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven

@@ -23,13 +23,13 @@ from node_rig import eventually as soon
 from server_guarded import Guarded, guarded
 from server_process import COMMAND, PATIENCE
 from server_running import eventually
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.configuration import Address, Configuration, ServerSettings
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import Produce, QueueSpec, Redrive
-from sluiceway.node.configuration import load
-from sluiceway.node.service import Service
 from sluiceway.server import events, listeners, run
 from sluiceway.server.listeners import Listener, asks_for_keys, bind
 from sluiceway.server.reload import Reloader
@@ -212,8 +212,8 @@ def test_a_stop_does_not_wait_for_tls_connections_that_are_kept_for_later(tmp_pa
 HUNG_UP = """
 import os, signal, sys
 from pathlib import Path
-from sluiceway.node.configuration import load
-from sluiceway.node.service import Service
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.server.run import serve
 
 def hung_up(name):

@@ -15,8 +15,8 @@ from google.protobuf.json_format import ParseDict
 from server_guarded import Guarded, guarded
 from server_process import PATIENCE
 from server_running import ARROW
+from sluiceway.instance.api_keys import ApiKeys, Holder
 from sluiceway.model.access import ACTIONS, ApiKey
-from sluiceway.node.api_keys import ApiKeys, Holder
 from sluiceway.wire import protobuf
 
 OWN, SECRET, MISSING = "orders-1", "secret-1", "secret-2"

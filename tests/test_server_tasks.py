@@ -22,9 +22,9 @@ from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.capture import Begun
 from sluiceway.capture.config import STREAMS
 from sluiceway.client import AsyncClient, CallError, Client, TaskGroup, TaskMember
+from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.meta import Entry, View
-from sluiceway.node.service import Service
 from sluiceway.server.app import Fittings
 from sluiceway.server.task_calls import Sights, TaskCalls
 from sluiceway.testing.drive import driven

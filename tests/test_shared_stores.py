@@ -27,11 +27,11 @@ from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.storage import partition_file, sqlite
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.local import storage_identity
+from sluiceway.local.backend_pool import BackendPool
+from sluiceway.local.stores import open_store
 from sluiceway.model.backends import SqliteBackend
 from sluiceway.model.outcomes import Outcome
-from sluiceway.node import identity
-from sluiceway.node.backend_pool import BackendPool
-from sluiceway.node.stores import open_store
 from sluiceway.ports.meta_store import View
 from sluiceway.ports.partition_store import Fence, PartitionStore, StoreUnavailableError
 from sluiceway.testing.drive import OpenStore, driven
@@ -245,7 +245,7 @@ def test_only_the_first_gives_a_directory_its_identity(tmp_path: Path, monkeypat
             yield
 
     monkeypatch.setattr(sqlite, "one_at_a_time", late)
-    found = asyncio.run(identity.identify("default", tmp_path / "partitions", MemoryMetaStore()))
+    found = asyncio.run(storage_identity.identify("default", tmp_path / "partitions", MemoryMetaStore()))
     assert found == (None, {"backend/default": b"theirs00"})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sluiceway.adapters.streams.spanner import SpannerStream, format_time, parse_time
+from sluiceway.capture.streams.spanner import SpannerStream, format_time, parse_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import UnknownPositionError
 from sluiceway.testing.change_stream_suite import BranchingStreamSuite, BranchingWorld, Follower, next_batch

@@ -18,13 +18,13 @@ from simulation.link import Link, Roads
 from simulation.loop import Process
 from simulation.meta import SimMetaStore
 from sluiceway.adapters import system
-from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.group_election import MetaElection
+from sluiceway.capture.logs.meta_log import MetaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
+from sluiceway.capture.task_driver import TaskRunner
 from sluiceway.core.group.task_state import Partition, State
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Kept
-from sluiceway.node.task_election import MetaElection
-from sluiceway.node.tasks import TaskRunner
 from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, StaleBatchError
 from sluiceway.spark.capture_plan import Done, Offset, Seen, Slice, choose, is_over, judge, recorded
 from sluiceway.spark.capture_planning import Planning

@@ -23,16 +23,16 @@ from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
+from sluiceway.instance.service import Service
+from sluiceway.instance.storage_acceptance import accept
 from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.backend import Backend
+from sluiceway.local.partition_openings import ADOPTED, OPENED, Opening, Openings, OpeningsError, adopt, decode, key_of
+from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.backends import BackendSettings, PostgresBackend
 from sluiceway.model.meta import Stamp, View
 from sluiceway.model.queue import PartitionRecord, QueueRecord, encode_queue
-from sluiceway.node.acceptance import accept
-from sluiceway.node.backends import Backend
-from sluiceway.node.catalog import QUEUE
-from sluiceway.node.openings import ADOPTED, OPENED, Opening, Openings, OpeningsError, adopt, decode, key_of
-from sluiceway.node.service import Service
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError
 from sluiceway.ports.partition_store import Fence, FencedError, Least, LostError, PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven

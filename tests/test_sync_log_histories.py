@@ -13,8 +13,8 @@ import pytest
 from simulation.link import Link, Roads
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
-from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.logs.meta_log import MetaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.model.meta import View
 from sluiceway.ports.position_store import FencedError, Kept, PositionUnknownError
 from sluiceway.ports.sync_log import LogPage, LogUnavailableError

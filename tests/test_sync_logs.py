@@ -18,7 +18,7 @@ from sluiceway.adapters.meta.etcd import EtcdMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.meta.postgres import PostgresMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.adapters.synclog.meta import MetaSyncLog
+from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.core.group.task_state import Partition, Snapshot, State, decode, encode
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
@@ -267,7 +267,7 @@ def test_a_snapshot_of_2000_partitions_fits() -> None:
 WRITER = """
 import asyncio, sys
 from sluiceway.group import open_meta_store
-from sluiceway.adapters.synclog.meta import MetaSyncLog
+from sluiceway.capture.logs.meta_log import MetaSyncLog
 
 async def main():
     log = MetaSyncLog(open_meta_store(sys.argv[1]), "orders")

@@ -10,11 +10,11 @@ import pytest
 
 from simulation.checks import InjectedMistakeError
 from simulation.meta import SimMetaStore
-from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.logs.meta_log import MetaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
+from sluiceway.capture.timing import FAILURES
 from sluiceway.core.group.task_state import Snapshot, encode
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.node.task_timing import FAILURES
 from sluiceway.ports.change_stream import BrokenOffError, UnknownPositionError
 from tasks_rig import Part, Script
 from tasks_world import NAME, TIMING, Member, World

@@ -23,10 +23,10 @@ from simulation.link import DIRECTIONS, Link, Roads
 from simulation.loop import Process, simulated
 from simulation.meta import SimMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.capture.group_election import MetaElection
 from sluiceway.core.group.group_records import Keys, Parameters
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.tasks import Group
-from sluiceway.node.task_election import MetaElection
 from sluiceway.testing.drive import driven
 from test_sync_log_histories import World
 
@@ -359,7 +359,7 @@ async def test_one_leaves_that_never_took_part() -> None:
 
 @driven
 async def test_a_lease_that_runs_out_on_a_busy_machine_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("DEBUG", "sluiceway.node.group")
+    caplog.set_level("DEBUG", "sluiceway.cluster.group_member")
     election = MetaElection(MemoryMetaStore(), "orders", Parameters(settle_timeout=10, round_interval=10, beat_interval=200))
     leads = asyncio.Event()
     await election.join("one", lambda group: leads.set() if group.leader == "one" else None)
@@ -387,7 +387,7 @@ PROGRAM = """
 import asyncio, json, sys
 from sluiceway.core.group.group_records import Parameters
 from sluiceway.group import open_meta_store
-from sluiceway.node.task_election import MetaElection
+from sluiceway.capture.group_election import MetaElection
 
 async def main():
     quick = Parameters(settle_timeout=20, round_interval=50, beat_interval=50, lease_timeout=2_000, member_timeout=2_500)

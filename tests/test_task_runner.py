@@ -12,10 +12,10 @@ import pytest
 from simulation.checks import InjectedMistakeError
 from simulation.link import Roads
 from simulation.meta import SimMetaStore
-from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.logs.meta_log import MetaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
+from sluiceway.capture.partition_reader import Habits
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.node.task_reader import Habits
 from tasks_rig import BASE, Part, Script
 from tasks_world import LOG, NAME, PREFIX, TIMING, Member, World
 

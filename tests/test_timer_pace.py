@@ -19,8 +19,8 @@ from sluiceway.core.queue.owned_queue import Share
 from sluiceway.core.queue.tickets import Commit, Effect
 from sluiceway.core.queue.timer_pacing import FIRST_SLICE, MIN_SLICE, TimerPace
 from sluiceway.kernel.limits import TIMER_BATCH, TIMER_SLICE
+from sluiceway.local import queue_driver as driver_module
 from sluiceway.model.outcomes import Outcome
-from sluiceway.node import driver as driver_module
 from sluiceway.testing.drive import driven
 
 SECOND, HOUR = 1_000, 3_600_000

@@ -27,9 +27,9 @@ from server_process import ServerProcess
 from server_running import ARROW, Running, eventually, running
 from sluiceway.client import Client, Item
 from sluiceway.client.tracing import processing, trace_headers
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows, digest, with_traceparent
-from sluiceway.node.service import Service
 from sluiceway.server.app import Fittings
 from sluiceway.server.tracing import Tracer
 

@@ -10,15 +10,15 @@ import pytest
 from node_rig import eventually, lease, payloads, produce, rows, serving, settle, spec, total
 from queue_rig import Rig, array
 from queue_rig import settle as settle_offsets
+from sluiceway.cluster import transfer_sender
 from sluiceway.core.partition.records import unpack_lease
 from sluiceway.core.queue.logical_queue import TRANSFER_RETRY
 from sluiceway.core.queue.partition_executor import TRANSFERS_AT_ONCE
 from sluiceway.core.queue.tickets import TakeOut, Transfer, TransferEnd
+from sluiceway.instance.service import Service
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import TRANSFER_GROUP, Fate, Produce, ProduceKey, QueuePatch, Redrive
-from sluiceway.node import sending
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 
@@ -143,7 +143,7 @@ async def test_another_dead_queue_frees_what_was_on_its_way_to_one_that_takes_no
 async def test_what_a_dead_queue_has_taken_unheard_of_does_not_go_to_another_one_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sending, "SEND_TIMEOUT", 300)
+    monkeypatch.setattr(transfer_sender, "SEND_TIMEOUT", 300)
     async with serving(tmp_path) as (service, store):
         dead = await service.create_queue(spec("dead"))
         await service.create_queue(spec("other"))

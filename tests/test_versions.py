@@ -20,13 +20,13 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.core.group.group_records import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
 from sluiceway.core.partition.idempotency_keys import KeyRecord, Seen
 from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
+from sluiceway.instance.api_keys import ApiKeys
+from sluiceway.instance.service import Service
 from sluiceway.model import rebalance
 from sluiceway.model.access import SYSTEM, ApiKey, KeySpec
 from sluiceway.model.audit import AuditEntry
 from sluiceway.model.queue import Backoff, PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Rebalance
-from sluiceway.node.api_keys import ApiKeys
-from sluiceway.node.service import Service
 from sluiceway.testing.drive import driven
 from test_migrations import check, unpacked
 

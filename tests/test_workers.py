@@ -21,9 +21,9 @@ from server_process import COMMAND, PATIENCE
 from server_running import eventually
 from sluiceway.adapters.lock import DirectoryLock
 from sluiceway.client import Client
+from sluiceway.instance.configuration import load
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.configuration import Address, ClusterSettings, Configuration, ServerSettings
-from sluiceway.node.configuration import load
 from sluiceway.server.assembly import Door
 from sluiceway.server.run import cluster_of
 from sluiceway.server.workers import COMMAND as COMMAND_OF_WORKERS

@@ -7,8 +7,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from sluiceway.node.configuration import load
-from sluiceway.node.service import Service
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.server.assembly import Assembly, Door
 from sluiceway.server.openapi import as_text, describe
 

@@ -7,8 +7,8 @@ member when one leaves, dies or is cut off. docs/groups.md has the guarantees an
 from __future__ import annotations
 
 from sluiceway.adapters.meta.opening import open_meta_store
+from sluiceway.cluster.group_member import Gained, GroupMember, Lost, define
 from sluiceway.core.group.group_records import Parameters, Resource, Token
-from sluiceway.node.group import Gained, GroupMember, Lost, define
 from sluiceway.ports.meta_store import MetaStore
 
 __all__ = ["Gained", "GroupMember", "Lost", "MetaStore", "Parameters", "Resource", "Token", "define", "open_meta_store"]

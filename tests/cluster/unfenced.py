@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sluiceway.adapters.storage import postgres
 from sluiceway.cli.main import main
+from sluiceway.cluster.group_member import GroupMember
 from sluiceway.core.group.group_records import Token
 from sluiceway.kernel.clock import Millis
-from sluiceway.node.group import GroupMember
 
 COMMAND = [sys.executable, str(Path(__file__).resolve())]
 FENCED = "fence_era = %b AND fence_grant = %b AND fence_opening = %b AND txn = %b"

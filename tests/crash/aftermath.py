@@ -10,9 +10,9 @@ from unittest import mock
 
 from node_rig import eventually, payloads, serving
 from sluiceway.adapters import system
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import Lease, PartitionStats
-from sluiceway.node.service import Service
 
 HOUR = 3_600_000
 

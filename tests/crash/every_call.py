@@ -21,8 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from node_rig import eventually, produce, spec, total
+from sluiceway.instance.service import Service
 from sluiceway.model.requests import DONE, Fate, Lease, ProduceKey, Selection, Settle
-from sluiceway.node.service import Service
 from test_sqlite_faults import Disk, DiskFile
 
 BASE_ITEMS = ("a", "b", "c", "d", "e", "f")

@@ -21,9 +21,9 @@ from power import PowerDisk, powered
 from node_rig import PATIENCE, payloads, produce, rows, serving, settle, spec
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.partition_file import PartitionFile
+from sluiceway.instance.service import Service
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Fate, Lease, Produce, ProduceKey
-from sluiceway.node.service import Service
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, RecordKind, Snapshot, StoreUnavailableError
 
 pytestmark = pytest.mark.crash

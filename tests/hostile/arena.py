@@ -21,7 +21,7 @@ import httpx
 
 from server_process import PATIENCE, wait_until
 from sluiceway.adapters.meta.opening import open_meta_store
-from sluiceway.node.cluster_secret import secret_of
+from sluiceway.cluster.cluster_secret import secret_of
 
 MIB: Final = 1 << 20
 CEILING: Final = 1_024 * MIB

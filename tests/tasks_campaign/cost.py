@@ -23,16 +23,16 @@ from simulation.link import Link, Roads
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
 from simulation.tasks_cost import Document, Fleet
-from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
+from sluiceway.capture.group_election import MetaElection
+from sluiceway.capture.logs.meta_log import MetaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
+from sluiceway.capture.partition_reader import Claim
+from sluiceway.capture.task_driver import TaskRunner
 from sluiceway.core.group.task_fold import fold
 from sluiceway.core.group.task_member import Preset
 from sluiceway.core.group.task_state import Entry, Snapshot, State, decode, encode
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.tasks import CHANGES, Born
-from sluiceway.node.task_election import MetaElection
-from sluiceway.node.task_reader import Claim
-from sluiceway.node.tasks import TaskRunner
 from sluiceway.ports.change_stream import Batch, End, SeedsUpto
 
 NAME = "cost"

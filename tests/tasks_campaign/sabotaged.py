@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from simulation.bugs_tasks import ABLATIONS
 from simulation.planting import planted
-from sluiceway.adapters.streams.kinesis import KinesisStream
+from sluiceway.capture.partition_reader import _Reading
+from sluiceway.capture.streams.kinesis import KinesisStream
 from sluiceway.client.capture_sink import QueueSink, to_items
-from sluiceway.node.task_reader import _Reading
 from sluiceway.ports.change_stream import Batch
 from tasks_campaign.member import main
 

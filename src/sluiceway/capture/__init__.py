@@ -5,14 +5,14 @@ Every process runs a member (`run_member`) with the same `CaptureConfig`; `look`
 
 from __future__ import annotations
 
-from sluiceway.capture.begun import Begun
+from sluiceway.capture.capture_view import Forgotten, Look, captures, forget, look, there_is
 from sluiceway.capture.config import CaptureConfig
-from sluiceway.capture.looking import Forgotten, Look, captures, forget, look, there_is
 from sluiceway.capture.member import check, run_member
+from sluiceway.capture.partition_reader import Claim, Handler
 from sluiceway.capture.parts import open_stream
-from sluiceway.node.task_reader import Claim, Handler
-from sluiceway.node.task_timing import Timing
-from sluiceway.node.tasks import TaskRunner
+from sluiceway.capture.registration import Begun
+from sluiceway.capture.task_driver import TaskRunner
+from sluiceway.capture.timing import Timing
 
 __all__ = [
     "Begun",

@@ -12,8 +12,8 @@ from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.names import check_queue_name
 
 STREAMS = {
-    "kinesis": "sluiceway.adapters.streams.kinesis",
-    "postgres": "sluiceway.adapters.streams.postgres",
+    "kinesis": "sluiceway.capture.streams.kinesis",
+    "postgres": "sluiceway.capture.streams.postgres_slot",
     "queue": "sluiceway.client.lineage",
 }
 """Kinds of streams that are shipped, and the modules that have them: each has a `from_options(name, options)`."""

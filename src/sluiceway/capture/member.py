@@ -8,17 +8,17 @@ import logging
 from collections.abc import Callable
 
 from sluiceway.adapters import system
-from sluiceway.capture.begun import agreed, find_begun, note
+from sluiceway.capture.alarms import AlarmBoard
 from sluiceway.capture.config import CaptureConfig
+from sluiceway.capture.partition_reader import Habits, Handler, PartitionReader
 from sluiceway.capture.parts import client_of, open_election, open_log, open_positions, open_sink, open_stream, opened
+from sluiceway.capture.registration import agreed, find_begun, note
+from sluiceway.capture.task_driver import TaskRunner
+from sluiceway.capture.timing import Timing
 from sluiceway.core.group.task_member import Pace
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.node.task_alarms import AlarmBoard
-from sluiceway.node.task_reader import Habits, Handler, PartitionReader
-from sluiceway.node.task_timing import Timing
-from sluiceway.node.tasks import TaskRunner
 from sluiceway.ports.change_stream import ChangeStream
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError

@@ -11,13 +11,13 @@ from typing import Any
 
 from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.adapters.secrets import read_secret
-from sluiceway.adapters.synclog.meta import MetaSyncLog
-from sluiceway.adapters.synclog.positions import MetaPositions
 from sluiceway.capture.config import KAFKA, STREAMS, CaptureConfig, check_kind, check_log, check_shared, entry_of
+from sluiceway.capture.group_election import MetaElection
+from sluiceway.capture.logs.meta_log import MetaSyncLog
+from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.client.aio import AsyncClient
 from sluiceway.client.capture_sink import QueueSink
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.node.task_election import MetaElection
 from sluiceway.ports.change_stream import ChangeSink, ChangeStream
 from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.partition_store import StoreUnavailableError
@@ -108,6 +108,6 @@ def client_of(config: CaptureConfig, retry_for: str) -> AsyncClient:
 
 def _kafka() -> Any:
     try:
-        return import_module("sluiceway.adapters.synclog.kafka")
+        return import_module("sluiceway.capture.logs.kafka_log")
     except ModuleNotFoundError as error:
         raise invalid("log", f"Kafka needs {error.name}; install it with: pip install 'sluiceway[kafka]'") from None

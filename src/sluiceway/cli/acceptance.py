@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sluiceway.adapters.meta.opening import open_meta_store
+from sluiceway.instance.configuration import load
+from sluiceway.instance.storage_acceptance import accept
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor
-from sluiceway.node.acceptance import accept
-from sluiceway.node.audit import AuditTrail
-from sluiceway.node.configuration import load
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from sluiceway.adapters.system import now
 from sluiceway.client.answers import CreatedKey
+from sluiceway.instance import api_keys
+from sluiceway.instance.configuration import load
 from sluiceway.kernel.clock import Millis, parse_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Actor, KeySpec
-from sluiceway.node import api_keys
-from sluiceway.node.configuration import load
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 

@@ -34,7 +34,7 @@ def show(session: Session, file: Path | None, origin: bool, running: bool) -> No
         answer = session.client.show_config()
         session.print(answer, "\n".join(_running(answer, origin)))
         return
-    from sluiceway.node.configuration import load, shown
+    from sluiceway.instance.configuration import load, shown
 
     loaded = load(file)
     session.print(shown(loaded, origin), "\n".join(_toml(shown(loaded, True), origin)))
@@ -82,7 +82,7 @@ def check(output: Output, file: Path) -> int:
 
 def problems_of(file: Path) -> list[str]:
     """What is wrong with the file, in words."""
-    from sluiceway.node import configuration
+    from sluiceway.instance import configuration
 
     try:
         return configuration.check(configuration.load(file))
@@ -94,7 +94,7 @@ def problems_of(file: Path) -> list[str]:
 @printing
 def schema(output: Output) -> None:
     """Print the JSON Schema of the configuration file, for editors and other programs."""
-    from sluiceway.node.configuration import schema as of_file
+    from sluiceway.instance.configuration import schema as of_file
 
     output.print(of_file(), json.dumps(of_file(), indent=2))
 

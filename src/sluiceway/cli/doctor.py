@@ -156,7 +156,7 @@ def _data(folder: Path) -> Iterator[Check]:
 
 
 def _configuration(file: Path) -> Iterator[Check]:
-    from sluiceway.node import configuration
+    from sluiceway.instance import configuration
 
     try:
         loaded = configuration.load(file)

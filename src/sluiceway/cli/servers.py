@@ -148,7 +148,7 @@ def has_display(environment: Mapping[str, str], platform: str, terminal: bool) -
 
 
 def _run(data: Path, config: Path | None, flags: dict[str, str], tell: Callable[[str], None], **more: Any) -> None:
-    from sluiceway.node.configuration import load
+    from sluiceway.instance.configuration import load
     from sluiceway.server.run import serve
 
     serve(data, load(config, flags=flags), tell, **more)

@@ -220,7 +220,7 @@ def _look(config: CaptureConfig) -> TaskGroup | None:
 
     from sluiceway.adapters.system import now
     from sluiceway.capture import look, there_is
-    from sluiceway.capture.shown import group_of
+    from sluiceway.capture.presenter import group_of
 
     try:
         if not there_is(config.meta):

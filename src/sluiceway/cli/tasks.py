@@ -43,7 +43,7 @@ def list_(output: Output, meta: str | None, config: Path | None) -> None:
     import asyncio
 
     from sluiceway.capture import captures
-    from sluiceway.capture.shown import unseen
+    from sluiceway.capture.presenter import unseen
     from sluiceway.cli import tasks_view as view
     from sluiceway.wire.json_tasks import summary
 
@@ -129,7 +129,7 @@ def forget(output: Output, name: str, meta: str | None, config: Path | None, gon
 
 def _meta_url(meta: str | None, config: Path | None) -> str:
     """Raises as `load` does."""
-    from sluiceway.node.configuration import load
+    from sluiceway.instance.configuration import load
 
     url = meta or load(config).configuration.cluster.meta
     if not url:
@@ -143,7 +143,7 @@ def _group(name: str, url: str, log: str | None) -> TaskGroup:
 
     from sluiceway.adapters.system import now
     from sluiceway.capture import look
-    from sluiceway.capture.shown import group_of
+    from sluiceway.capture.presenter import group_of
 
     # What the client of Kafka says of a server that does not answer is in the error, once.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

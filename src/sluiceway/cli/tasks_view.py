@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 
-from sluiceway.capture.shown import PHASES
+from sluiceway.capture.presenter import PHASES
 from sluiceway.cli.common import Rows, counted, printable, table
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.wire.json_tasks import TaskAlarm, TaskGroup, TaskPartition, TaskSummary, UnseenTasks

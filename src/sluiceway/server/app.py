@@ -13,10 +13,10 @@ import msgspec
 
 from sluiceway import __version__
 from sluiceway.adapters.system import new_incarnation, stopwatch
+from sluiceway.cluster.request_context import REQUEST_ID, SERVED_BY, only_other
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
-from sluiceway.node.served import REQUEST_ID, SERVED_BY, only_other
 from sluiceway.server.answer_memory import BUILT_ALONE, PIECE, AnswerMemory
 from sluiceway.server.direct import Direct, WholeRequest
 from sluiceway.server.endpoints import Endpoint, Page

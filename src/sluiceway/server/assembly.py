@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from sluiceway.core.queue.token_bucket import Rates
+from sluiceway.instance.api_keys import ApiKeys
+from sluiceway.instance.configuration import Loaded
+from sluiceway.instance.event_feed import Watch
+from sluiceway.instance.history_recorder import QueueHistory
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.configuration import Configuration
-from sluiceway.node.api_keys import ApiKeys
-from sluiceway.node.configuration import Loaded
-from sluiceway.node.events import Watch
-from sluiceway.node.history import QueueHistory
-from sluiceway.node.service import Service
 from sluiceway.server import logs
 from sluiceway.server.app import App, Fittings, Guard, Meter, create_app
 from sluiceway.server.audit_calls import AuditCalls

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sluiceway.node.audit import AuditTrail
+from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.wire.json_audit import AuditListCall, AuditPage, audit_page, decode_audit_list

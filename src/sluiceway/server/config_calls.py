@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
+from sluiceway.instance.configuration import shown
+from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import format_duration, format_time
-from sluiceway.node.backend_pool import BackendInfo
-from sluiceway.node.configuration import shown
-from sluiceway.node.service import Service
+from sluiceway.local.backend_pool import BackendInfo
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.reload import Reloader

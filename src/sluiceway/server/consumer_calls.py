@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from sluiceway.instance.service import Service
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import QueueRecord
-from sluiceway.node.service import Service
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.wire import json_consumers, shapes

@@ -10,10 +10,10 @@ from typing import Final
 import msgspec
 
 from sluiceway.adapters.system import stopwatch
+from sluiceway.instance.event_feed import EVENT_TYPES, INTERVAL, Counts, Event, Watch
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_KEY_STREAMS, MAX_STREAMS, STREAM_SEND_TIMEOUT
 from sluiceway.model.access import Caller
-from sluiceway.node.events import EVENT_TYPES, INTERVAL, Counts, Event, Watch
 from sluiceway.server.endpoints import Page
 from sluiceway.server.http import DisconnectedError, Request, Send
 from sluiceway.wire.decoding import from_query, given_queue

@@ -12,11 +12,11 @@ from typing import Final
 
 from sluiceway.adapters import system
 from sluiceway.core.queue.token_bucket import Bucket, Rates
+from sluiceway.instance.api_keys import ApiKeys
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_API_KEYS
 from sluiceway.model.access import ANYBODY, ApiKey, Caller, Scope, check_admin_key
-from sluiceway.node.api_keys import ApiKeys
 from sluiceway.server.http import Request
 
 log = logging.getLogger("sluiceway.server")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluiceway.adapters.system import now
-from sluiceway.node.history import QueueHistory
+from sluiceway.instance.history_recorder import QueueHistory
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.wire import json_history

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sluiceway.adapters.system import now
+from sluiceway.instance.api_keys import ApiKeys
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.node.api_keys import ApiKeys
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.wire import json_keys

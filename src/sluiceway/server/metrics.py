@@ -17,9 +17,9 @@ from prometheus_client.registry import Collector
 
 from sluiceway import __version__
 from sluiceway.adapters.system import clock_ahead, now, stopwatch
+from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import ClusterInfo
-from sluiceway.node.service import Service
 from sluiceway.server.endpoints import Page, Reply
 from sluiceway.server.http import Request
 from sluiceway.server.metric_cluster import ClusterMetrics

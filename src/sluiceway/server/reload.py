@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sluiceway.adapters import system
+from sluiceway.instance.configuration import Loaded
+from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Actor
 from sluiceway.model.configuration import Configuration
-from sluiceway.node.configuration import Loaded
-from sluiceway.node.service import Service
 from sluiceway.server.tls import TlsFiles
 
 log = logging.getLogger("sluiceway.server")

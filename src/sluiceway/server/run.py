@@ -26,8 +26,12 @@ import uvloop
 
 from sluiceway.adapters.lock import DirectoryInUseError
 from sluiceway.adapters.meta.opening import open_meta_store
+from sluiceway.cluster.peer_http import HttpTransport
+from sluiceway.instance.configuration import Loaded, load
+from sluiceway.instance.service import Membership, Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.local.stores import MAX_OPEN, most_open
 from sluiceway.model.configuration import (
     SHUTDOWN_TIMEOUT,
     SQLITE_META,
@@ -37,10 +41,6 @@ from sluiceway.model.configuration import (
     ServerSettings,
     parse_address,
 )
-from sluiceway.node.configuration import Loaded, load
-from sluiceway.node.peer_http import HttpTransport
-from sluiceway.node.service import Membership, Service
-from sluiceway.node.stores import MAX_OPEN, most_open
 from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server import logs

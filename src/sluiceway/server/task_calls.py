@@ -76,8 +76,8 @@ class TaskCalls:
         _check_right(request)
         decode_no_fields(request.body)
         await _load()
-        from sluiceway.capture.begun import all_begun
-        from sluiceway.capture.shown import unseen
+        from sluiceway.capture.presenter import unseen
+        from sluiceway.capture.registration import all_begun
 
         begun = await self._asked(all_begun(self._store()))
         looks = {name: self._sights.of(name, each) for name, each in sorted(begun.items())}
@@ -92,7 +92,7 @@ class TaskCalls:
         _check_right(request)
         name = json_tasks.decode_get(request.body).name
         await _load()
-        from sluiceway.capture.begun import find_begun
+        from sluiceway.capture.registration import find_begun
 
         begun, _ = await self._asked(find_begun(self._store(), name))
         if begun is None:
@@ -149,8 +149,8 @@ class Sights:
         return look
 
     async def _look(self, name: str, begun: Begun) -> _Sight:
-        from sluiceway.capture.looking import look_in
-        from sluiceway.capture.shown import unseen
+        from sluiceway.capture.capture_view import look_in
+        from sluiceway.capture.presenter import unseen
 
         async with self._slots[begun.log == "meta"]:
             began = stopwatch()
@@ -177,11 +177,11 @@ class Sights:
 
 async def _load() -> None:
     """What reads a capture, beside the loop and only once it is asked for: it brings the client along, which no other call needs."""
-    await asyncio.to_thread(import_module, "sluiceway.capture.shown")
+    await asyncio.to_thread(import_module, "sluiceway.capture.presenter")
 
 
 def _shown(seen: Look, at: Millis) -> _Sight:
-    from sluiceway.capture.shown import group_of
+    from sluiceway.capture.presenter import group_of
 
     group = group_of(seen, at)
     return _Sight(json_tasks.summary(group), msgspec.json.encode(group))

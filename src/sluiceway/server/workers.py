@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 
 from sluiceway.adapters import system
+from sluiceway.instance.configuration import Loaded
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.node.configuration import Loaded
 from sluiceway.server.assembly import Door
 
 log = logging.getLogger("sluiceway.server")

@@ -15,8 +15,8 @@ import uvloop
 from sluiceway.adapters import system
 from sluiceway.client import Client
 from sluiceway.client.protocol import Duration, millis
-from sluiceway.node.configuration import load
-from sluiceway.node.service import Service
+from sluiceway.instance.configuration import load
+from sluiceway.instance.service import Service
 from sluiceway.server.assembly import Assembly, Door
 from sluiceway.server.listeners import bind, url_of
 from sluiceway.server.run import Server

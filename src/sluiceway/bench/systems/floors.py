@@ -23,8 +23,8 @@ from sluiceway.bench.rows import payload_of, rows_of
 from sluiceway.bench.servers import SLUICEWAY, server
 from sluiceway.bench.systems.sluiceway import PARTITIONS, lean
 from sluiceway.bench.work import Done, Served, Work, repeat, run
+from sluiceway.instance.service import Service
 from sluiceway.model.requests import DONE, Lease, Produce, QueueSpec, Selection, Settle
-from sluiceway.node.service import Service
 from sluiceway.server.run import spare_the_collector
 
 GUARANTEES = {

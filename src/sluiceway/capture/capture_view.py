@@ -1,0 +1,141 @@
+"""Captures as what their members have written says, and their ends."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import NamedTuple
+
+from sluiceway.adapters.secrets import read_secret
+from sluiceway.capture.alarms import AlarmBoard, AlarmsOf
+from sluiceway.capture.config import STREAMS
+from sluiceway.capture.log_reader import left
+from sluiceway.capture.parts import open_log, open_positions, opened
+from sluiceway.capture.registration import Begun, all_begun, find_begun, key_of
+from sluiceway.capture.removal import alive, drop
+from sluiceway.core.group.task_fold import restore, stuck, watermark
+from sluiceway.core.group.task_state import State
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
+from sluiceway.ports.position_store import PositionUnknownError, Stored
+from sluiceway.ports.sync_log import LogUnavailableError
+
+
+class Look(NamedTuple):
+    """A capture as it is now. `begun` None: no member has ever begun it. `alarms`: those of members that have joined."""
+
+    name: str
+    begun: Begun | None
+    state: State
+    positions: Mapping[str, Stored]
+    watermark: Millis | None
+    """No record older than this is still to come; None: no record is to come, or nothing is known yet."""
+    stuck: dict[str, tuple[str, ...]]
+    """If nothing can go on though not all is finished: what waits, and for which parents."""
+    alarms: AlarmsOf
+
+
+async def captures(meta: str) -> dict[str, Begun]:
+    """Those that were ever begun there, by name. Raises SluicewayError."""
+    async with opened(_existing(meta)) as store:
+        return await all_begun(store)
+
+
+async def look(name: str, meta: str, log: str | None = None) -> Look:
+    """By what its members have written: none need live, and nothing is created. `log` None: that which it was begun with.
+
+    Raises SluicewayError.
+    """
+    async with opened(_existing(meta)) as store:
+        begun, _ = await find_begun(store, name)
+        return await look_in(store, name, begun, log)
+
+
+async def look_in(store: MetaStore, name: str, begun: Begun | None, log: str | None = None) -> Look:
+    """As `look`, in a store that is open already, and without keeping its event loop for long. Raises SluicewayError."""
+    # Beside the loop: for Kafka its client is loaded, and what a long log says of thousands of partitions takes a moment to add up.
+    opened_log = await asyncio.to_thread(open_log, name, log or (begun.log if begun is not None else "meta"), store, create=False)
+    try:
+        entries, _ = await left(opened_log)
+        state = await asyncio.to_thread(restore, entries)
+        positions = await open_positions(name, store).read()
+        alarms = await AlarmBoard(store, name).read(state.joined)
+    except (LogUnavailableError, PositionUnknownError) as error:
+        raise SluicewayError("unavailable", str(error)) from error
+    finally:
+        await opened_log.close()
+    committed = {token: each.kept.at for token, each in positions.items() if each.kept.at is not None}
+    # Of a partition of which nothing is known yet the core says 0.
+    return Look(name, begun, state, positions, watermark(state, committed) or None, stuck(state), alarms)
+
+
+def there_is(meta: str) -> bool:
+    """Whether there can be captures: a file that is to be made first has none. Raises `invalid_request`."""
+    url = read_secret(meta, "meta", os.environ) or meta
+    return not url.startswith("sqlite:") or Path(url.removeprefix("sqlite:")).exists()
+
+
+def _existing(meta: str) -> str:
+    """The URL, unless opening it would make a file."""
+    if not there_is(meta):
+        raise invalid("meta", f"there is no file {(read_secret(meta, 'meta', os.environ) or meta).removeprefix('sqlite:')}")
+    return meta
+
+
+# ---- forgetting --------------------------------------------------------------------------------------------------------
+
+
+class Forgotten(NamedTuple):
+    """`keys`: how many were dropped. `left`: what is elsewhere and stays, each with what is to be done."""
+
+    keys: int
+    left: tuple[str, ...]
+
+
+async def forget(name: str, meta: str, *, gone: bool = False) -> Forgotten:
+    """End a capture for good: its log, positions and election are dropped from the meta store.
+
+    Refused while members are at work: begun anew they would read the stream from its beginning. By a log in the meta store they are
+    seen to live; by one in Kafka, or if it cannot be read, whoever has not left counts, unless the caller knows that they are `gone`.
+    Broken off, it can be said again. Raises SluicewayError.
+    """
+    key = key_of(name)
+    async with opened(_existing(meta)) as store:
+        try:
+            begun, _ = await find_begun(store, name)
+            if begun is None:
+                raise invalid("name", f"there is no capture {name} in this meta store")
+            # Also when it is said that all are gone: it costs some seconds, and one that lives would begin anew.
+            members = await alive(store, name)
+            if not gone and not members and begun.log != "meta":
+                members = sorted((await look(name, meta)).state.joined)
+            if members:
+                raise invalid("name", f"members of {name} are at work, or have not left: {', '.join(members)[:500]}; end them first")
+            tokens = sorted(await open_positions(name, store).read())
+            return Forgotten(await drop(store, name, key), tuple(_left(name, begun, tokens)))
+        except PositionUnknownError as error:
+            raise SluicewayError("unavailable", str(error)) from error
+        except MetaUnknownError as error:
+            raise SluicewayError("outcome_unknown", str(error)) from error
+
+
+def _left(name: str, begun: Begun, tokens: Sequence[str]) -> Iterator[str]:
+    if begun.stream == "postgres":
+        for slot in _slots(name, tokens):
+            yield f"a replication slot, which fills the database's disk: SELECT pg_drop_replication_slot('{slot}');"
+    if begun.log != "meta":
+        yield f"topics of Kafka: {name}_connector_sync and {name}_connector_control, and the consumer group {name}"
+    if begun.queue:
+        yield f"the queue {begun.queue} remembers the batches of {name} for 30 days: until then take another name for that queue"
+
+
+def _slots(name: str, publications: Sequence[str]) -> list[str]:
+    try:
+        module = import_module(STREAMS["postgres"])
+    except ModuleNotFoundError:
+        return [f"sluiceway_{name}_{publication}" for publication in publications]
+    return [module.slot_name(name, publication) for publication in publications]

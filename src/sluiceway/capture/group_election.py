@@ -1,0 +1,120 @@
+"""An Election by a group of our own: whoever owns its one item leads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from sluiceway.cluster.group_member import AGAIN, GroupMember, define
+from sluiceway.core.group.group_records import Look, Parameters, owners
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.kernel.names import QUEUE_NAME, check_queue_name
+from sluiceway.model.tasks import Group
+from sluiceway.ports.meta_store import MetaStore
+
+log = logging.getLogger(__name__)
+
+ITEM = "leader"
+LOOK_AGAIN: Millis = 100
+"""So often it asks its member, which costs nothing, whether it still has its place: nobody tells who loses nothing but that."""
+LEAVE_TIMEOUT: Millis = 5_000
+"""As long as that it tries to leave in good order. Otherwise others learn it when its lease has run out."""
+
+
+def group_name(name: str) -> str:
+    """Of the group that elects the leader of that capture. Raises `invalid_request`."""
+    group = f"tasks.{check_queue_name(name, 'name')}"
+    if not QUEUE_NAME.fullmatch(group):
+        raise invalid("name", f"{name[:32]}… is too long: the group that elects a leader is called {group[:38]}…, at most 128")
+    return group
+
+
+class MetaElection:
+    """The group `tasks.NAME` in the meta store, in which each process is a member with the task's name as its address.
+
+    Nobody is told that it leads before the one before has stopped, or its lease run out. A process that stood still learns that from its
+    clock, a moment after it goes on. Generations are the numbers of the group's rounds. The store is not closed with it.
+    """
+
+    def __init__(self, store: MetaStore, name: str, parameters: Parameters | None = None) -> None:
+        """`parameters` None: as the group has them, or the defaults. Raises `invalid_request` for a bad name."""
+        self._group = group_name(name)
+        self._store = store
+        self._parameters = parameters
+        self._task: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._told: Group | None = None
+        self._member: GroupMember | None = None
+
+    async def join(self, name: str, told: Callable[[Group], None]) -> None:
+        assert self._task is None, "one member takes part once"
+        self._task = asyncio.create_task(self._run(name, told))
+
+    async def leave(self) -> None:
+        """Nothing is told from the call on. Takes about as long as a round, and LEAVE_TIMEOUT at most."""
+        if self._task is None:
+            return
+        self._task.cancel()
+        await asyncio.wait([self._task])
+        if self._member is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LEAVE_TIMEOUT / 1000):
+                    await self._member.leave()
+            await self._member.stop()
+
+    async def _run(self, name: str, told: Callable[[Group], None]) -> None:
+        await self._define()
+        member = GroupMember(
+            self._store,
+            self._group,
+            lambda _: self._changed.set(),
+            name="task",
+            address=name,
+            on_look=self._looked,
+            # As on a machine that is busy with starting Spark. The leader leads again, or another one does, and readers read on meanwhile.
+            lapse_level=logging.DEBUG,
+        )
+        await member.join()
+        self._member = member
+        while True:
+            self._changed.clear()
+            self._tell(_group(member, self._told), told)
+            # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_AGAIN / 1000):
+                    await self._changed.wait()
+
+    async def _define(self) -> None:
+        while True:
+            try:
+                await define(self._store, self._group, [ITEM], parameters=self._parameters)
+                return
+            except SluicewayError as error:
+                log.warning("group %s: %s", self._group, error)
+                await asyncio.sleep(AGAIN / 1000)
+
+    def _looked(self, _: Look) -> None:
+        self._changed.set()
+
+    def _tell(self, group: Group | None, told: Callable[[Group], None]) -> None:
+        if group is None or group == self._told:
+            return
+        self._told = group
+        told(group)
+
+
+def _group(member: GroupMember, before: Group | None) -> Group | None:
+    """Who leads, as far as that member can know; None: it has had no place yet."""
+    look = member.look
+    if look is None or look.plan is None or look.round is None or not member.holds or member.name not in look.round.participants:
+        return before and Group(before.generation, "", ())
+    names = {each: look.members[each].address for each in look.round.participants if each in look.members}
+    owner = owners(look).get(ITEM, "")
+    if owner == member.name and member.token(ITEM) is None:
+        # It is to lead when the one before has surely stopped.
+        owner = ""
+    leader = names.get(owner, "")
+    return Group(look.plan.round, leader, tuple(sorted(names.values())) if leader else ())

@@ -1,0 +1,178 @@
+"""What goes on in the partitions that a member was told to open, each under its grant.
+
+A reader's last word (`Stopped`, `Ended`, `BrokenOff`) comes when nothing goes on under its grant any more; `fenced` is said for a higher
+grant only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from sluiceway.capture.alarms import Alarms
+from sluiceway.capture.partition_reader import Claim, Handler, first_of
+from sluiceway.capture.timing import FAILURES, Timing
+from sluiceway.core.group.task_member import BrokenOff, Ended, Event, Open, Opened, Read, Stop, Stopped
+from sluiceway.core.group.task_state import State
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.tasks import Born
+from sluiceway.ports.change_stream import BrokenOffError, ChangeStream, StaleBatchError, UnknownPositionError
+from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
+
+log = logging.getLogger(__name__)
+
+
+class _Run:
+    """What goes on in a partition under a grant."""
+
+    def __init__(self, token: str, grant: int) -> None:
+        self.token, self.grant = token, grant
+        self.begin: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """From where to read."""
+        self.stopping = asyncio.Event()
+        self.claim: Claim | None = None
+
+
+class Runs:
+    """Those of one member. Use from one event loop.
+
+    `tell` is given what the member is to hear, `found` children that are known before their parent ends; `begin` has work done beside.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        positions: PositionStore,
+        stream: ChangeStream,
+        handler: Handler,
+        alarms: Alarms,
+        timing: Timing,
+        *,
+        tell: Callable[[Event], None],
+        found: Callable[[str, tuple[Born, ...]], None],
+        begin: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._name, self._positions, self._stream, self._handler = name, positions, stream, handler
+        self._alarms, self._timing = alarms, timing
+        self._tell, self._found, self._begin = tell, found, begin
+        self._runs: dict[tuple[str, int], _Run] = {}
+        self._failures: dict[str, int] = {}
+        """How often each partition has failed since it last went on."""
+
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """What is read now."""
+        return {run.token: run.claim for run in self._runs.values() if run.claim is not None}
+
+    def carry_out(self, effect: Open | Read | Stop) -> None:
+        match effect:
+            case Open():
+                run = self._runs[effect.token, effect.grant] = _Run(effect.token, effect.grant)
+                self._begin(self._live(run))
+            case Read():
+                self._runs[effect.token, effect.grant].begin.set_result(effect.position)
+            case Stop():
+                # If there is none, its last word is on its way.
+                if (stopped := self._runs.get((effect.token, effect.grant))) is not None:
+                    stopped.stopping.set()
+
+    def calm_down(self, state: State) -> None:
+        """What ails partitions of others is for others to say."""
+        for token in self._failures.keys() | self._alarms.partitions:
+            if token not in state.partitions or state.partitions[token].owner != self._name:
+                self._went_well(token)
+                self._let_go(token)
+        for claim in self.claims.values():
+            if claim.moved:
+                self._went_well(claim.token)
+            elif claim.reads:
+                self._alarms.of_partition(claim.token, "")
+
+    async def _live(self, run: _Run) -> None:
+        last = await self._fare(run)
+        is_left = not isinstance(last, BrokenOff) or last.why == "fenced"
+        if is_left:
+            self._went_well(run.token)
+        elif isinstance(last, BrokenOff) and not last.why:
+            await self._leave_alone(run)
+        del self._runs[run.token, run.grant]
+        if is_left or run.stopping.is_set():
+            self._let_go(run.token)
+        self._tell(last)
+
+    async def _fare(self, run: _Run) -> Stopped | Ended | BrokenOff:
+        """All that goes on in a partition under this grant. When it returns, nothing does."""
+        token, grant = run.token, run.grant
+        try:
+            opening, kept = await self._positions.open(token, grant)
+            if not run.stopping.is_set():
+                self._tell(Opened(token, grant, kept.position))
+                # Until the member says where to begin, or that it shall not.
+                await first_of(run.begin, run.stopping)
+            if run.stopping.is_set():
+                return Stopped(token, grant)
+            run.claim = Claim(opening, kept, run.begin.result(), lambda children: self._found(token, children), run.stopping)
+            try:
+                end = await self._handler(run.claim)
+            finally:
+                if run.claim.moved:
+                    self._went_well(token)
+            return Stopped(token, grant) if end is None else Ended(token, grant, end.children, end.ended_at)
+        except FencedError as error:
+            if error.grant <= grant:
+                return BrokenOff(token, grant)
+            self._alarms.fenced(token, grant, error.grant)
+            return BrokenOff(token, grant, "fenced")
+        except UnknownPositionError as error:
+            self._alarms.of_partition(token, str(error))
+            return BrokenOff(token, grant, "unknown")
+        except BrokenOffError as error:
+            self._broke_off(token, str(error))
+        except PositionUnknownError as error:
+            log.warning("%s: partition %s broke off: %s", self._name, token, error)
+        except StaleBatchError as error:
+            # Somebody else has it by now, as the position store will say. If it does not, the position is older than the batch.
+            if token in self._failures:
+                self._alarms.of_partition(token, f"{error}; were positions restored from a backup, or is the capture's name used anew?")
+            else:
+                log.warning("%s: partition %s is read by another: %s", self._name, token, error)
+        except SluicewayError as error:
+            self._alarms.of_partition(token, str(error))
+        except asyncio.CancelledError:
+            # A library may cancel what it had promised, which is not the same as that this is to end.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._broke_off(token, "what it waited for was cancelled")
+        except Exception as error:
+            # A fault of the stream, the sink or the handler, which are of many kinds. It must not end what is read beside.
+            log.exception("%s: partition %s failed", self._name, token)
+            self._broke_off(token, f"{type(error).__name__}: {error}")
+        finally:
+            run.claim = None
+        return BrokenOff(token, grant)
+
+    def _broke_off(self, token: str, why: str) -> None:
+        """That may mend itself. If it does not for long, somebody should hear of it."""
+        log.warning("%s: partition %s broke off: %s", self._name, token, why)
+        if self._failures.get(token, 0) + 1 >= FAILURES:
+            self._alarms.of_partition(token, f"{why}; it is tried again")
+
+    def _went_well(self, token: str) -> None:
+        self._failures.pop(token, None)
+        self._alarms.of_partition(token, "")
+
+    def _let_go(self, token: str) -> None:
+        if all(each.token != token for each in self._runs.values()):
+            self._stream.left(token)
+
+    async def _leave_alone(self, run: _Run) -> None:
+        """Before it is opened again, for longer each time; unless it is to stop."""
+        failures = self._failures[run.token] = self._failures.get(run.token, 0) + 1
+        pause = min(self._timing.longest_pause, self._timing.again * 2 ** min(failures - 2, 16)) if failures > 1 else 0
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(pause / 1000):
+                await run.stopping.wait()

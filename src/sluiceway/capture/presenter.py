@@ -1,0 +1,109 @@
+"""A capture as it was seen, in the shapes in which others are shown it. It is told what time it is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+
+from sluiceway.capture.capture_view import Look
+from sluiceway.capture.partition_reader import REST
+from sluiceway.capture.registration import Begun
+from sluiceway.core.group.task_state import Partition, Phase, State
+from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.ports.position_store import Kept, Stored
+from sluiceway.wire.json_tasks import TaskAlarm, TaskGroup, TaskMemberShown, TaskPartition, UnseenTasks
+
+PHASES: tuple[Phase, ...] = ("created", "ready", "owned", "finished")
+_STILL: Millis = REST + 5_000
+"""What was committed longer ago is of a partition that nobody reads, or that does not go on."""
+
+DEAD_LETTERS_ALARM: Millis = 24 * 3_600_000
+"""How long after the last record that became a dead letter there is an alarm of it."""
+
+
+def group_of(look: Look, now: Millis) -> TaskGroup:
+    state, positions, begun = look.state, look.positions, look.begun
+    counts = Counter(each.phase for each in state.partitions.values())
+    owners = Counter(each.owner for each in state.partitions.values())
+    behind = {token: _behind(positions[token], now) for token in state.active() if token in positions}
+    known = [each for each in behind.values() if each is not None]
+    return TaskGroup(
+        name=look.name,
+        stream=None if begun is None else begun.stream,
+        log=None if begun is None else begun.log,
+        queue=None if begun is None else begun.queue or None,
+        term=state.term,
+        leader=state.leader or None,
+        members=[
+            TaskMemberShown(member=member, leads=member == state.leader, in_term=member in state.members, partitions=owners[member])
+            for member in sorted(state.joined)
+        ],
+        sown=bool(state.sown),
+        state_of={phase: counts[phase] for phase in PHASES},
+        records=sum(stored.kept.records for stored in positions.values()),
+        behind=format_duration(max(known)) if known else None,
+        watermark=_moment(look.watermark),
+        written_at=_moment(max((stored.written_at for stored in positions.values()), default=None)),
+        stuck={token: list(parents) for token, parents in sorted(look.stuck.items())},
+        alarms=[
+            TaskAlarm(member=member, partition=token or None, why=why)
+            for member, alarms in sorted(look.alarms.items())
+            for token, why in sorted(alarms.items())
+        ]
+        + [
+            TaskAlarm(member=_owner(state, token), partition=token, why=why)
+            for token, stored in sorted(positions.items())
+            if (why := _dead_letters(stored.kept, now))
+        ],
+        partitions=[_partition(each, positions.get(token), behind.get(token)) for token, each in sorted(state.partitions.items())],
+    )
+
+
+def _owner(state: State, token: str) -> str:
+    partition = state.partitions.get(token)
+    return "" if partition is None else partition.owner
+
+
+def _dead_letters(kept: Kept, now: Millis) -> str:
+    """The alarm of a partition that went on without records; empty: there were none for a while."""
+    if kept.dead is None or now - kept.dead.at > DEAD_LETTERS_ALARM:
+        return ""
+    those = "1 record was" if kept.dead.count == 1 else f"{kept.dead.count:,} records were"
+    at = _moment(kept.dead.at)
+    return f"{those} too large for the target, and went to the dead queue {kept.dead.queue}; the last, at {kept.dead.position}, {at:%F %T}Z"
+
+
+def _behind(stored: Stored, now: Millis) -> Millis | None:
+    """At rest a partition is not committed all the time."""
+    age = now - stored.written_at
+    return stored.kept.behind if stored.kept.behind is None or age < _STILL else stored.kept.behind + age
+
+
+def _partition(each: Partition, stored: Stored | None, behind: Millis | None) -> TaskPartition:
+    kept = stored.kept if stored is not None else Kept()
+    return TaskPartition(
+        partition=each.token,
+        state=each.phase,
+        parents=list(each.parents),
+        waits_for=list(each.waits),
+        owner=each.owner or None,
+        grant=each.grant or None,
+        moving_to=each.to or None,
+        position=kept.position,
+        planned=kept.plan,
+        batch=kept.batch,
+        records=kept.records,
+        at=_moment(kept.at),
+        behind=None if behind is None else format_duration(behind),
+        written_at=_moment(stored.written_at) if stored is not None else None,
+        dead_letters=kept.dead.count if kept.dead is not None else 0,
+    )
+
+
+def _moment(at: Millis | None) -> datetime | None:
+    """None also for the beginning of time, which stands for what nobody knows."""
+    return datetime.fromtimestamp(at / 1_000, UTC) if at else None
+
+
+def unseen(name: str, begun: Begun, problem: str) -> UnseenTasks:
+    return UnseenTasks(name=name, stream=begun.stream, log=begun.log, problem=problem)

@@ -1,0 +1,383 @@
+"""A member of a group of tasks in this process: follows the log, does what the machine wants, tells it what became of that.
+
+docs/tasks.md says what the machine rests on. What this file owes it: nothing blocks a step; the member begins with the whole log and a
+position store that answers. What it owes to the readers of partitions is in `task_runs.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from sluiceway.adapters import system
+from sluiceway.capture.alarms import AlarmBoard, Alarms
+from sluiceway.capture.capture_gc import drop_old
+from sluiceway.capture.log_reader import PAGE, decoded, whole
+from sluiceway.capture.partition_reader import Claim, Handler
+from sluiceway.capture.partition_runs import Runs
+from sluiceway.capture.timing import FAILURES, Timing
+from sluiceway.core.group.task_fold import trimmable
+from sluiceway.core.group.task_member import (
+    Alarm,
+    Append,
+    AskSeeds,
+    ChildrenFound,
+    Effect,
+    Elected,
+    Event,
+    Folded,
+    Going,
+    JoinGroup,
+    LeaveGroup,
+    Open,
+    Pace,
+    Prepared,
+    Preset,
+    Read,
+    Restored,
+    SeedsFound,
+    Stop,
+    TaskMember,
+    Tick,
+)
+from sluiceway.core.group.task_state import Snapshot, State, encode
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.tasks import Born
+from sluiceway.ports.change_stream import BrokenOffError, ChangeStream
+from sluiceway.ports.position_store import PositionStore, PositionUnknownError
+from sluiceway.ports.sync_log import Election, LogUnavailableError, SyncLog
+
+__all__ = ["TaskRunner", "Timing"]
+
+log = logging.getLogger(__name__)
+
+APPEND = 500
+"""Records that are appended at a time, at most."""
+GOODBYE = 10.0
+"""Seconds that leaving the election may take."""
+MAIL = 100
+"""Events that make one step of the member, at most. A step costs by the partitions that there are, and little by its events."""
+
+
+class TaskRunner:
+    """One member of a capture, from its start to its end. `name` is never used again; neither is the runner. Use on one event loop.
+
+    `handler` reads a partition that the member may read. The log, the position store and the stream may be shared with others, the
+    election may not; whoever opened them closes them.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        log: SyncLog,
+        election: Election,
+        positions: PositionStore,
+        stream: ChangeStream,
+        handler: Handler,
+        preset: Preset = "log-leader",
+        pace: Pace | None = None,
+        timing: Timing | None = None,
+        board: AlarmBoard | None = None,
+    ) -> None:
+        """`board`: where its alarms can be seen by others."""
+        self.name = name
+        self._log, self._election, self._positions, self._stream = log, election, positions, stream
+        self._timing = timing or Timing()
+        self._member = TaskMember(name, preset, pace)
+        self._mail: list[Event] = []
+        self._woken = asyncio.Event()
+        self._alarms = Alarms(name, board, self._timing.again)
+        self._runs = Runs(
+            name, positions, stream, handler, self._alarms, self._timing, tell=self._tell, found=self._found, begin=self._begin
+        )
+        self._current_at: Millis = 0
+        """When it last began to read the log, and found nothing new."""
+        self._pending: dict[bytes, None] = {}
+        """What is to be appended; what is said again meanwhile is there once."""
+        self._unsaid = asyncio.Event()
+        self._said = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._fatal: BaseException | None = None
+        self._go_by: Millis | None = None
+        self._left = self._in_group = self._ending = False
+        self._asked = ""
+        self._ask_again: Millis = 0
+        self._seeking = False
+        self._unsown = 0
+        """How often in a row the stream has not said which partitions there are."""
+        self._trimmed = 0
+        self._chores_at = system.steady()
+        self._forget_at = system.steady() + self._timing.forget
+
+    @property
+    def state(self) -> State:
+        """The state by what it has folded."""
+        return self._member.state
+
+    @property
+    def alarms(self) -> dict[str, str]:
+        """Of partitions that do not go on, why; "" is the stream itself, or the log."""
+        return self._alarms.now
+
+    @property
+    def claims(self) -> dict[str, Claim]:
+        """What it reads now."""
+        return self._runs.claims
+
+    @property
+    def leads(self) -> bool:
+        """Whether it leads, as far as it knows."""
+        return self.state.leader == self.name
+
+    # ---- its life -----------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take part until `stop` was called and the member has left, or the time for that is over.
+
+        Cancelled it goes at once, as if it had died, but leaves the election. Raises what nobody here can repair: a log that it does not
+        understand.
+        """
+        try:
+            self._begin(self._prepare())
+            self._begin(self._follow())
+            self._begin(self._speak())
+            self._begin(self._alarms.tell())
+            await self._turns()
+        finally:
+            try:
+                await self._end_all()
+            finally:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(GOODBYE):
+                        await asyncio.gather(self._alarms.leave(), self._leave_group())
+
+    async def _leave_group(self) -> None:
+        """Otherwise it would be given what it does not read, by others who take it for alive."""
+        if self._in_group:
+            await self._election.leave()
+
+    def stop(self) -> None:
+        """Stop reading, say so, and leave; `run` returns then. If that takes longer than `Timing.leave`, it goes without."""
+        if self._go_by is None:
+            self._go_by = system.steady() + self._timing.leave
+            self._tell(Going())
+
+    async def _turns(self) -> None:
+        while not self._left:
+            self._woken.clear()
+            mail, self._mail = self._mail, []
+            for start in range(0, len(mail), MAIL):
+                self._step(mail[start : start + MAIL])
+                # Others have their turn: what the election needs must not wait for all of a long mail.
+                await asyncio.sleep(0)
+            self._step([Tick()])
+            self._lead()
+            self._calm_down()
+            if self._fatal is not None:
+                raise self._fatal
+            if self._go_by is not None and system.steady() >= self._go_by:
+                log.warning("%s goes without having left: its partitions are read by others once it is taken for dead", self.name)
+                return
+            # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._timing.tick / 1000):
+                    await self._woken.wait()
+
+    async def _end_all(self) -> None:
+        self._ending = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        # Nobody cancels it before the end: without it the member would seem to live, and hear or say nothing any more.
+        error = SluicewayError("internal", "a part of the member was cancelled") if task.cancelled() else task.exception()
+        if error is not None and not self._ending:
+            self._fatal = error
+            self._woken.set()
+
+    # ---- the member ---------------------------------------------------------------------------------------------------
+
+    def _tell(self, event: Event) -> None:
+        self._mail.append(event)
+        self._woken.set()
+
+    def _step(self, events: Sequence[Event]) -> None:
+        for effect in self._member.step_all(events, system.steady()):
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Append():
+                self._say(encode(effect.record))
+            case Open() | Read() | Stop():
+                self._runs.carry_out(effect)
+            case JoinGroup():
+                self._in_group = True
+                self._begin(self._election.join(self.name, lambda group: self._tell(Elected(group))))
+            case LeaveGroup():
+                self._left = True
+            case AskSeeds():
+                self._seek(effect.after)
+            case Alarm():
+                # Whoever found out has said more.
+                if effect.token not in self._alarms.partitions:
+                    self._alarms.of_partition(effect.token, effect.why)
+
+    # ---- the log ------------------------------------------------------------------------------------------------------
+
+    async def _prepare(self) -> None:
+        """It may join once it has folded what there is now, and the position store answers."""
+        while True:
+            try:
+                end = (await self._log.read(0, 1)).end
+                await self._positions.read()
+                break
+            except (LogUnavailableError, PositionUnknownError) as error:
+                log.warning("%s cannot begin yet: %s", self.name, error)
+                await self._pause(self._timing.again)
+        self._tell(Prepared(end))
+
+    async def _follow(self) -> None:
+        after = 0
+        while True:
+            try:
+                began = system.steady()
+                page = await self._log.read(after, PAGE)
+                if page.end < after:
+                    raise SluicewayError("internal", f"the log has lost records: it ends with number {page.end}, and went up to {after}")
+                if after < page.first - 1:
+                    # What it has not read was trimmed: all that is left has it.
+                    state, after = await whole(self._log, page)
+                    self._tell(Restored(state))
+                elif page.entries:
+                    after = page.entries[-1][0]
+                    self._tell(Folded(decoded(page)))
+                else:
+                    self._current_at = began
+                    await self._wait(after)
+            except LogUnavailableError as error:
+                log.warning("%s does not reach the log: %s", self.name, error)
+                await self._pause(self._timing.again)
+
+    async def _wait(self, after: int) -> None:
+        """Until there is news, or something was appended here."""
+        said = asyncio.ensure_future(self._said.wait())
+        news = asyncio.ensure_future(self._log.wait(after, self._timing.wait))
+        try:
+            await asyncio.wait((said, news), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            said.cancel()
+            news.cancel()
+        await asyncio.wait((news,))
+        self._said.clear()
+        if not news.cancelled():
+            news.result()
+
+    def _say(self, record: bytes) -> None:
+        self._pending[record] = None
+        self._unsaid.set()
+
+    async def _speak(self) -> None:
+        """Append what the member says. What is lost it says again."""
+        while True:
+            await self._unsaid.wait()
+            self._unsaid.clear()
+            while self._pending:
+                records = list(self._pending)[:APPEND]
+                try:
+                    await self._log.append(records)
+                    self._said.set()
+                except LogUnavailableError as error:
+                    log.warning("%s could not append %d records: %s", self.name, len(records), error)
+                except (SluicewayError, ValueError) as error:
+                    self._alarms.of_log(f"a record cannot be appended: {error}")
+                for record in records:
+                    del self._pending[record]
+
+    async def _pause(self, millis: Millis) -> None:
+        await asyncio.sleep(millis / 1000)
+
+    # ---- what a leader does beside ------------------------------------------------------------------------------------
+
+    def _lead(self) -> None:
+        now, state, timing = system.steady(), self.state, self._timing
+        if not self.leads or self._go_by is not None:
+            return
+        if now >= self._chores_at:
+            if state.seq - state.kept_from >= max(timing.snapshot, len(state.partitions)):
+                self._chores_at = now + timing.chores
+                self._say(encode(Snapshot(state)))
+            elif trimmable(state) > self._trimmed:
+                self._chores_at = now + timing.chores
+                self._begin(self._trim(trimmable(state)))
+        if now >= self._forget_at:
+            self._forget_at = now + timing.forget
+            self._begin(drop_old(self.name, state, self._positions, self._alarms, timing.keep))
+
+    async def _trim(self, upto: int) -> None:
+        try:
+            await self._log.trim(upto)
+            self._trimmed = max(self._trimmed, upto)
+        except LogUnavailableError as error:
+            log.warning("%s could not trim the log: %s", self.name, error)
+
+    def _seek(self, after: str) -> None:
+        """Ask for seeds, unless that goes on, or was just answered with none: then the member asks again and again."""
+        if not self._seeking and (after != self._asked or system.steady() >= self._ask_again):
+            self._seeking = True
+            self._begin(self._ask(after))
+
+    async def _ask(self, after: str) -> None:
+        try:
+            upto, partitions = await self._stream.seeds(after)
+        except SluicewayError as error:
+            self._alarms.of_stream(str(error))
+        except BrokenOffError as error:
+            self._unsaid_seeds(str(error))
+        except Exception as error:
+            # The stream's own fault. What is read of it meanwhile must not end with that.
+            log.exception("%s: the stream failed when it was asked for its partitions", self.name)
+            self._unsaid_seeds(f"{type(error).__name__}: {error}")
+        else:
+            self._unsown = 0
+            self._alarms.of_stream("")
+            if upto != after:
+                self._tell(SeedsFound(after, upto, partitions))
+        finally:
+            self._asked, self._ask_again = after, system.steady() + self._timing.seeds
+            self._seeking = False
+
+    def _unsaid_seeds(self, why: str) -> None:
+        """That may mend itself. If it does not for long, somebody should hear of it."""
+        log.warning("%s: the stream does not say which partitions there are: %s", self.name, why)
+        self._unsown += 1
+        if self._unsown >= FAILURES:
+            self._alarms.of_stream(f"{why}; it is tried again")
+
+    def _calm_down(self) -> None:
+        self._runs.calm_down(self.state)
+        # Only a leader asks the stream.
+        if not self.leads:
+            self._unsown = 0
+            self._alarms.of_stream("")
+        # What is in the mail may be a later grant.
+        self._alarms.calm(self.state, 0 if self._mail else self._current_at, 3 * self._timing.chores)
+
+    def _found(self, token: str, children: tuple[Born, ...]) -> None:
+        """Only the leader says what is known before a partition ends; its owner says it once more at the end."""
+        if self.leads:
+            self._tell(ChildrenFound(token, children))

@@ -1,0 +1,275 @@
+"""Of all instances one carries out the rebalances: the coordinator, which a key of the meta store names.
+
+Each of its commits checks that key, so one that was followed by another commits nothing more; what it still asks of partitions is known
+there by its cursor, or may be repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from sluiceway.adapters import system
+from sluiceway.cluster.ownership import PARAMETERS, Ownership
+from sluiceway.cluster.rebalance_records import Elected, StaleError, Stored, said
+from sluiceway.cluster.rebalance_run import Parts, Run
+from sluiceway.core.rebalance import steps as machine
+from sluiceway.core.rebalance.partition_plan import plan
+from sluiceway.core.rebalance.steps import Change
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.access import SYSTEM, Actor
+from sluiceway.model.meta import Stamp
+from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.rebalance import Plan, Rebalance
+from sluiceway.ports.meta_store import MetaUnknownError
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+POLL: Millis = 3_000
+"""Between two looks at what is open, where other instances may have begun something, or have died."""
+AGAIN: Millis = 500
+"""The same while a batch waits, or something has gone wrong."""
+DROP_AFTER: Millis = 2 * PARAMETERS.member_timeout + 2_000
+"""How long the data of a removed partition stays: longer than an instance that hears of nothing takes itself for an owner."""
+DROP_AGAIN: Millis = 5_000
+"""Between two tries to remove the data of a partition whose backend does not answer."""
+
+
+class Coordinator:
+    """`run` until it is cancelled. `affinities` are those of the backends that are configured now."""
+
+    def __init__(self, parts: Parts, ownership: Ownership, affinities: Callable[[], dict[str, float]]) -> None:
+        self._parts = parts
+        self._ownership = ownership
+        self._affinities = affinities
+        self._runs: dict[str, Run] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._drops: dict[str, asyncio.Task[None]] = {}
+        """By the keys that say what is to go."""
+        self._wake = asyncio.Event()
+        self._wait: Millis | None = None
+        """Until the next look; None: until something is begun here."""
+
+    def poke(self) -> None:
+        """A rebalance may have begun, or have changed."""
+        self._wake.set()
+        for run in self._runs.values():
+            run.poke()
+
+    def heard(self, record: QueueRecord) -> None:
+        """That queue has changed, or is gone."""
+        if record.rebalance is not None or self._runs:
+            self.poke()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                self._wake.clear()
+                try:
+                    await self._look()
+                except (SluicewayError, StaleError, MetaUnknownError, StoreUnavailableError) as error:
+                    log.warning("rebalances go on later: %s", error)
+                    self._wait = AGAIN
+                except Exception:
+                    log.exception("the rebalances could not be looked at")
+                    self._wait = POLL
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(None if self._wait is None else self._wait / 1000):
+                        await self._wake.wait()
+        finally:
+            await self._stop()
+
+    async def _stop(self, but: Iterable[str] = ()) -> None:
+        """Carry them out no more."""
+        tasks = [self._running.pop(id) for id in [*self._running] if id not in but]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        for id in [*self._runs]:
+            if id not in but:
+                del self._runs[id]
+
+    async def close(self) -> None:
+        """Nothing more is removed; what is left is removed at the next start."""
+        tasks = [*self._drops.values()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    # ---- which, and by whom -----------------------------------------------------------------------------------
+
+    async def _look(self) -> None:
+        """Take up what is open, if this instance is the coordinator, or becomes it now."""
+        self._wait = None if self._ownership.is_alone else POLL
+        if not self._ownership.holds():
+            await self._stop()
+            return
+        stored, dropping, elected, stamp = await self._parts.records.look()
+        held = await self._elected(elected, stamp) if stored or dropping else None
+        if held is None:
+            await self._stop()
+            return
+        for key, partitions in dropping.items():
+            # Who has removed them may have died, or may not have heard that it has.
+            self.drop(key, partitions)
+        there = {each.rebalance.id for each in stored}
+        await self._stop(there)
+        for each in stored:
+            if each.rebalance.state == "waiting":
+                self._wait = min(self._wait or AGAIN, AGAIN)
+                if each.rebalance.after not in there:
+                    each_begun = await self._begin(each, held)
+                    if each_begun is not None:
+                        self._start(each_begun, held)
+            elif each.rebalance.id not in self._running:
+                self._start(each, held)
+
+    async def _elected(self, elected: Elected | None, stamp: Stamp | None) -> Stamp | None:
+        """The stamp of this instance's election; None: another is the coordinator, and is there."""
+        name = self._ownership.name
+        if elected is not None and elected.name == name:
+            return stamp
+        look = self._ownership.look
+        if elected is not None and look is not None and not self._ownership.is_alone:
+            holder = look.members.get(elected.name)
+            if holder is not None and not holder.leaving:
+                return None
+        if look is not None and not self._ownership.is_alone and (name not in look.members or look.members[name].leaving):
+            return None
+        held = await self._parts.records.elect(name, elected, stamp)
+        if held is not None:
+            log.info("this instance carries out the rebalances from now on")
+            await self._stop()
+        return held
+
+    def _start(self, stored: Stored, held: Stamp) -> None:
+        id = stored.rebalance.id
+        run = self._runs[id] = Run(self._parts, stored, held, self._ownership.name)
+        task = self._running[id] = asyncio.create_task(self._carry_out(run))
+        task.add_done_callback(lambda _: self._ended(id, task))
+
+    async def _carry_out(self, run: Run) -> None:
+        try:
+            await run.run()
+        except StaleError:
+            log.info("another instance carries out rebalance %s", run.rebalance.id)
+        except Exception:
+            log.exception("rebalance %s could not be carried out", run.rebalance.id)
+            await asyncio.sleep(AGAIN / 1000)
+        else:
+            await self._parts.records.trim_now_and_then()
+
+    def _ended(self, id: str, task: asyncio.Task[None]) -> None:
+        if self._running.get(id) is task:
+            del self._running[id]
+            self._runs.pop(id, None)
+        self._wake.set()
+
+    # ---- one that has waited ----------------------------------------------------------------------------------
+
+    async def _begin(self, stored: Stored, held: Stamp) -> Stored | None:
+        """Its turn has come: its plan is made. None: it has ended at once, or its queue has another one that is open."""
+        rebalance = stored.rebalance
+
+        async def change() -> tuple[Change, Stamp] | None:
+            record = self._parts.catalog.of(rebalance.incarnation)
+            if record is not None and record.rebalance is not None:
+                return None
+            decided = self._decided(rebalance, record)
+            try:
+                return decided, await self._write(stored, decided, record, held)
+            except SluicewayError as error:
+                if error.code != "invalid_request":
+                    raise
+                failed = machine.failed(rebalance, error.detail, system.now())
+                return failed, await self._write(stored, failed, record, held)
+
+        async with self._parts.changes.lock:
+            done = await self._parts.changes.decide(change)
+        if done is None:
+            return None
+        decided, stamp = done
+        if decided.record is not None:
+            await self._parts.shares.tell(stamp)
+        self._wake.set()
+        return Stored(decided.rebalance, stamp) if decided.rebalance.is_open else None
+
+    def _decided(self, rebalance: Rebalance, record: QueueRecord | None) -> Change:
+        now = system.now()
+        if record is None:
+            return machine.failed(rebalance, "the queue was deleted", now)
+        try:
+            made = plan(record, rebalance.requested_partitions, self._affinities())
+        except SluicewayError as error:
+            return machine.failed(rebalance, error.detail, now)
+        if made.is_empty:
+            return machine.nothing_to_do(rebalance, now)
+        if made.in_order:
+            # It was asked for with others, of which it may be said.
+            rebalance = msgspec.structs.replace(rebalance, drain="natural", rate=None)
+        return machine.begin(record, rebalance, made, now)
+
+    async def _write(self, stored: Stored, change: Change, record: QueueRecord | None, held: Stamp) -> Stamp:
+        by = Actor(stored.rebalance.actor, stored.rebalance.request_id)
+        name = stored.rebalance.queue_name
+        if change.rebalance.state == "running":
+            entry = self._parts.audit.entry("queue.rebalance", by, name, begun_detail(change, record))
+        else:
+            action = "rebalance.failed" if change.rebalance.state == "failed" else "rebalance.finish"
+            entry = self._parts.audit.entry(action, SYSTEM, name, said(change, record, stored.rebalance))
+        return await self._parts.records.write(stored, change, [entry], held)
+
+    # ---- data that goes ---------------------------------------------------------------------------------------
+
+    def drop(self, key: str, partitions: tuple[PartitionRecord, ...]) -> None:
+        """See to it that the data of removed partitions goes, in the background."""
+        if key not in self._drops:
+            task = self._drops[key] = asyncio.create_task(self._drop(key, partitions))
+            task.add_done_callback(lambda _: self._drops.pop(key, None))
+
+    async def _drop(self, key: str, partitions: tuple[PartitionRecord, ...]) -> None:
+        if not self._ownership.is_alone:
+            # An owner that was removed with its partition and hears nothing may open it again, and what it would find without the data is a
+            # new one, which takes items. With the data it finds it sealed; and by then its lease has run out.
+            await asyncio.sleep(DROP_AFTER / 1000)
+        while True:
+            try:
+                # Once their owners know that they are gone, nothing of theirs is in flight any more.
+                await self._parts.changes.follow()
+                await self._parts.shares.tell(self._parts.catalog.stamp)
+                if await self._parts.changes.drop(key, partitions):
+                    return
+            except SluicewayError as error:
+                log.warning("data of a removed partition stays for now: %s", error)
+            await asyncio.sleep(DROP_AGAIN / 1000)
+
+
+IN_ORDER = "drain: the queue keeps its order, so its consumers must empty the old partition; use natural"
+
+
+def begun_detail(change: Change, record: QueueRecord | None) -> dict[str, object]:
+    """What an audit entry says of a rebalance that begins."""
+    rebalance, made = change.rebalance, change.rebalance.plan
+    return {
+        **said(change, record, rebalance),
+        "drain": rebalance.drain,
+        "requested_partitions": rebalance.requested_partitions,
+        **_plan_detail(made),
+        **({"rate": rebalance.rate} if rebalance.rate is not None else {}),
+        **({"batch": rebalance.batch} if rebalance.batch is not None else {}),
+    }
+
+
+def _plan_detail(made: Plan) -> dict[str, object]:
+    few = len(made.creates) + len(made.drains) <= 40
+    if few:
+        return {"creates": [msgspec.to_builtins(each) for each in made.creates], "drains": list(made.drains), "keeps": len(made.keeps)}
+    return {"creates": len(made.creates), "drains": len(made.drains), "keeps": len(made.keeps)}

@@ -1,0 +1,237 @@
+"""Seeing the cluster from one of its instances: who is there, what each owns, and why."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
+
+from sluiceway.cluster.ownership import Ownership, item_of
+from sluiceway.core.group.group_records import (
+    MOST_MEMBERS,
+    PATIENCE,
+    Look,
+    MemberRecord,
+    Parameters,
+    Plan,
+    Resource,
+    SealedRound,
+    Strategy,
+    owners,
+)
+from sluiceway.core.queue.routing import HERE, Peer
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.audit_trail import AuditTrail
+from sluiceway.model.access import Actor
+from sluiceway.model.health import Check
+from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, InstanceState, RoundInfo
+from sluiceway.model.queue import QueueRecord
+from sluiceway.ports.meta_store import MetaUnknownError
+from sluiceway.ports.partition_store import StoreUnavailableError
+
+
+class Instances:
+    """What an instance can tell of the cluster. Of others it may be out of date by the time of a look, which is a second or less."""
+
+    def __init__(
+        self, ownership: Ownership, queues: Callable[[], Iterable[QueueRecord]], audit: Callable[[], AuditTrail] | None = None
+    ) -> None:
+        self._ownership = ownership
+        self._queues = queues
+        self._audit = audit
+
+    def owner(self, record: QueueRecord, partition: int) -> Peer | None:
+        """The instance that the partition is given to, by its own name; None: nobody has it at the moment."""
+        peer = self._ownership.owner(record.incarnation, partition)
+        return Peer(self._ownership.name, self._ownership.address) if peer is HERE else peer
+
+    def elsewhere(self, record: QueueRecord, partitions: Iterable[int]) -> str | None:
+        """The address of the one other instance that all of these partitions of the queue are given to; None: there is no such."""
+        owners = {self._ownership.owner(record.incarnation, number) for number in partitions}
+        only = owners.pop() if len(owners) == 1 else None
+        return only.address or None if only is not None else None
+
+    def cluster(self) -> ClusterInfo:
+        ownership, look = self._ownership, self._ownership.look
+        if look is None or look.resource is None:
+            has = sum(len(record.partitions) for record in self._queues()) if ownership.is_alone else 0
+            state: InstanceState = "alive" if ownership.is_alone else "joining"
+            alone = InstanceInfo(ownership.name, ownership.address, True, state, partitions=has)
+            return ClusterInfo([alone], "static", ownership.era)
+        instances = instances_of(look, ownership.still(), ownership.name, ownership.holds())
+        if ownership.name not in look.members:
+            instances.append(InstanceInfo(ownership.name, ownership.address, True, "joining"))
+        resource = look.resource
+        parameters = msgspec.structs.asdict(resource.parameters)
+        return ClusterInfo(
+            sorted(instances, key=lambda each: each.name), resource.strategy, resource.era, parameters, last_round(look, resource)
+        )
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor) -> ClusterInfo:
+        """Change the times by which the cluster goes, and how it divides the partitions; a round follows. What is not named stays.
+
+        Raises `invalid_request`, `unavailable`, `outcome_unknown`.
+        """
+        try:
+            before, after = await self._ownership.redefine(times, strategy)
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+        except MetaUnknownError as error:
+            raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+        old, new = ({"strategy": each.strategy, **msgspec.structs.asdict(each.parameters)} for each in (before, after))
+        changed = {name: {"from": old[name], "to": new[name]} for name in new if new[name] != old[name]}
+        if changed and self._audit is not None:
+            await self._audit().record("instances.update", by, detail=changed)
+        parameters = msgspec.structs.asdict(after.parameters)
+        return replace(self.cluster(), strategy=after.strategy, era=after.era, parameters=parameters)
+
+    @property
+    def holds(self) -> bool:
+        """Whether what this instance was given is still its own."""
+        return self._ownership.holds()
+
+    @property
+    def lapses(self) -> int:
+        """How often that has ended because the meta store did not confirm it in time."""
+        return self._ownership.lapses
+
+    def problems(self) -> list[str]:
+        """Why this instance serves by others alone; empty: it serves what is its own."""
+        ownership, look = self._ownership, self._ownership.look
+        if ownership.holds():
+            return []
+        if look is not None and ownership.name in look.members:
+            return ["the meta store has not confirmed what this instance owns; it serves by others alone"]
+        full = look is not None and len(look.members) >= MOST_MEMBERS
+        why = f"it has {MOST_MEMBERS} members, and takes no more" if full else "it joins, or has left"
+        return [f"this instance is no member of the cluster: {why}; it serves by others alone"]
+
+    def checks(self) -> list[Check]:
+        """How it stands with the cluster; nothing, if there is none."""
+        if self._ownership.is_alone:
+            return []
+        problems, seen = self.problems(), self.cluster()
+        states = Counter(each.state for each in seen.instances)
+        found = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        return [Check("cluster", not problems, problems[0] if problems else f"instances: {found}; {seen.strategy}, era {seen.era}", 0)]
+
+    async def rounds(self, limit: int) -> Sequence[SealedRound]:
+        """The last rounds, the newest first; a hundred are kept. Raises `unavailable`."""
+        return (await self._rounds())[:limit]
+
+    async def _rounds(self) -> Sequence[SealedRound]:
+        try:
+            return await self._ownership.rounds()
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+
+    async def why(self, record: QueueRecord, partition: int) -> Belonging:
+        """Whose that partition of the queue is, and why. Raises `unavailable`."""
+        ownership, look = self._ownership, self._ownership.look
+        if ownership.is_alone:
+            return Belonging("this server is alone, and has all partitions", ownership.name, ownership.address or None, ownership.era)
+        if look is None or look.resource is None:
+            return Belonging("this instance has not seen the cluster yet; ask again, or ask another one", era=ownership.era)
+        history = {each.number: each for each in await self._rounds()} if look.resource.strategy == "rounds" else {}
+        return belonging(look, look.resource, item_of(record.incarnation, partition), history, record.created_at)
+
+
+# ---- the instances ----------------------------------------------------------------------------------------------------
+
+
+def instances_of(look: Look, still: Mapping[str, Millis], here: str, holds: bool) -> list[InstanceInfo]:
+    """The members. `still`: for how long each has not been heard of by this instance, which is called `here`."""
+    assert look.resource is not None, "a group has a resource before it has members"
+    shares = Counter(owners(look).values())
+    parameters = look.resource.parameters
+    return [
+        InstanceInfo(
+            name,
+            record.address,
+            name == here,
+            state_of(record, still.get(name, 0), parameters, name == here and not holds),
+            still.get(name, 0),
+            record.joined_at or None,
+            shares[name],
+        )
+        for name, record in look.members.items()
+    ]
+
+
+def state_of(record: MemberRecord, still: Millis, parameters: Parameters, lapsed: bool) -> InstanceState:
+    """`lapsed`: it knows itself that it serves nothing."""
+    if lapsed or still >= max(parameters.member_timeout, math.ceil(PATIENCE * record.lease_timeout)):
+        return "silent"
+    return "leaving" if record.leaving else "alive"
+
+
+def last_round(look: Look, resource: Resource) -> RoundInfo | None:
+    found = look.round
+    if found is None or resource.strategy != "rounds":
+        return None
+    return RoundInfo(found.number, found.sealed, found.trigger, found.participants, found.moved, found.kept)
+
+
+# ---- one partition ----------------------------------------------------------------------------------------------------
+
+
+def belonging(look: Look, resource: Resource, item: str, history: Mapping[int, SealedRound], created_at: Millis) -> Belonging:
+    """Whose the item is, and why. `history` has the rounds that are still known; `created_at` is when its queue was made."""
+    if item not in resource.items:
+        return Belonging("the cluster does not divide it yet: its queue has only just been created", era=resource.era)
+    name = owners(look).get(item)
+    if name is None:
+        return Belonging(_why_nobody(look, resource, item), era=resource.era)
+    if resource.strategy == "claims":
+        grant = look.claims[item].grant
+        why = f"{name} has claimed it"
+    else:
+        assert look.plan is not None, "without a plan nobody owns anything"
+        grant = look.plan.owners[name][item]
+        why = _since(name, grant, history.get(grant), created_at)
+    waits_for = _waits_for(look, resource, item, name)
+    if waits_for:
+        why += f"; it waits until {_listed(waits_for)} {'has' if len(waits_for) == 1 else 'have'} stopped serving what was taken away"
+    return Belonging(why, name, look.members[name].address or None, resource.era, grant, waits_for)
+
+
+def _since(name: str, grant: int, given: SealedRound | None, created_at: Millis) -> str:
+    if given is None:
+        return f"{name} has had it since round {grant}, of which nothing more is known"
+    if created_at >= given.sealed_at:
+        # A grant is the number of the last round by then.
+        return f"{name} was given it when its queue was created, after round {grant} and without another"
+    return f"{name} has had it since round {grant}, which there was because {_told(given.trigger)}"
+
+
+def _told(trigger: str) -> str:
+    return "one was due" if trigger == "heartbeat" else trigger
+
+
+def _why_nobody(look: Look, resource: Resource, item: str) -> str:
+    if resource.strategy == "claims":
+        return "nobody has claimed it yet; an instance with less than its share will"
+    plan: Plan | None = look.plan
+    if resource.strategy != "rounds" or plan is None or plan.era != resource.era:
+        return f"nobody has it: there has been no round in era {resource.era} yet"
+    gone = next((name for name, grants in plan.owners.items() if item in grants), None)
+    if gone is not None:
+        return f"nobody has it: {gone} has gone, and the next round gives it to another"
+    return "nobody has it: it came after the last round, and the next one gives it away"
+
+
+def _waits_for(look: Look, resource: Resource, item: str, owner: str) -> list[str]:
+    """Those who may still be serving it, and those who may serve by the rules of an earlier era."""
+    found = {name for name, record in look.members.items() if record.era < resource.era}
+    if resource.strategy == "rounds" and look.plan is not None:
+        late = {name for name, record in look.members.items() if record.applied < look.plan.round}
+        found |= {name for name, items in look.plan.waits.items() if name in late and item in items}
+    return sorted(found - {owner})
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

@@ -1,0 +1,416 @@
+"""Whose partitions are whose: all this instance's, by a lock, or divided among the instances of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from sluiceway.cluster.group_member import Change, Gained, GroupMember
+from sluiceway.core.group.group_records import (
+    Keys,
+    Look,
+    Parameters,
+    Resource,
+    SealedRound,
+    Strategy,
+    Token,
+    Writes,
+    owners,
+    rounds_of,
+    with_times,
+)
+from sluiceway.core.group.item_placement import begin, limit, place, remove
+from sluiceway.core.group.plan import UNLIMITED
+from sluiceway.core.queue.routing import HERE, Peer
+from sluiceway.core.queue.scaling_policy import wanted
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import invalid
+from sluiceway.local.queue_catalog import QUEUE
+from sluiceway.model.meta import Stamp
+from sluiceway.model.queue import QueueRecord, decode_queue
+from sluiceway.ports.meta_store import ConflictError, MetaStore
+
+log = logging.getLogger(__name__)
+
+GRANT = "grant"
+GROUP = "partitions"
+KEYS = Keys(GROUP)
+FIRST_PLAN: Millis = 10_000
+"""How long an instance that joins waits for its share before it serves by forwarding alone."""
+FOLLOW: Millis = 2_000
+
+
+PARAMETERS = Parameters(settle_timeout=100, round_interval=200, beat_interval=500, lease_timeout=3_000, member_timeout=4_000)
+"""Patient with a machine that is busy: to take partitions away from an instance that lives costs more than to wait a second longer for one
+that has died."""
+
+
+NO_TIMES: Mapping[str, Millis] = {}
+
+
+def item_of(incarnation: str, partition: int) -> str:
+    """The partition as an item of the group."""
+    return f"{incarnation}.{partition}"
+
+
+def items_of(record: QueueRecord) -> list[str]:
+    """All partitions of the queue, as items."""
+    return [item_of(record.incarnation, each.partition) for each in record.partitions]
+
+
+def partition_of(item: str) -> tuple[str, int]:
+    """Incarnation and number."""
+    incarnation, _, number = item.rpartition(".")
+    return incarnation, int(number)
+
+
+class Tell(Protocol):
+    """Is told what becomes this instance's and what is no more."""
+
+    def gained(self, incarnation: str, partition: int, token: Token) -> None: ...
+
+    async def lost(self, incarnation: str, partition: int) -> None:
+        """Returns when nothing more can be written or answered from here; at once, if need be."""
+        ...
+
+
+class Ownership(Protocol):
+    """Who owns which partition. What it says of others may be out of date; what it says of this instance is true while it `holds`."""
+
+    @property
+    def is_alone(self) -> bool:
+        """No other instance can ever own anything."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """This instance's, in the cluster."""
+        ...
+
+    @property
+    def address(self) -> str:
+        """The URL by which others reach this instance; empty: not known."""
+        ...
+
+    @property
+    def era(self) -> int: ...
+
+    @property
+    def look(self) -> Look | None:
+        """The last look at the cluster; None: there is none, or it has not been seen yet."""
+        ...
+
+    @property
+    def lapses(self) -> int:
+        """How often it ceased to hold without having been told so."""
+        ...
+
+    def still(self) -> dict[str, Millis]:
+        """For how long each instance has not been heard of here."""
+        ...
+
+    async def rounds(self) -> list[SealedRound]:
+        """The last rounds, the newest first. Raises StoreUnavailableError."""
+        ...
+
+    async def start(self, meta: MetaStore, tell: Tell) -> None: ...
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
+        """Have the cluster go by these times, and divide its partitions so, from the round on that follows. What is not named stays.
+
+        Returns what was recorded, before and after. Raises `invalid_request`, StoreUnavailableError, MetaUnknownError.
+        """
+        ...
+
+    async def leave(self) -> None:
+        """Hand over everything, and go."""
+        ...
+
+    async def stop(self) -> None: ...
+
+    def holds(self) -> bool:
+        """Whether what was gained and not lost is still this instance's."""
+        ...
+
+    def tokens(self, record: QueueRecord) -> dict[int, Token]:
+        """What this instance has of that queue."""
+        ...
+
+    def owner(self, incarnation: str, partition: int) -> Peer | None: ...
+
+    def peers(self) -> list[Peer]:
+        """The others."""
+        ...
+
+    def placing(self, items: Sequence[str], limits: Mapping[str, int] = UNLIMITED) -> Writes:
+        """What a commit must contain for these to be owned from then on, those of a queue with a limit by so many instances."""
+        ...
+
+    def limiting(self, incarnation: str, most: int | None) -> Writes:
+        """The same for a queue to lie on so many instances, by the round that follows; None: on all."""
+        ...
+
+    def removing(self, items: Iterable[str]) -> Writes:
+        """The same for those that are to be nobody's."""
+        ...
+
+    async def follow(self, stamp: Stamp) -> None:
+        """Returns when the commit with that stamp is followed, or after FOLLOW: it will be, as soon as the meta store answers."""
+        ...
+
+    async def changed(self, timeout: Millis) -> None:
+        """Returns when the owners have changed, or the time is over."""
+        ...
+
+
+class Static:
+    """One instance has it all, for as long as it holds the lock on its data directory. Each start is a new owner."""
+
+    is_alone = True
+    name = "instance"
+    address = ""
+    look = None
+    lapses = 0
+
+    def __init__(self) -> None:
+        self._token = Token(1, 0)
+
+    @property
+    def era(self) -> int:
+        return self._token.era
+
+    def still(self) -> dict[str, Millis]:
+        return {}
+
+    async def rounds(self) -> list[SealedRound]:
+        return []
+
+    async def start(self, meta: MetaStore, tell: Tell) -> None:
+        """Take a new grant: its fence shuts out whatever an earlier process may have left in flight."""
+        while True:
+            view = await meta.read([GRANT, KEYS.resource])
+            entry, recorded = view.entries.get(GRANT), view.entries.get(KEYS.resource)
+            grant = (int(entry.value) if entry else 0) + 1
+            writes = Writes(checks={GRANT: entry.stamp if entry else None}, puts={GRANT: str(grant).encode()})
+            era = 1
+            if recorded is not None:
+                # There was a cluster here: its tokens are lower from now on.
+                resource, begun = begin(KEYS, recorded, (), "static")
+                era = resource.era
+                writes.checks |= begun.checks
+                writes.puts |= begun.puts
+            with contextlib.suppress(ConflictError):
+                await meta.commit(writes.checks, puts=writes.puts)
+                self._token = Token(era, grant)
+                return
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
+        raise invalid(next(iter(times), "strategy"), "this server is alone: it divides nothing with others, and has no such times")
+
+    async def leave(self) -> None:
+        """There is nobody to hand over to."""
+
+    async def stop(self) -> None:
+        pass
+
+    def holds(self) -> bool:
+        return True
+
+    def tokens(self, record: QueueRecord) -> dict[int, Token]:
+        return {each.partition: self._token for each in record.partitions}
+
+    def owner(self, incarnation: str, partition: int) -> Peer | None:
+        return HERE
+
+    def peers(self) -> list[Peer]:
+        return []
+
+    def placing(self, items: Sequence[str], limits: Mapping[str, int] = UNLIMITED) -> Writes:
+        return Writes()
+
+    def limiting(self, incarnation: str, most: int | None) -> Writes:
+        return Writes()
+
+    def removing(self, items: Iterable[str]) -> Writes:
+        return Writes()
+
+    async def follow(self, stamp: Stamp) -> None:
+        pass
+
+    async def changed(self, timeout: Millis) -> None:
+        await asyncio.sleep(timeout / 1000)
+
+
+class Clustered:
+    """The instances of a cluster divide the partitions as a group does. `address` is the URL by which others reach this one.
+
+    A new cluster begins with these `parameters`. `times` and `strategy`, where given, it has from the start of this instance on.
+    """
+
+    is_alone = False
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        strategy: Strategy | None = None,
+        parameters: Parameters = PARAMETERS,
+        times: Mapping[str, Millis] = NO_TIMES,
+    ) -> None:
+        self._wanted_name, self.address = name, address
+        self._strategy = strategy
+        self._parameters = parameters
+        self._times = times
+        self._member: GroupMember | None = None
+        self._tell: Tell | None = None
+        self._meta: MetaStore | None = None
+        self._owners: Mapping[str, str] = {}
+        self._peers: dict[str, Peer] = {}
+        self._moved = asyncio.Event()
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when owners or members have changed."""
+
+    @property
+    def name(self) -> str:
+        return self.member.name
+
+    @property
+    def era(self) -> int:
+        return self.look.resource.era if self.look is not None and self.look.resource is not None else 1
+
+    @property
+    def look(self) -> Look | None:
+        return self.member.look
+
+    @property
+    def lapses(self) -> int:
+        return self.member.lapses
+
+    def still(self) -> dict[str, Millis]:
+        return self.member.still()
+
+    @property
+    def member(self) -> GroupMember:
+        assert self._member is not None, "it is started first"
+        return self._member
+
+    async def start(self, meta: MetaStore, tell: Tell) -> None:
+        """Join; returns with the first share of everything, or after FIRST_PLAN without."""
+        await self._define(meta)
+        self._meta, self._tell = meta, tell
+        self._member = GroupMember(meta, GROUP, self._handle, name=self._wanted_name, address=self.address, on_look=self._look)
+        self._peers[self._member.name] = HERE
+        await self._member.join()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_PLAN / 1000):
+                while not self._takes_part():
+                    await self.changed(FIRST_PLAN)
+
+    async def _define(self, meta: MetaStore) -> None:
+        """The group divides all partitions of all queues. What creates and deletes them keeps it so, but while there is no cluster."""
+        while True:
+            view = await meta.read([KEYS.resource], [QUEUE])
+            entry = view.entries.get(KEYS.resource)
+            before = None if entry is None else msgspec.json.decode(entry.value, type=Resource)
+            known = before is not None and before.strategy != "static"
+            strategy: Strategy = self._strategy or (before.strategy if before is not None and known else "rounds")
+            parameters = with_times(before.parameters if before is not None and known else self._parameters, self._times)
+            if before is not None and (strategy, parameters) == (before.strategy, before.parameters):
+                return
+            queues = [decode_queue(each.value) for each in view.prefix(QUEUE).values()]
+            items = [item for record in queues for item in items_of(record)]
+            limits = {record.incarnation: wanted(record.logical_queues, 1) for record in queues if record.logical_queues is not None}
+            _, writes = begin(KEYS, entry, items, strategy, parameters, limits, first_era=2)
+            with contextlib.suppress(ConflictError):
+                await meta.commit(writes.checks, {QUEUE: view.stamp}, writes.puts)
+                return
+
+    async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
+        assert self._meta is not None, "it is started first"
+        while True:
+            entry = (await self._meta.read([KEYS.resource])).entries[KEYS.resource]
+            before = msgspec.json.decode(entry.value, type=Resource)
+            parameters = with_times(before.parameters, times)
+            after, writes = begin(KEYS, entry, before.items, strategy or before.strategy, parameters)
+            if not writes.puts:
+                return before, after
+            with contextlib.suppress(ConflictError):
+                await self.follow(await self._meta.commit(writes.checks, puts=writes.puts))
+                return before, after
+
+    def _takes_part(self) -> bool:
+        look = self.member.look
+        if look is None or look.resource is None:
+            return False
+        if look.resource.strategy == "claims":
+            return self.member.name in look.members
+        return look.round is not None and look.round.sealed and self.member.name in look.round.participants
+
+    async def _handle(self, change: Change) -> None:
+        assert self._tell is not None
+        incarnation, partition = partition_of(change.item)
+        if isinstance(change, Gained):
+            self._tell.gained(incarnation, partition, change.token)
+        else:
+            await self._tell.lost(incarnation, partition)
+
+    def _look(self, look: Look) -> None:
+        self._owners = owners(look)
+        self._peers = {name: Peer(name, record.address) for name, record in look.members.items()} | {self.member.name: HERE}
+        self._moved.set()
+        self._moved = asyncio.Event()
+        self.on_change()
+
+    async def leave(self) -> None:
+        if self._member is not None:
+            await self._member.leave()
+
+    async def stop(self) -> None:
+        if self._member is not None:
+            await self._member.stop()
+
+    def holds(self) -> bool:
+        return self._member is not None and self._member.holds
+
+    def tokens(self, record: QueueRecord) -> dict[int, Token]:
+        held = self.member.items
+        found = ((each.partition, held.get(item_of(record.incarnation, each.partition))) for each in record.partitions)
+        return {number: token for number, token in found if token is not None}
+
+    def owner(self, incarnation: str, partition: int) -> Peer | None:
+        return self._peers.get(self._owners.get(item_of(incarnation, partition), ""))
+
+    def peers(self) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer is not HERE]
+
+    def placing(self, items: Sequence[str], limits: Mapping[str, int] = UNLIMITED) -> Writes:
+        assert self.member.look is not None, "it has joined"
+        return place(self.member.look, KEYS, items, self.member.late(), limits)
+
+    def limiting(self, incarnation: str, most: int | None) -> Writes:
+        assert self.member.look is not None, "it has joined"
+        return limit(self.member.look, KEYS, incarnation, most)
+
+    def removing(self, items: Iterable[str]) -> Writes:
+        assert self.member.look is not None, "it has joined"
+        return remove(self.member.look, KEYS, items)
+
+    async def follow(self, stamp: Stamp) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FOLLOW / 1000):
+                await self.member.refresh(stamp)
+
+    async def changed(self, timeout: Millis) -> None:
+        moved = self._moved
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout / 1000):
+                await moved.wait()
+
+    async def rounds(self) -> list[SealedRound]:
+        assert self._meta is not None, "it is started first"
+        return rounds_of(await self._meta.read(prefixes=[KEYS.history]), KEYS)

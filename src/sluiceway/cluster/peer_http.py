@@ -1,0 +1,125 @@
+"""Asks other instances over HTTP: a connection for each call that is under way, kept open for the next."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import msgspec
+
+from sluiceway.cluster.peer_connection import Answer, NoAnswerError, PeerConnection, PeerConnections
+from sluiceway.kernel.clock import Millis, format_duration
+from sluiceway.kernel.errors import KINDS, SluicewayError
+from sluiceway.model.peers import PeerRequest
+from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
+from sluiceway.wire import peer
+
+_CONNECT_TIMEOUT: Final = 3_000
+"""Milliseconds, or half of the call's time if that is less. Instances of one cluster are near to one another."""
+
+_PORTS: Final = {"http": 80, "https": 443}
+_HEAD: Final = b"POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\nContent-Length: "
+_TYPE: Final = peer.CONTENT_TYPE.encode()
+_PASSED_ON: Final = frozenset({"body_too_large", "too_many_requests", "unavailable", "storage_full", "outcome_unknown", "internal"})
+"""Codes of an instance that did not get as far as asking its share. Any other says that it does not take us for a peer of its."""
+
+
+class _Problem(msgspec.Struct):
+    code: str
+    detail: str = ""
+
+
+class HttpTransport:
+    """The port `Transport` over HTTP/1.1, for one event loop.
+
+    `secret` is the cluster's. `ca_file`: certificates (PEM) of the authorities by which peers under https are known, in place of the
+    system's. Proxies that the environment names are not used. Raises OSError for a `ca_file` that cannot be read.
+    """
+
+    def __init__(self, secret: str, ca_file: Path | None = None) -> None:
+        self._secret = secret.encode()
+        self._trusted = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
+        self._peers: dict[str, tuple[PeerConnections, bytes]] = {}
+        """With how each request to the peer begins."""
+
+    async def ask(self, address: str, request: PeerRequest, timeout: Millis, request_id: str = "") -> Any:
+        body = peer.encode_request(request)
+        deadline = asyncio.get_running_loop().time() + timeout / 1_000
+        connections, head = self._peers.get(address) or self._meet(address)
+        connection = connections.idle() or await _open(connections, address, min(_CONNECT_TIMEOUT, timeout // 2))
+        # From here on the peer may do it.
+        try:
+            async with asyncio.timeout_at(deadline):
+                answer = await connection.ask(head, _rest(body, request_id), body)
+        except TimeoutError:
+            raise PeerUnknownError(f"{address} did not answer within {format_duration(timeout)}") from None
+        except NoAnswerError as error:
+            raise PeerUnknownError(f"no answer from {address}: {error}") from None
+        finally:
+            connections.give_back(connection)
+        return _read(address, request, answer)
+
+    async def close(self) -> None:
+        peers, self._peers = self._peers, {}
+        for connections, _ in peers.values():
+            connections.close()
+
+    def _meet(self, address: str) -> tuple[PeerConnections, bytes]:
+        try:
+            url = urlsplit(address)
+            host, port = url.netloc.encode("idna"), url.port
+        except ValueError as error:
+            raise PeerRefusedError(f"{address[:200]!r} is not a URL: {error}") from None
+        if url.scheme not in _PORTS or not url.hostname or address.rstrip("/").lower() != f"{url.scheme}://{url.netloc}".lower():
+            raise PeerRefusedError(f"{address[:200]!r} is not a URL such as http://HOST:PORT")
+        secure = url.scheme == "https"
+        if secure and self._trusted is None:
+            # To read the system's takes longer than many calls, so only where they are needed.
+            self._trusted = ssl.create_default_context()
+        connections = PeerConnections(url.hostname, port or _PORTS[url.scheme], self._trusted if secure else None)
+        self._peers[address] = connections, _HEAD % (peer.PATH.encode(), host, self._secret, _TYPE)
+        return self._peers[address]
+
+
+async def _open(connections: PeerConnections, address: str, timeout: Millis) -> PeerConnection:
+    try:
+        async with asyncio.timeout(timeout / 1_000):
+            return await connections.open()
+    except Exception as error:
+        # Also what event loops raise by mistake when the peer goes away in that moment: nothing was written yet.
+        reason = str(error) or f"no connection within {format_duration(timeout)}"
+        raise PeerRefusedError(f"cannot reach {address}: {reason}") from None
+
+
+def _rest(body: bytes, request_id: str) -> bytes:
+    """What follows the peer's `head`."""
+    return b"%d\r\nX-Request-Id: %s\r\n\r\n" % (len(body), request_id.encode()) if request_id else b"%d\r\n\r\n" % len(body)
+
+
+def _read(address: str, request: PeerRequest, answer: Answer) -> Any:
+    """What the peer answered. Raises what it raised, PeerRefusedError, PeerUnknownError."""
+    if answer.content_type != _TYPE:
+        raise _refusal(address, answer.status, answer.body)
+    try:
+        if answer.status == 200:
+            return peer.decode_answer(request, answer.body)
+        error_there = peer.decode_error(answer.body)
+    except SluicewayError as unreadable:
+        raise PeerUnknownError(f"{address}: {unreadable.detail}") from None
+    raise error_there
+
+
+def _refusal(address: str, status: int, said: bytes) -> Exception:
+    """What an answer means that does not come from the peer's endpoint."""
+    problem = _Problem("")
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        problem = msgspec.json.decode(said, type=_Problem)
+    if problem.code not in KINDS or status != KINDS[problem.code].status:
+        return PeerUnknownError(f"{address} answered HTTP {status}, and not as an instance of Sluiceway does")
+    if problem.code in _PASSED_ON:
+        return SluicewayError(problem.code, problem.detail)
+    return PeerRefusedError(f"{address} did not take the request: {problem.detail}")

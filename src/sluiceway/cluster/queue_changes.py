@@ -1,0 +1,402 @@
+"""Creating, changing and deleting queues, beside other processes that do so at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from sluiceway.adapters import system
+from sluiceway.cluster.ownership import Ownership, items_of
+from sluiceway.cluster.router import Router
+from sluiceway.core.group.group_records import Writes
+from sluiceway.core.queue.routing import Peer
+from sluiceway.core.queue.scaling_policy import wanted
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import OtherQueueError, SluicewayError, invalid
+from sluiceway.kernel.limits import MAX_PARTITIONS
+from sluiceway.kernel.names import check_queue_name
+from sluiceway.local.audit_trail import AuditTrail, changes, settings_of
+from sluiceway.local.backend_pool import BackendPool
+from sluiceway.local.queue_catalog import QUEUE, Catalog
+from sluiceway.model.access import SYSTEM, Actor
+from sluiceway.model.meta import Stamp
+from sluiceway.model.peers import Left
+from sluiceway.model.queue import PartitionRecord, PartitionState, QueueRecord, Verb
+from sluiceway.model.requests import QueuePatch, QueueSpec
+from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
+from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+DROPPING = "dropping/"
+CLOSING = "closing/"
+CLOSE_TIMEOUT: Millis = 30_000
+"""How long a queue takes no requests at most while it is found out whether it can be deleted."""
+MOST_TRIES = 50
+
+T = TypeVar("T")
+
+
+class Shares(Protocol):
+    """This instance's shares of the queues."""
+
+    async def opened(self, record: QueueRecord) -> None:
+        """Returns when what is here of the queue is open, or has failed once."""
+        ...
+
+    async def ended(self, record: QueueRecord) -> None:
+        """Returns when nothing of a queue that is gone is in flight here."""
+        ...
+
+    async def tell(self, stamp: Stamp) -> None:
+        """Returns when the others follow the commit with that stamp, those that answer soon."""
+        ...
+
+
+class QueueChanges:
+    """One change at a time in this process; what others change meanwhile is found out, and the change decided anew."""
+
+    def __init__(
+        self,
+        meta: MetaStore,
+        catalog: Catalog,
+        ownership: Ownership,
+        router: Router,
+        audit: AuditTrail,
+        backends: BackendPool,
+        shares: Shares,
+    ) -> None:
+        self._meta = meta
+        self._catalog = catalog
+        self._ownership = ownership
+        self._router = router
+        self._audit = audit
+        self._backends = backends
+        self._shares = shares
+        self.lock = asyncio.Lock()
+
+    async def create(self, spec: QueueSpec, by: Actor) -> QueueRecord:
+        """Record a queue and open it. Raises queue_exists, invalid_request."""
+        check_queue_name(spec.queue_name)
+        if not 1 <= spec.requested_partitions <= MAX_PARTITIONS:
+            raise invalid("requested_partitions", f"expected 1 to {MAX_PARTITIONS}")
+        async with self.lock:
+            record, stamp = await self.decide(lambda: self._create(spec, by))
+        await self._shares.tell(stamp)
+        await self._shares.opened(record)
+        log.info("queue %s created with %d partitions", record.queue_name, len(record.partitions), extra=_said(by))
+        return record
+
+    async def _create(self, spec: QueueSpec, by: Actor) -> tuple[QueueRecord, Stamp]:
+        if spec.queue_name in self._catalog:
+            raise SluicewayError("queue_exists", f"there is a queue {spec.queue_name!r} already", "queue_name")
+        if spec.dead_queue is not None:
+            self._check_dead_queue(spec.queue_name, spec.dead_queue)
+        now = system.now()
+        record = QueueRecord(
+            spec.queue_name,
+            await self._new_incarnation(),
+            now,
+            now,
+            spec.lease_timeout,
+            spec.max_attempts,
+            spec.dead_queue,
+            spec.reference,
+            self._backends.place(spec.requested_partitions),
+            max_lease_timeout=spec.max_lease_timeout,
+            expire_timeout=spec.expire_timeout,
+            retry_backoff=spec.retry_backoff,
+            idempotency_window=spec.idempotency_window,
+            write_timeout=spec.write_timeout,
+            logical_queues=spec.logical_queues,
+        )
+        entry = self._audit.entry("queues.create", by, record.queue_name, settings_of(record))
+        limits = {} if record.logical_queues is None else {record.incarnation: wanted(record.logical_queues, 1)}
+        return record, await self._catalog.put(record, dict([entry]), self._ownership.placing(items_of(record), limits))
+
+    async def _new_incarnation(self) -> str:
+        """One that no queue has, nor any deleted one whose data may still be there."""
+        try:
+            view = await self._meta.read(prefixes=[DROPPING])
+        except StoreUnavailableError as error:
+            raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
+        used = {record.incarnation for record in self._catalog} | {incarnation_of(key) for key in view.entries}
+        while (incarnation := system.new_incarnation()) in used:
+            pass
+        return incarnation
+
+    def _check_dead_queue(self, queue_name: str, dead_queue: str) -> None:
+        check_queue_name(dead_queue, "dead_queue")
+        if dead_queue == queue_name:
+            raise invalid("dead_queue", "a queue cannot be its own dead queue")
+        if dead_queue not in self._catalog:
+            raise invalid("dead_queue", f"there is no queue {dead_queue!r}; create it first")
+        if self._catalog.get(dead_queue).dead_queue is not None:
+            raise invalid("dead_queue", f"queue {dead_queue!r} has a dead queue itself; chains are not allowed")
+
+    async def update(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> QueueRecord:
+        """Change these settings and no others, durably and at once. Raises queue_not_found, version_conflict, invalid_request."""
+        async with self.lock:
+            record, stamp = await self.decide(lambda: self._update(queue_name, patch, action, by))
+        if stamp:
+            await self._shares.tell(stamp)
+            log.info("queue %s changed: %s", queue_name, ", ".join(patch.settings), extra=_said(by))
+        return record
+
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool, by: Actor) -> QueueRecord:
+        """Let the queue take (`produce`) or give out (`lease`) nothing, or do so again, durably. Other verbs stay as they are."""
+
+        async def change() -> tuple[QueueRecord, Stamp]:
+            before = set(self._catalog.get(queue_name).paused)
+            after = before | set(verbs) if paused else before - set(verbs)
+            action = "queue.pause" if paused else "queue.resume"
+            return await self._update(queue_name, QueuePatch({"paused": tuple(sorted(after))}), action, by)
+
+        async with self.lock:
+            record, stamp = await self.decide(change)
+        if stamp:
+            await self._shares.tell(stamp)
+        return record
+
+    async def set_partition(self, queue_name: str, number: int, paused: bool, by: Actor) -> QueueRecord:
+        """Let one partition take and give out nothing, or go on, durably. Raises queue_not_found, invalid_request, rebalance_open."""
+
+        async def change() -> tuple[QueueRecord, Stamp]:
+            record = self._catalog.get(queue_name)
+            there = record.partition(number)
+            if there is None:
+                raise invalid("partition", f"the queue {queue_name!r} has no partition {number}")
+            if there.state in ("preparing", "draining"):
+                # What it is for is for the rebalance to say, whose next steps build on it.
+                detail = f"partition {number} is {there.state}: it belongs to rebalance {record.rebalance}, which is open"
+                raise SluicewayError("rebalance_open", detail, "partition")
+            state: PartitionState = "paused" if paused else "available"
+            if there.state == state:
+                return record, 0
+            changed = msgspec.structs.replace(there, state=state)
+            partitions = tuple(changed if each is there else each for each in record.partitions)
+            after = msgspec.structs.replace(record, partitions=partitions, updated_at=system.now())
+            detail_of = {"partition": number, "state": {"from": there.state, "to": state}}
+            entry = self._audit.entry("partition.pause" if paused else "partition.resume", by, queue_name, detail_of)
+            return after, await self._catalog.put(after, dict([entry]))
+
+        async with self.lock:
+            record, stamp = await self.decide(change)
+        if stamp:
+            await self._shares.tell(stamp)
+        return record
+
+    async def _update(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> tuple[QueueRecord, Stamp]:
+        """The record as it is then, and the stamp of its change; 0 if there was nothing to change."""
+        record = self._catalog.get(queue_name)
+        if patch.version not in (None, record.version):
+            raise SluicewayError("version_conflict", f"queue {queue_name!r} is at version {record.version}, not {patch.version}", "version")
+        if all(getattr(record, name) == value for name, value in patch.settings.items()):
+            return record, 0
+        changed = msgspec.structs.replace(record, **patch.settings, version=record.version + 1, updated_at=system.now())
+        if changed.lease_timeout > changed.max_lease_timeout:
+            raise invalid("lease_timeout", "it is more than max_lease_timeout")
+        if changed.dead_queue is not None and changed.dead_queue != record.dead_queue:
+            self._check_dead_queue(queue_name, changed.dead_queue)
+            self._check_no_chain(queue_name)
+        entry = self._audit.entry(action, by, queue_name, changes(record, changed))
+        return changed, await self._catalog.put(changed, dict([entry]), self._limiting(record, changed))
+
+    def _limiting(self, before: QueueRecord, after: QueueRecord) -> Writes:
+        if after.logical_queues == before.logical_queues:
+            return Writes()
+        if after.logical_queues is None:
+            return self._ownership.limiting(after.incarnation, None)
+        has = len({self._ownership.owner(after.incarnation, each.partition) for each in after.partitions} - {None})
+        return self._ownership.limiting(after.incarnation, wanted(after.logical_queues, max(1, has)))
+
+    async def spread(self, record: QueueRecord, had: int, count: int) -> None:
+        """Let a queue whose number of logical queues is chosen by load have so many. If anything comes between, it is chosen anew."""
+        async with self.lock:
+            writes = self._ownership.limiting(record.incarnation, count)
+            if not writes.puts or self._catalog.of(record.incarnation) != record:
+                return
+            detail = {"logical_queues": {"from": had, "to": count}}
+            key, entry = self._audit.entry("queue.spread", SYSTEM, record.queue_name, detail)
+            try:
+                await self._meta.commit(writes.checks, {QUEUE: self._catalog.stamp}, {**writes.puts, key: entry}, writes.deletes)
+            except (ConflictError, MetaUnknownError) as error:
+                log.info("queue %s is spread over other instances later: %s", record.queue_name, error)
+                return
+        log.info("queue %s has %d logical queues, and had %d", record.queue_name, count, had)
+
+    def _check_no_chain(self, queue_name: str) -> None:
+        for other in self._catalog:
+            if other.dead_queue == queue_name:
+                text = f"dead_queue: queue {queue_name!r} is itself the dead queue of {{other}}"
+                raise OtherQueueError("invalid_request", text, other.queue_name, "dead_queue")
+
+    async def decide(self, change: Callable[[], Awaitable[T]]) -> T:
+        """Make the change, anew as often as another process comes between. `lock` is held."""
+        # Or a change would be refused, or be none, by what others have changed since.
+        await self.follow()
+        for _ in range(MOST_TRIES):
+            try:
+                return await change()
+            except ConflictError:
+                await self._follow()
+            except SluicewayError as error:
+                if error.code == "outcome_unknown":
+                    # It may have landed: a new queue, say, could otherwise be neither used nor deleted.
+                    with contextlib.suppress(SluicewayError):
+                        await self._catalog.follow()
+                raise
+        raise SluicewayError("version_conflict", "other processes change the queues all the time; try again", "version")
+
+    async def follow(self) -> None:
+        """Know the queues as they are now, where others may have changed them. Raises `unavailable`."""
+        if not self._ownership.is_alone:
+            await self._catalog.follow()
+
+    async def _follow(self) -> None:
+        await self._catalog.follow()
+        await self._ownership.follow(self._catalog.stamp)
+
+    # ---- delete -----------------------------------------------------------------------------------------------
+
+    async def delete(self, queue_name: str, force: bool, by: Actor) -> None:
+        """Delete a queue and its items. Raises queue_not_found, queue_in_use, queue_not_empty (unless `force`)."""
+        async with self.lock:
+            record = self._catalog.get(queue_name)
+            closing = await self._note_closing(record)
+            left: dict[Peer, Left | SluicewayError] = {}
+
+            async def change() -> tuple[QueueRecord, Stamp]:
+                # Whatever came in between the check and the deletion would be acknowledged and lost. Whoever has joined takes part, too.
+                while more := await self._router.close(record, CLOSE_TIMEOUT, left):
+                    left.update(more)
+                return await self._delete(record, list(left.values()), force, by, closing)
+
+            try:
+                deleted, stamp = await self.decide(change)
+            except BaseException:
+                # It serves again if it is surely still there; one that may be deleted must not take anything.
+                if await self._is_recorded(record):
+                    await self._router.close(record, 0)
+                raise
+            await self._shares.ended(record)
+            await self._shares.tell(stamp)
+            await self.drop(DROPPING + record.incarnation, deleted.partitions)
+        log.info("queue %s deleted", queue_name, extra=_said(by))
+
+    async def _note_closing(self, record: QueueRecord) -> Stamp | None:
+        """So that nobody else lets it serve again while it is being deleted: who does takes this away first."""
+        if self._ownership.is_alone:
+            return None
+        try:
+            return await self._meta.commit(puts={CLOSING + record.incarnation: b""})
+        except MetaUnknownError as error:
+            raise SluicewayError("unavailable", f"nothing was deleted: the meta store did not answer: {error}") from error
+
+    async def may_reopen(self, record: QueueRecord) -> bool:
+        """Whether a queue that was closed to be deleted is still there, and will not be deleted any more. Raises `unavailable`."""
+        if not self._ownership.is_alone:
+            try:
+                await self._meta.commit(deletes=[CLOSING + record.incarnation])
+            except MetaUnknownError as error:
+                raise SluicewayError("unavailable", str(error)) from error
+        await self._catalog.follow()
+        return self._catalog.of(record.incarnation) is not None
+
+    async def _is_recorded(self, record: QueueRecord) -> bool:
+        try:
+            return await self.may_reopen(record)
+        except SluicewayError:
+            return False
+
+    async def _delete(
+        self, record: QueueRecord, left: Sequence[Left | SluicewayError], force: bool, by: Actor, closing: Stamp | None
+    ) -> tuple[QueueRecord, Stamp]:
+        """The record as it was last, and the stamp of its deletion."""
+        current = self._catalog.get(record.queue_name)
+        if current.incarnation != record.incarnation:
+            raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted by another process", "queue_name")
+        for other in self._catalog:
+            if other.dead_queue == record.queue_name:
+                text = "queue {other} sends its dead items there; give it another dead queue first"
+                raise OtherQueueError("queue_in_use", text, other.queue_name, "queue_name")
+        if not force:
+            _check_empty(current, left)
+        # Not of the record that it began with: a rebalance may have made partitions, and removed others, since.
+        writes = self._ownership.removing(items_of(current))
+        if closing is not None:
+            writes.checks[CLOSING + record.incarnation] = closing
+            writes.deletes.append(CLOSING + record.incarnation)
+        dropping = {DROPPING + record.incarnation: msgspec.json.encode(current.partitions)}
+        entry = self._audit.entry("queues.delete", by, record.queue_name, {"force": force})
+        return current, await self._catalog.delete(current, dict([*dropping.items(), entry]), writes)
+
+    async def drop_rest(self) -> None:
+        """Remove what is left of queues and partitions that were removed earlier. In a cluster the coordinator does so for partitions."""
+        for key, partitions in (await self.to_drop()).items():
+            if self._ownership.is_alone or "/" not in key.removeprefix(DROPPING):
+                await self.drop(key, partitions)
+
+    async def to_drop(self) -> dict[str, tuple[PartitionRecord, ...]]:
+        """The data that is to go, by its key. Raises StoreUnavailableError."""
+        view = await self._meta.read(prefixes=[DROPPING])
+        return {key: dropped(entry.value) for key, entry in view.prefix(DROPPING).items()}
+
+    async def drop(self, key: str, partitions: Iterable[PartitionRecord]) -> bool:
+        """Remove the data of a queue, or of a partition of it, that is removed already. Whether all of it is gone; if not, or if it is cut
+        off, it is done again at the next start."""
+        left = 0
+        refs = {PartitionRef(incarnation_of(key), each.partition): each.backend for each in partitions}
+        for ref, backend in refs.items():
+            try:
+                await self._backends.get(backend).drop(ref)
+            except StoreUnavailableError as error:
+                left += 1
+                log.warning("data of a removed partition stays until the next start: %s", error)
+        if not left:
+            try:
+                # Not before: what is still there must not be taken for new.
+                await self._backends.openings.forget(list(refs))
+                await self._meta.commit(deletes=(key,))
+            except MetaUnknownError as error:
+                raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
+        return not left
+
+
+def _check_empty(record: QueueRecord, left: Sequence[Left | SluicewayError]) -> None:
+    """Raises what keeps the queue from being deleted."""
+    name = record.queue_name
+    found = [each for each in left if isinstance(each, Left)]
+    for each in found:
+        if each.sender is not None:
+            text = "items of queue {other} are, or may be, on their way there; delete with force to lose them"
+            raise OtherQueueError("queue_in_use", text, each.sender, "force")
+    items = sum(each.items for each in found)
+    if items:
+        raise SluicewayError("queue_not_empty", f"queue {name!r} still has {items} items; delete with force to lose them", "force")
+    closed = {each.unopened for each in found if each.unopened is not None}
+    closed |= {each.partition for each in record.partitions} - {number for each in found for number in each.partitions}
+    if closed or len(found) < len(left):
+        which = f"partition {min(closed)} of queue {name!r} is not open" if closed else "an instance does not answer"
+        raise SluicewayError("queue_not_empty", f"{which}, so nobody knows what it has; delete with force to lose it", "force")
+
+
+def incarnation_of(key: str) -> str:
+    """Whose data that key says is to go: it names a queue, or one partition of it."""
+    return key.removeprefix(DROPPING).partition("/")[0]
+
+
+def dropped(entry: bytes) -> tuple[PartitionRecord, ...]:
+    """The partitions of a deleted queue, which were once only counted."""
+    found = msgspec.json.decode(entry, type=int | tuple[PartitionRecord, ...])
+    return tuple(map(PartitionRecord, range(found))) if isinstance(found, int) else found
+
+
+def _said(by: Actor) -> dict[str, str]:
+    """For a line of the log: whose change it was."""
+    return {"caller": by.name, "request_id": by.request_id}

@@ -1,0 +1,257 @@
+"""A lease at any instance of a cluster: from its own share of the queue, or from another's that has items."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import cast
+
+from sluiceway.adapters import system
+from sluiceway.cluster.remote_demand import Demand
+from sluiceway.cluster.router import NO_WAIT, Router, plain
+from sluiceway.core.partition.key_slots import home_of
+from sluiceway.core.queue.routing import HERE, Peer, by_owner
+from sluiceway.core.queue.tickets import Ticket
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.queue_driver import QueueDriver
+from sluiceway.model.peers import FindLeases, LeaseAnywhere
+from sluiceway.model.queue import MOVING, QueueRecord
+from sluiceway.model.requests import RELEASE, Lease, Leased, ProduceKey, Selection, Settle
+from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 0.002
+"""Seconds in which a lease that finds items here is served: whether others have some is asked only then."""
+BEING_WRITTEN: Millis = 100
+"""How long a lease waits for items that are just being written here. A partition that takes longer may hang, and others may have some."""
+GIVE_BACK: Millis = 5_000
+AGAIN: Millis = 50
+"""Before those are asked again who may have a key's leases and did not say."""
+GRACE: Millis = 200
+"""How much longer than its own time a call waits for another one with its key: that one may be about to end."""
+
+
+class _Turn:
+    """Of the calls with one key: how many there are, and whose turn it is."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.lock = asyncio.Lock()
+
+
+class Leasing:
+    """Leases of the queues of a cluster. `router` reaches the others' shares, `demand` says who has items."""
+
+    def __init__(self, router: Router, demand: Demand) -> None:
+        self._router = router
+        self._demand = demand
+        self._keys: defaultdict[tuple[str, str, str], _Turn] = defaultdict(_Turn)
+        self._returning: set[asyncio.Task[None]] = set()
+
+    async def lease(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
+        """Up to so many items, from this share if it has some, otherwise from another. Waits as the request says."""
+        if request.partition is not None:
+            # Its owner alone knows all that there is to know, also of the key.
+            only: Leased = await self._router.owner_of(record, request.partition, request, payload, repeats=request.lease_key is not None)
+            return only
+        if request.lease_key is None:
+            return await self._anywhere(record, share, request, payload)
+        # One instance at a time takes a key's leases, so that a repetition finds them wherever they are.
+        deadline = system.now() + request.request_timeout
+        while True:
+            request = replace(request, request_timeout=max(0, deadline - system.now()))
+            owner = self.home(record, request)
+            try:
+                if owner is HERE:
+                    return await self.keyed(record, share, request, payload)
+                return cast(Leased, await self._router.ask(record, owner, LeaseAnywhere(request), payload))
+            except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+                # Whatever that instance has done: asked again under the key, it gives what it gave.
+                moved = not isinstance(error, SluicewayError) or error.code == "not_here"
+                if not moved or system.now() >= deadline:
+                    raise plain(error) from error
+                self._router.look()
+            await asyncio.sleep(AGAIN / 1000)
+
+    def home(self, record: QueueRecord, request: Lease) -> Peer | None:
+        """The instance that takes the leases of the request's key: it owns the home of produces with such a key. None: nobody does."""
+        share, key = self._router.share(record), ProduceKey(f"{request.client_id}\n{request.lease_key}")
+        number = home_of(share.record, key)
+        owner = None if number == MOVING else self._router.owner(record, number)
+        # The partition knows it first when it is their home no more: by an old record two instances might take leases under one key.
+        return None if owner is HERE and share.refuses(number, key) else owner
+
+    # ---- without a key ----------------------------------------------------------------------------------------
+
+    async def _anywhere(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
+        deadline = system.now() + request.request_timeout
+        ticket = share.submit(request, payload)
+        answer: asyncio.Future[Leased] = ticket.waiter.future
+        try:
+            await self._soon(share, ticket, answer)
+            while not answer.done():
+                leased = await self._offered(record, share, ticket, answer, request, payload, deadline)
+                if leased is not None:
+                    return leased
+                if answer.cancelled():
+                    # It was withdrawn for an offer that came to nothing.
+                    request = replace(request, request_timeout=max(0, deadline - system.now()))
+                    ticket = share.submit(request, payload)
+                    answer = ticket.waiter.future
+            own = answer.result()
+        except BaseException:
+            share.abandon(ticket)
+            raise
+        if own.leases or request.request_timeout:
+            return own
+        return await self._of_others(record, request, payload, deadline + NO_WAIT)
+
+    async def _soon(self, share: QueueDriver, ticket: Ticket, answer: asyncio.Future[Leased]) -> None:
+        """Returns when the lease is answered here, or when others should be asked."""
+        until = system.steady() + BEING_WRITTEN
+        while True:
+            await asyncio.wait((answer,), timeout=AT_ONCE)
+            if answer.done() or not share.will_serve(ticket) or system.steady() >= until:
+                return
+
+    async def _offered(
+        self,
+        record: QueueRecord,
+        share: QueueDriver,
+        ticket: Ticket,
+        answer: asyncio.Future[Leased],
+        request: Lease,
+        payload: bool,
+        deadline: Millis,
+    ) -> Leased | None:
+        """Wait until the lease is answered here, or another instance has something. What was fetched from there; None: nothing."""
+        wish = self._demand.wish(record.incarnation, request.batch_size)
+        leased = None
+        try:
+            await asyncio.wait((answer, wish.offer), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done() and share.withdraw(ticket):
+                answer.cancel()
+                leased = await self._fetch(record, wish.offer.result(), request, payload, deadline)
+            # It was called off, or else something is on its way to it.
+            await asyncio.wait((answer,))
+        finally:
+            self._demand.end(wish, leased is not None)
+        return leased
+
+    async def _of_others(self, record: QueueRecord, request: Lease, payload: bool, deadline: Millis) -> Leased:
+        """For a lease that does not wait: from one of the others, the fullest first."""
+        loads = self._demand.loads(record.incarnation)
+        others = [peer for peer in self._router.owners(record) if peer is not HERE]
+        for peer in sorted(others, key=lambda peer: -loads[peer].ready if peer in loads else 0):
+            leased = await self._fetch(record, peer, request, payload, deadline)
+            if leased is not None:
+                return leased
+        return Leased([])
+
+    async def _fetch(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool, deadline: Millis) -> Leased | None:
+        """What that instance has ready; None: nothing, or it does not say. What comes when nobody waits any more is given back."""
+        within = max(0, deadline - system.now())
+        fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=0), payload, within))
+        try:
+            leased: Leased = await asyncio.shield(fetching)
+            if request.lease_key is not None:
+                # Or a repetition of this call would not look there.
+                with contextlib.suppress(SluicewayError):
+                    await self._router.know(record, [lease.partition for lease in leased.leases])
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._give_back(record, peer, request, fetching))
+            self._returning.add(task)
+            task.add_done_callback(self._returning.discard)
+            raise
+        except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+            log.debug("nothing was fetched from instance %s: %s", peer.name, error)
+            if request.lease_key is not None and isinstance(error, PeerUnknownError):
+                # It may have them now, so nobody else may give out more under this key.
+                raise plain(error) from error
+            return None
+        return leased if leased.leases else None
+
+    async def _give_back(self, record: QueueRecord, peer: Peer, request: Lease, fetching: asyncio.Future[Leased]) -> None:
+        """The client went away. If this fails, the lease runs out."""
+        with contextlib.suppress(PeerRefusedError, PeerUnknownError, SluicewayError):
+            leased = await fetching
+            if leased.leases and request.lease_key is None:
+                selections: dict[int, list[Selection]] = {}
+                for lease in leased.leases:
+                    selections.setdefault(lease.partition, []).append(Selection(RELEASE, lease=lease.number))
+                await self._router.ask(record, peer, Settle(selections, GIVE_BACK))
+
+    # ---- with a key -------------------------------------------------------------------------------------------
+
+    async def keyed(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
+        """The leases under the key, wherever they are; if there are none, a new one from whoever has items."""
+        assert request.lease_key is not None
+        name = (record.incarnation, request.client_id, request.lease_key)
+        deadline = system.now() + request.request_timeout
+        async with self._one_at_a_time(name, request.request_timeout):
+            while True:
+                try:
+                    holders = await self._holders(record, request, deadline)
+                    break
+                except SluicewayError:
+                    if system.now() >= deadline:
+                        raise
+                    self._router.look()
+                    await asyncio.sleep(AGAIN / 1000)
+            if not holders:
+                return await self._anywhere(record, share, replace(request, request_timeout=max(0, deadline - system.now())), payload)
+            found = [await self._again(record, peer, request, payload) for peer in holders]
+            return Leased([lease for each in found for lease in each.leases], [batch for each in found for batch in each.batches])
+
+    @contextlib.asynccontextmanager
+    async def _one_at_a_time(self, name: tuple[str, str, str], patience: Millis) -> AsyncIterator[None]:
+        """Raises `unavailable` if another call with that key is under way for longer."""
+        turn = self._keys[name]
+        turn.calls += 1
+        try:
+            try:
+                async with asyncio.timeout((patience + GRACE) / 1000):
+                    await turn.lock.acquire()
+            except TimeoutError:
+                raise SluicewayError("unavailable", "another call with this lease_key is under way; try again") from None
+            try:
+                yield
+            finally:
+                turn.lock.release()
+        finally:
+            turn.calls -= 1
+            if not turn.calls:
+                del self._keys[name]
+
+    async def _holders(self, record: QueueRecord, request: Lease, deadline: Millis) -> list[Peer]:
+        """Who has leases under the key. Raises `unavailable` if that cannot be known."""
+        assert request.lease_key is not None
+        owned = by_owner(sorted(self._router.share(record).numbers), lambda number: self._router.owner(record, number))
+        peers = sorted(peer for peer in owned if peer is not None)
+        if None in owned:
+            raise SluicewayError("unavailable", "a partition that may hold this key's leases has no owner at the moment")
+        # By name, so that who has a partition no more does not pass over what is leased there.
+        asked = ((peer, FindLeases(request.client_id, request.lease_key, tuple(owned[peer]))) for peer in peers)
+        try:
+            within = max(0, deadline - system.now()) if request.request_timeout else NO_WAIT
+            counts = await asyncio.gather(*(self._router.ask(record, peer, each, within=within) for peer, each in asked))
+        except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+            raise SluicewayError("unavailable", f"a partition that may hold this key's leases is not available: {plain(error)}") from error
+        return [peer for peer, count in zip(peers, counts, strict=True) if count]
+
+    async def _again(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool) -> Leased:
+        """What that share answers to the key that it knows. If that is nothing, the partitions have just gone elsewhere: `unavailable`."""
+        known = replace(request, request_timeout=0, batch_size=0)
+        try:
+            leased = cast(Leased, await self._router.ask(record, peer, known, payload))
+        except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+            raise plain(error) from error
+        if not leased.leases:
+            raise SluicewayError("unavailable", "the leases of this key are on their way to another instance, or have just run out")
+        return leased

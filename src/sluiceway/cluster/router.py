@@ -1,0 +1,492 @@
+"""Any request at any instance: done by its own share of the queue, by those of others, or by both."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from sluiceway.adapters import system
+from sluiceway.cluster.meta_watch import Following
+from sluiceway.cluster.ownership import Ownership
+from sluiceway.cluster.request_context import REQUEST_ID, note
+from sluiceway.core.partition.key_slots import home_of
+from sluiceway.core.queue.partition_executor import not_here
+from sluiceway.core.queue.routing import HERE, Part, Peer, by_owner, names_of, numbers_of, part, stays, taker
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError, invalid
+from sluiceway.local.queue_driver import QueueDriver
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, LeaseAnywhere, Left, Load, Reload, ShareRequest
+from sluiceway.model.queue import MOVING, QueueRecord
+from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Explanation,
+    Extend,
+    Extended,
+    Lease,
+    PartitionStats,
+    Peek,
+    Produce,
+    Produced,
+    QueueStats,
+    Redrive,
+    Redriven,
+    Settle,
+    Settled,
+    WholeQueueStats,
+)
+from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
+
+log = logging.getLogger(__name__)
+
+LOOK_TIMEOUT: Millis = 5_000
+"""For what has no `request_timeout` of its own."""
+AGAIN: Millis = 50
+"""How long to wait, unless the owners change sooner, before those who refused are asked again."""
+OLD: Millis = 500
+"""How old what is known of the queues may be when an instance that should have a partition says that it has not."""
+ANSWER_MARGIN: Millis = 200
+"""How much longer than its `request_timeout` a peer may take: the answer's way. What it leases to a caller that is gone it takes back."""
+NO_WAIT: Millis = 1_000
+"""How long a lease that does not wait for items may take."""
+COUNT_TIMEOUT: Millis = 1_000
+"""How long counts wait for the owners. Those that do not answer are named by then: a page of counts is for people."""
+
+T = TypeVar("T")
+Summed = TypeVar("Summed", Settled, Extended, Cleared, Deleted)
+Loads = Mapping[Peer, Load]
+Own = Callable[[QueueDriver, ShareRequest, bool], Awaitable[Any]]
+"""What this instance's share of a queue answers, with its items or without."""
+
+
+class Router:
+    """Asks whoever owns what a request is about. `shares` finds this instance's share of a queue by its name, `own` asks that.
+
+    Partitions come and go, and keys move, while a request is under way: what is looked up is looked up in the record of the moment, and
+    the record that a request came with only says which queue it is about.
+    """
+
+    def __init__(
+        self,
+        shares: Callable[[str], QueueDriver],
+        ownership: Ownership,
+        transport: Transport | None,
+        own: Own,
+        loads: Callable[[str], Loads],
+        following: Following,
+    ) -> None:
+        self._shares = shares
+        self._ownership = ownership
+        self._transport = transport
+        self._own = own
+        self._loads = loads
+        self._following = following
+
+    # ---- the record of the moment -----------------------------------------------------------------------------
+
+    def share(self, record: QueueRecord) -> QueueDriver:
+        """This instance's share of that very queue, which has its record of the moment. Raises queue_not_found."""
+        share = self._shares(record.queue_name)
+        if share.record.incarnation != record.incarnation:
+            raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted, and made anew", "queue_name")
+        return share
+
+    async def know(self, record: QueueRecord, numbers: Iterable[int], patience: Millis = LOOK_TIMEOUT) -> None:
+        """Returns when it is known of each of these partitions whether the queue has, or had it. Raises `unavailable` if that cannot be."""
+        share = self.share(record)
+        if not share.numbers.issuperset(numbers) and any(number >= share.record.given for number in numbers):
+            # Another instance may just have made it.
+            await self._following.fresh(patience)
+
+    def look(self) -> None:
+        """The record may be old. It is read again in the background."""
+        self._following.look_soon(OLD)
+
+    async def _is_there(self, record: QueueRecord, number: int, patience: Millis = LOOK_TIMEOUT) -> bool:
+        """Whether the queue has that partition, and did not lose it. Raises `unavailable`."""
+        await self.know(record, (number,), patience)
+        return number in self.share(record).numbers
+
+    # ---- one instance -----------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        record: QueueRecord,
+        peer: Peer | None,
+        request: ShareRequest | LeaseAnywhere,
+        payload: bool = True,
+        within: Millis | None = None,
+    ) -> Any:
+        """What that instance says, which another one may take so long to say; None: as long as the request allows.
+
+        Raises `not_here`, PeerRefusedError, PeerUnknownError, and what the share raises.
+        """
+        if peer is None:
+            raise not_here(None)
+        if peer is HERE:
+            assert not isinstance(request, LeaseAnywhere), "that is not for a share"
+            answer = await self._own(self.share(record), request, payload)
+        else:
+            assert self._transport is not None, "an instance that is alone has no peers"
+            timeout = (timeout_of(request) if within is None else within) + ANSWER_MARGIN
+            answer = await self._transport.ask(peer.address, Ask(record.incarnation, request, payload), timeout, REQUEST_ID.get())
+        if not isinstance(request, FindLeases):
+            note(peer.address, answer)
+        return answer
+
+    def owner(self, record: QueueRecord, number: int) -> Peer | None:
+        return self._ownership.owner(record.incarnation, number)
+
+    def owners(self, record: QueueRecord) -> list[Peer]:
+        """Those who own partitions of the queue, this instance first."""
+        found = {self.owner(record, number) for number in self.share(record).numbers} - {None}
+        return sorted((peer for peer in found if peer is not None), key=lambda peer: (peer is not HERE, peer))
+
+    async def owner_of(self, record: QueueRecord, number: int, request: Any, payload: bool = True, *, repeats: bool = True) -> Any:
+        """What the partition's owner says, whoever that is by then. `repeats`: to do it twice is to do it once.
+
+        Raises `invalid_request` if the queue has no such partition, or none any more.
+        """
+        return await self._at(record, lambda: number, request, payload, repeats)
+
+    async def _at(self, record: QueueRecord, place: Callable[[], int], request: Any, payload: bool, repeats: bool) -> Any:
+        """The same for the partition that is the place of the moment; MOVING: it has none, and waits for one."""
+        deadline = system.now() + timeout_of(request)
+        unknown: SluicewayError | None = None
+        while True:
+            number = place()
+            while number == MOVING and system.now() < deadline:
+                await self.share(record).changed(deadline - system.now())
+                number = place()
+            try:
+                if number == MOVING:
+                    raise SluicewayError("unavailable", "the memory of the queue's idempotency keys is on its way to other partitions")
+                if not await self._is_there(record, number, max(1, deadline - system.now())):
+                    raise no_partition(self.share(record).record, number)
+                asking = self.ask(record, self.owner(record, number), timed(request, deadline), payload)
+                return await (self._while_owner(record, number, asking) if repeats else asking)
+            except SluicewayError as error:
+                if error.code == "outcome_unknown" and repeats:
+                    problem = unknown = error
+                elif error.code == "not_here":
+                    problem = SluicewayError("unavailable", f"partition {number} is not available: {error.detail}")
+                    self.look()
+                else:
+                    # That nothing was done this time says nothing of the time before.
+                    raise unknown or error from None
+            except PeerRefusedError as error:
+                problem = SluicewayError("unavailable", f"partition {number} is not available: its owner cannot be reached: {error}")
+            except PeerUnknownError as error:
+                problem = SluicewayError("outcome_unknown", f"the owner of partition {number} did not answer: {error}")
+                if not repeats:
+                    raise problem from error
+                unknown = problem
+            if system.now() >= deadline:
+                raise unknown or problem
+            await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+
+    async def _while_owner(self, record: QueueRecord, number: int, asking: Coroutine[Any, Any, Any]) -> Any:
+        """The answer, as long as the partition has the owner that is asked: one that is frozen would keep who asks it waiting."""
+        owner = self.owner(record, number)
+        if owner is HERE:
+            return await asking
+        asked = asyncio.ensure_future(asking)
+        try:
+            while not asked.done():
+                changed = asyncio.ensure_future(self._ownership.changed(LOOK_TIMEOUT))
+                await asyncio.wait((asked, changed), return_when=asyncio.FIRST_COMPLETED)
+                changed.cancel()
+                if not asked.done() and self.owner(record, number) != owner:
+                    raise PeerUnknownError("it owns the partition no more")
+            return asked.result()
+        finally:
+            asked.cancel()
+
+    # ---- produce ----------------------------------------------------------------------------------------------
+
+    async def produce(self, record: QueueRecord, request: Produce) -> Produced:
+        share, key = self.share(record), request.key
+        if request.partition is not None:
+            done: Produced = await self.owner_of(record, request.partition, request, repeats=key is not None)
+        elif self._ownership.is_alone:
+            # It finds the partition itself, and waits while its key has none.
+            done = await share.ask(request)
+        elif key is not None:
+            done = await self._at(record, lambda: home_of(self.share(record).record, key), request, True, True)
+        else:
+            done = await self._produce_anywhere(record, share, request)
+        return done
+
+    async def _produce_anywhere(self, record: QueueRecord, share: QueueDriver, request: Produce) -> Produced:
+        deadline = system.now() + request.request_timeout
+        tried: list[Peer] = []
+        problem: Exception = not_here(None)
+        while True:
+            own = share.load()
+            # To look at all owners costs as much as the rest of the way, and is hardly ever needed.
+            here = not tried and stays(own)
+            peer = HERE if here else taker(own, self._loads(record.incarnation), self.owners(record), tried)
+            try:
+                if peer is not None:
+                    done: Produced = await self.ask(record, peer, timed(request, deadline))
+                    return done
+            except SluicewayError as error:
+                if error.code not in ("not_here", "unavailable", "storage_full"):
+                    raise
+                problem = error
+                if error.code == "not_here":
+                    self.look()
+            except PeerRefusedError as error:
+                problem = error
+            except PeerUnknownError as error:
+                raise SluicewayError("outcome_unknown", f"instance {peer.name if peer else ''} did not answer: {error}") from error
+            if system.now() >= deadline:
+                raise SluicewayError("unavailable", f"no partition took the request within request_timeout: {problem}")
+            if peer is None:
+                tried.clear()
+                await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+            else:
+                tried.append(peer)
+
+    # ---- what names ids ---------------------------------------------------------------------------------------
+
+    async def settle(self, record: QueueRecord, request: Settle) -> Settled:
+        return await self._in_parts(record, request, Settled(ignored=[(name, "unknown") for name in request.foreign]))
+
+    async def extend(self, record: QueueRecord, request: Extend) -> Extended:
+        return await self._in_parts(record, request, Extended(ignored=[(name, "unknown") for name in request.foreign]))
+
+    async def delete_items(self, record: QueueRecord, request: DeleteItems) -> Deleted:
+        return await self._in_parts(record, request, Deleted(ignored=[(name, "unknown") for name in request.foreign]))
+
+    async def clear(self, record: QueueRecord, request: Clear) -> Cleared:
+        numbers = tuple(sorted(self.share(record).numbers))
+        return await self._in_parts(record, replace(request, partitions=numbers), Cleared())
+
+    async def _in_parts(self, record: QueueRecord, request: Part, total: Summed) -> Summed:
+        """Each owner does its part. What is done stays done; an error says that some of it is not, or may not be.
+
+        What is refused because it has just gone to another owner is asked of that one. What was in a partition that is no more is settled.
+        """
+        deadline = system.now() + request.request_timeout
+        left = numbers_of(request)
+        if self._ownership.is_alone and self.share(record).numbers.issuperset(left):
+            try:
+                whole: Summed = await self.share(record).ask(request)
+                return whole
+            except SluicewayError:
+                if self.share(record).numbers.issuperset(left):
+                    raise
+        while left := await self._pass_over(record, request, left, total, deadline):
+            groups = by_owner(left, lambda number: self.owner(record, number))
+            asked = [self._part(record, peer, part(request, numbers, max(1, deadline - system.now()))) for peer, numbers in groups.items()]
+            # One is not worth a task of its own.
+            answers = await asyncio.gather(*asked, return_exceptions=True) if len(asked) > 1 else [await _outcome(asked[0])]
+            left = []
+            problem: BaseException | None = None
+            for numbers, answer in zip(groups.values(), answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    total.add(answer)
+                    continue
+                gone = [number for number in numbers if number not in self.share(record).numbers]
+                again = numbers if _is(answer, "not_here") else gone
+                left += again
+                if len(again) < len(numbers):
+                    problem = problem or answer
+            if problem is not None:
+                raise problem
+            if left:
+                self.look()
+                await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
+            if system.now() >= deadline and not self.share(record).numbers.isdisjoint(left):
+                raise SluicewayError("unavailable", f"nobody serves partition {left[0]}; what the call asks of others is done")
+        return total
+
+    async def _pass_over(self, record: QueueRecord, request: Part, numbers: list[int], total: Summed, deadline: Millis) -> list[int]:
+        """Those of the partitions that are there. What the request names of others is ignored: it was settled, or never was."""
+        share = self.share(record)
+        if share.numbers.issuperset(numbers):
+            return numbers
+        await self.know(record, numbers, max(1, deadline - system.now()))
+        missing = [number for number in numbers if number not in share.numbers]
+        removed = [number for number in missing if number < share.record.given]
+        never = [number for number in missing if number >= share.record.given]
+        settled, unknown = (names_of(request, each, record.incarnation) for each in (removed, never))
+        if isinstance(total, Deleted):
+            total.ignored += [(name, "gone") for name in settled] + [(name, "unknown") for name in unknown]
+        elif not isinstance(total, Cleared):
+            total.ignored += [(name, "settled") for name in settled] + [(name, "unknown") for name in unknown]
+        return [number for number in numbers if number in share.numbers]
+
+    async def _part(self, record: QueueRecord, peer: Peer | None, request: Part) -> Any:
+        try:
+            return await self.ask(record, peer, request)
+        except PeerRefusedError as error:
+            # At once, and not after it has another owner: the client may be about to lose its lease.
+            raise SluicewayError("unavailable", f"the owner of partition {numbers_of(request)[0]} cannot be reached: {error}") from error
+        except PeerUnknownError as error:
+            detail = f"the owner of partition {numbers_of(request)[0]} did not answer: {error}"
+            raise SluicewayError("outcome_unknown", detail) from error
+
+    # ---- all of the queue -------------------------------------------------------------------------------------
+
+    async def count(self, record: QueueRecord) -> WholeQueueStats:
+        """The counts of all partitions. Of those whose owner does not answer it is only said that they are `unavailable`."""
+        owners = self.owners(record)
+        answers = await self._ask_all(record, owners, Count(), COUNT_TIMEOUT)
+        found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, QueueStats)}
+        there: set[int] = set()
+        record = self.share(record).record
+        for share in found.values():
+            # One that has moved meanwhile may be told of by both, and one that was removed by an instance that does not know it yet.
+            share.partitions = [each for each in share.partitions if each.partition not in there and record.partition(each.partition)]
+            there |= {each.partition for each in share.partitions}
+        for each in record.partitions:
+            if each.partition not in there:
+                share = found.setdefault(self._name(self.owner(record, each.partition)), QueueStats(0, 0, 0, 0, []))
+                share.partitions.append(PartitionStats(each.partition, "unavailable", backend=each.backend))
+        total = WholeQueueStats(0, 0, 0, 0, [], found)
+        for share in found.values():
+            share.partitions.sort(key=lambda each: each.partition)
+            total.add(share)
+        total.partitions.sort(key=lambda each: each.partition)
+        return total
+
+    def _name(self, peer: Peer | None) -> str:
+        return self._ownership.name if peer is HERE else peer.name if peer is not None else ""
+
+    async def redrive(self, record: QueueRecord, request: Redrive) -> Redriven:
+        """One owner after the other, up to the limit."""
+        deadline = system.now() + request.request_timeout
+        total = Redriven()
+        for peer in self.owners(record):
+            if total.matched >= request.limit:
+                break
+            try:
+                done: Redriven = await self.ask(record, peer, replace(timed(request, deadline), limit=request.limit - total.matched))
+            except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+                if total.matched:
+                    break
+                raise plain(error) from error
+            total.matched += done.matched
+            total.redriven += done.redriven
+            for target, items in done.targets.items():
+                total.targets[target] = total.targets.get(target, 0) + items
+        return total
+
+    async def reload(self, record: QueueRecord, timeout: Millis) -> None:
+        for each in await self._of_each(record, Reload(timeout)):
+            if isinstance(each, SluicewayError):
+                raise each
+
+    async def close(self, record: QueueRecord, timeout: Millis, but: Container[Peer] = ()) -> dict[Peer, Left | SluicewayError]:
+        """Have all instances, but those, take no request for so long, and hear what is left."""
+        peers = [peer for peer in (HERE, *self._ownership.peers()) if peer not in but]
+        return dict(zip(peers, await self._ask_all(record, peers, Close(timeout)), strict=True))
+
+    async def _of_each(self, record: QueueRecord, request: ShareRequest) -> list[Any]:
+        return await self._ask_all(record, self.owners(record), request)
+
+    async def _ask_all(self, record: QueueRecord, peers: Iterable[Peer], request: ShareRequest, within: Millis | None = None) -> list[Any]:
+        """The answer of each, or the error in its place."""
+        asked = (self.ask(record, peer, request, within=within) for peer in peers)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [plain(each) if isinstance(each, BaseException) else each for each in answers]
+
+    # ---- one partition ----------------------------------------------------------------------------------------
+
+    async def list_items(self, record: QueueRecord, request: ListItems) -> ItemsPage:
+        page: ItemsPage = await self.owner_of(record, request.partition, request)
+        return page
+
+    async def browse(self, record: QueueRecord, request: Browse) -> BrowsedPage:
+        page: BrowsedPage = await self.owner_of(record, request.partition, request)
+        return page
+
+    async def explain(self, record: QueueRecord, partition: int, offset: int) -> Explanation:
+        try:
+            if not await self._is_there(record, partition):
+                return _of_none(self.share(record).record, partition)
+            found: Explanation = await self.owner_of(record, partition, Explain(partition, offset))
+        except SluicewayError as error:
+            if error.code not in ("unavailable", "outcome_unknown"):
+                raise
+            return Explanation("unavailable", error.detail)
+        return found
+
+    async def peek(self, record: QueueRecord, request: Peek) -> list[pa.RecordBatch]:
+        if request.partition is not None:
+            if request.lease is not None and not await self._is_there(record, request.partition):
+                # There it is not known, which is the answer.
+                owner = self.ask(record, HERE, request)
+            else:
+                owner = self.owner_of(record, request.partition, request)
+            found: list[pa.RecordBatch] = await owner
+            return found
+        batches: list[pa.RecordBatch] = []
+        for peer in self.owners(record):
+            left = request.limit - sum(batch.num_rows for batch in batches)
+            if left <= 0:
+                break
+            try:
+                batches += await self.ask(record, peer, replace(request, limit=left))
+            except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
+                raise plain(error) from error
+        return batches
+
+
+def no_partition(record: QueueRecord, number: int) -> SluicewayError:
+    """What is told of a partition that the queue does not have."""
+    if number < record.given:
+        return invalid("partition", f"partition {number} of the queue {record.queue_name!r} was removed by a rebalance")
+    return invalid("partition", f"the queue {record.queue_name!r} has no partition {number}")
+
+
+def _of_none(record: QueueRecord, number: int) -> Explanation:
+    """Where an item of a partition is that the queue does not have."""
+    if number < record.given:
+        return Explanation("gone", f"its partition {number} was removed by a rebalance when it was empty: the item was settled or moved")
+    return Explanation("unknown", "this id was never given")
+
+
+def _is(error: BaseException, code: str) -> bool:
+    return isinstance(error, SluicewayError) and error.code == code
+
+
+def timeout_of(request: Any) -> Millis:
+    """How long the request may take."""
+    timeout: Millis = getattr(request, "request_timeout", LOOK_TIMEOUT)
+    return NO_WAIT if timeout == 0 and isinstance(request, Lease | LeaseAnywhere) else timeout
+
+
+def timed(request: Any, deadline: Millis) -> Any:
+    """The same with what is left of its time."""
+    if isinstance(request, LeaseAnywhere):
+        return LeaseAnywhere(timed(request.lease, deadline))
+    left = max(0, deadline - system.now())
+    return replace(request, request_timeout=left) if getattr(request, "request_timeout", left) != left else request
+
+
+async def _outcome(asked: Awaitable[T]) -> T | Exception:
+    """The answer, or the error in its place."""
+    try:
+        return await asked
+    except Exception as error:
+        return error
+
+
+def plain(error: BaseException) -> SluicewayError:
+    """As a client may be told. What is a mistake of ours is raised."""
+    if isinstance(error, PeerRefusedError):
+        return SluicewayError("unavailable", f"an owner of the queue's partitions cannot be reached: {error}")
+    if isinstance(error, PeerUnknownError):
+        return SluicewayError("outcome_unknown", f"an owner of the queue's partitions did not answer: {error}")
+    if isinstance(error, SluicewayError):
+        return SluicewayError("unavailable", error.detail) if error.code == "not_here" else error
+    raise error

@@ -1,0 +1,54 @@
+"""Looking at what an instance stands on: its meta store, its backends and its partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from sluiceway.adapters.system import stopwatch
+from sluiceway.kernel.clock import Millis
+from sluiceway.local.backend_pool import BackendInfo
+from sluiceway.model.health import Check
+from sluiceway.model.requests import QueueStats
+from sluiceway.ports.meta_store import MetaStore
+
+UNREACHED = ("unavailable", "error")
+"""States of a partition that does not serve what it is asked (`core.states`)."""
+META_TIMEOUT: Millis = 2_000
+"""A meta store that takes longer to read a key is as good as gone to whoever waits for the check."""
+
+
+async def check_meta(meta: MetaStore, key: str) -> Check:
+    """Whether the meta store can be read now. Without it no queue can be made or changed; items flow on."""
+    began = stopwatch()
+    try:
+        async with asyncio.timeout(META_TIMEOUT / 1000):
+            await meta.read([key])
+    except TimeoutError:
+        found = f"it did not answer within {META_TIMEOUT} ms"
+    except Exception as error:
+        found = f"it cannot be read: {error}"
+    else:
+        return Check("meta store", True, "it can be read", _millis(began))
+    return Check("meta store", False, found, _millis(began))
+
+
+def check_backends(backends: Sequence[BackendInfo]) -> list[Check]:
+    """Whether each backend answered when it was last asked."""
+    return [
+        Check(f"backend {each.name}", each.problem is None, each.problem or f"it serves its {each.partitions} partitions", 0)
+        for each in backends
+    ]
+
+
+def check_partitions(queues: Iterable[QueueStats]) -> Check:
+    """Whether every partition can be reached; what it is used for is for its queue to say."""
+    began = stopwatch()
+    states = Counter(partition.state for queue in queues for partition in queue.partitions)
+    found = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "there are none"
+    return Check("partitions", states.keys().isdisjoint(UNREACHED), found, _millis(began))
+
+
+def _millis(began: float) -> Millis:
+    return round((stopwatch() - began) * 1000)

@@ -1,0 +1,575 @@
+"""The instance: the queues, its shares of them, and whom it asks for the rest. What the HTTP server stands on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from weakref import WeakSet
+
+import pyarrow as pa
+
+from sluiceway.adapters import system
+from sluiceway.adapters.disk import keep_private
+from sluiceway.adapters.lock import DirectoryLock
+from sluiceway.adapters.meta.memory import MemoryMetaStore
+from sluiceway.adapters.meta.sqlite import SqliteMetaStore
+from sluiceway.cluster.autoscaler import Spreading
+from sluiceway.cluster.cluster_secret import secret_of
+from sluiceway.cluster.consumer_reports import ConsumerView
+from sluiceway.cluster.instance_view import Instances
+from sluiceway.cluster.meta_watch import Following
+from sluiceway.cluster.ownership import GRANT, PARAMETERS, Clustered, Ownership, Static
+from sluiceway.cluster.peer_counts import CountedTransport
+from sluiceway.cluster.queue_changes import QueueChanges
+from sluiceway.cluster.rebalance_service import Rebalancing
+from sluiceway.cluster.remote_demand import Demand
+from sluiceway.cluster.remote_leases import Leasing
+from sluiceway.cluster.router import Router
+from sluiceway.cluster.transfer_sender import Sending
+from sluiceway.core.group.group_records import Parameters, Strategy, Token
+from sluiceway.core.queue.partition_executor import not_here
+from sluiceway.core.queue.routing import HERE
+from sluiceway.core.queue.timer_pacing import TimerPace
+from sluiceway.instance.backend_changes import BackendChanges
+from sluiceway.instance.health import check_backends, check_meta, check_partitions
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import COMPACTION_INTERVAL
+from sluiceway.local import queries
+from sluiceway.local.answer_budget import Asked
+from sluiceway.local.audit_trail import AuditTrail
+from sluiceway.local.backend_pool import BackendInfo, BackendPool, OpenStore
+from sluiceway.local.blob_cache import BlobCache
+from sluiceway.local.clock_watch import ClockWatch
+from sluiceway.local.disk_room import DATA, LOOK_INTERVAL, DiskRoom
+from sluiceway.local.dispatch import perform
+from sluiceway.local.queue_catalog import Catalog
+from sluiceway.local.queue_driver import Around, QueueDriver
+from sluiceway.local.stores import open_store
+from sluiceway.model.access import SYSTEM, Actor
+from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
+from sluiceway.model.configuration import Configuration
+from sluiceway.model.health import Check
+from sluiceway.model.history import Tally
+from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
+from sluiceway.model.meta import Stamp
+from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, PeerRequest, ShareRequest
+from sluiceway.model.queue import QueueRecord, Verb
+from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
+from sluiceway.model.requests import (
+    Clear,
+    Cleared,
+    Explanation,
+    Extend,
+    Extended,
+    Lease,
+    Leased,
+    Peek,
+    Produce,
+    Produced,
+    QueuePatch,
+    QueueSpec,
+    QueueStats,
+    Redrive,
+    Redriven,
+    Settle,
+    Settled,
+    WholeQueueStats,
+)
+from sluiceway.ports.meta_store import MetaStore
+from sluiceway.ports.transport import Transport
+
+log = logging.getLogger(__name__)
+
+LET_GO: Millis = 800
+"""For a commit in flight in a partition that goes to another instance: within this the group is told that it has stopped."""
+TAKEOVER_GRACE: Millis = 5_000
+"""No lease runs out for so long after its partition came here: its client may have had nobody to ask for a longer one."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """How an instance takes part in a cluster. `address` is the URL by which the others reach it; the transport is given their secret."""
+
+    open_meta: Callable[[], MetaStore]
+    open_transport: Callable[[str], Transport]
+    address: str
+    name: str = "instance"
+    strategy: Strategy | None = None
+    """None: as the cluster has it."""
+    parameters: Parameters = PARAMETERS
+    times: Mapping[str, Millis] = field(default_factory=dict)
+    """Those of the cluster from now on; the others stay as it has them."""
+
+
+class Service:
+    """The queues of one data directory, served by this process alone, or with `membership` those of a cluster, by all its instances.
+
+    `start` before use, `stop` after. Partitions lie on the configured `backends`; those of a queue whose backend is not among them are not
+    served. With memory backends nothing outlives the process, the queues included. `disk_reserve`: bytes that produces leave on each disk.
+    """
+
+    def __init__(
+        self,
+        data: Path,
+        backends: Mapping[str, BackendSettings] = DEFAULT_BACKENDS,
+        *,
+        open_store: OpenStore | None = None,
+        membership: Membership | None = None,
+        disk_reserve: int = 0,
+    ) -> None:
+        self._data = data
+        self.room = DiskRoom(disk_reserve, self._note_room)
+        self._membership = membership
+        self._backends = BackendPool(data, backends, open_store or _opens(shared=membership is not None), self.room)
+        self._meta: MetaStore | None = None
+        self._audit: AuditTrail | None = None
+        self._lock: DirectoryLock | None = None
+        self._transport: Transport | None = None
+        self.peer_calls: CountedTransport | None = None
+        """Counts what is asked of the others; None: there are none."""
+        self.secret = ""
+        """By which the cluster's instances know one another."""
+        self.clock = ClockWatch()
+        self._cache = BlobCache()
+        self._drivers: dict[str, QueueDriver] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._endings: dict[str, asyncio.Task[None]] = {}
+        self._let_go_until: Millis = -LET_GO
+        self._measuring = False
+        self.ownership: Ownership = Static()
+        if membership is not None:
+            self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters, membership.times)
+        self.instances = Instances(self.ownership, self.queues, lambda: self.audit)
+
+    # ---- life -------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Own the data directory, or join the cluster; finish deletions that were cut off; open what is this instance's of every queue."""
+        keep_private(self._data)
+        # Before anything is written: on a full disk the reserve is given up for it.
+        self.room.watch(DATA, self._data)
+        self._lock = DirectoryLock(self._data, shared=self._membership is not None)
+        self._meta = self._open_meta()
+        self._audit = AuditTrail(self._meta)
+        await self._backends.start(self._meta)
+        self._backends.note_room()
+        if self._membership is not None:
+            self.secret = await secret_of(self._meta)
+            self._transport = self.peer_calls = CountedTransport(self._membership.open_transport(self.secret))
+        self.consumers = ConsumerView(self._driver_of, self.ownership, self._transport)
+        self._demand = None if self._transport is None else Demand(self._transport, self._driver_of)
+        self._catalog = Catalog(self._meta, self)
+        self._following = Following(self._meta, self._catalog, self.ownership, self._transport)
+        self._router = Router(self._driver, self.ownership, self._transport, self._perform, self._loads, self._following)
+        send = Sending(self._router, self._catalog.find, self._following.fresh).send
+        self._leasing = None if self._demand is None else Leasing(self._router, self._demand)
+        self._changes = QueueChanges(self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self)
+        self._rebalancing = Rebalancing(
+            self._meta, self._catalog, self.ownership, self._router, self._audit, self._backends, self._changes, self
+        )
+        self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
+        grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
+        self._around = Around(
+            self._backends.get,
+            self._cache,
+            send,
+            self.ownership.holds,
+            self._changes.may_reopen,
+            WeakSet(),
+            self.clock,
+            self._router.owner_of,
+            TimerPace(),
+            grace,
+            self.room.spend,
+        )
+        await self.ownership.start(self._meta, self)
+        await self._changes.drop_rest()
+        # All of them are known before the first opens: it may have items on their way to another.
+        await self._catalog.follow()
+        if not self.ownership.is_alone:
+            self._begin_to_follow()
+        await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
+        self._spawn(self._rebalancing.coordinator.run())
+        self._spawn(self._keep_compact())
+        if self.room.disks:
+            self._spawn(self._keep_room())
+
+    async def _keep_compact(self) -> None:
+        while True:
+            await asyncio.sleep(COMPACTION_INTERVAL / 1000)
+            for driver in list(self._drivers.values()):
+                try:
+                    await driver.compact()
+                except Exception:
+                    log.exception("queue %s: compaction failed; nothing was changed", driver.record.queue_name)
+
+    async def _keep_room(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL / 1000)
+            self.room.look()
+            if self.room.any_low:
+                await self._measure_room()
+
+    async def _measure_room(self) -> None:
+        await asyncio.gather(*(driver.measure_room() for driver in list(self._drivers.values())))
+        # What was owed by logs is paid now.
+        self.room.look()
+
+    def _note_room(self) -> None:
+        """A disk has become low, or is that no more."""
+        self._backends.note_room()
+        for driver in self._drivers.values():
+            driver.note_room()
+        if self.room.any_low and not self._measuring:
+            # At once: where only logs owe the room, nothing has to be refused for longer than they take to be written.
+            self._measuring = True
+            self._spawn(self._measure_once())
+
+    async def _measure_once(self) -> None:
+        try:
+            await self._measure_room()
+        finally:
+            self._measuring = False
+
+    def _open_meta(self) -> MetaStore:
+        if self._membership is not None:
+            return self._membership.open_meta()
+        return MemoryMetaStore() if self._backends.keeps_nothing else SqliteMetaStore(self._data / "meta.sqlite")
+
+    async def hand_over(self) -> None:
+        """Let the other instances have everything, and go on serving by asking them. Nothing is left to do where there are none."""
+        await self.ownership.leave()
+
+    async def stop(self) -> None:
+        """Finish what is in flight and release the directory. Waiting leases are answered empty."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        await self._rebalancing.coordinator.close()
+        self._following.stop()
+        if self._demand is not None:
+            await self._demand.stop()
+        await asyncio.gather(*(driver.stop() for driver in self._drivers.values()), *self._endings.values())
+        self._drivers.clear()
+        await self.ownership.stop()
+        if self._transport is not None:
+            await self._transport.close()
+        await self._backends.close()
+        await self.audit.close()
+        await self.meta.close()
+        if self._lock is not None:
+            self._lock.release()
+
+    async def catch_up(self) -> None:
+        """Let all happen that is due, after the clock was moved ahead."""
+        await asyncio.gather(*(driver.catch_up() for driver in self._drivers.values()))
+
+    @property
+    def meta(self) -> MetaStore:
+        assert self._meta is not None, "the service is not started"
+        return self._meta
+
+    @property
+    def audit(self) -> AuditTrail:
+        assert self._audit is not None, "the service is not started"
+        return self._audit
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- what becomes this instance's, and what is no more ----------------------------------------------------
+
+    def learnt(self, record: QueueRecord) -> None:
+        """A queue is new, or has changed."""
+        driver = self._drivers.get(record.queue_name)
+        if driver is not None:
+            driver.configure(record)
+        else:
+            driver = self._drivers[record.queue_name] = QueueDriver(record, self._around)
+        # It may have been told that a partition is its own before the record had that.
+        driver.gain(self.ownership.tokens(record))
+        self._rebalancing.coordinator.heard(record)
+
+    def forgotten(self, record: QueueRecord) -> None:
+        """A queue is gone."""
+        self._rebalancing.coordinator.heard(record)
+        task = asyncio.create_task(self._drivers.pop(record.queue_name).stop())
+        self._endings[record.incarnation] = task
+        task.add_done_callback(lambda _: self._endings.pop(record.incarnation, None))
+
+    def gained(self, incarnation: str, partition: int, token: Token) -> None:
+        driver = self._driver_of(incarnation)
+        if driver is not None and driver.record.partition(partition) is not None:
+            driver.gain({partition: token})
+        elif driver is None or partition >= driver.record.given:
+            # Another instance has just created it, or its queue. Once that is known, it is asked what is owned of it.
+            self._spawn(self._following.follow())
+
+    async def lost(self, incarnation: str, partition: int) -> None:
+        driver = self._driver_of(incarnation)
+        if driver is not None:
+            # Several are lost one after the other: together they have as long as one of them, or the lease would run out meanwhile.
+            now = system.steady()
+            if now > self._let_go_until + LET_GO:
+                self._let_go_until = now + LET_GO
+            await driver.lose(partition, max(0, self._let_go_until - now))
+
+    async def opened(self, record: QueueRecord) -> None:
+        driver = self._driver_of(record.incarnation)
+        if driver is not None:
+            await driver.opened()
+
+    async def ended(self, record: QueueRecord) -> None:
+        if record.incarnation in self._endings:
+            await asyncio.wait([self._endings[record.incarnation]])
+
+    async def tell(self, stamp: Stamp) -> None:
+        await self._following.tell(stamp)
+
+    def _begin_to_follow(self) -> None:
+        """Follow what other instances change, and who they are."""
+        assert isinstance(self.ownership, Clustered), "the others are those of a cluster"
+        assert self._demand is not None, "the others are reached by a transport"
+        demand, ownership = self._demand, self.ownership
+        ownership.on_change = lambda: demand.follow(ownership.peers())
+        demand.follow(ownership.peers())
+        for work in (
+            Spreading(ownership, demand, self._drivers.values, self._changes.spread).run(),
+            self._following.watch(),
+            self._following.look_again(),
+        ):
+            self._spawn(work)
+
+    # ---- for the other instances ------------------------------------------------------------------------------
+
+    async def answer(self, request: PeerRequest) -> Any:
+        """What another instance asks. Nobody else is asked in turn, but for `LeaseAnywhere`, and then only for the shares."""
+        if isinstance(request, Ask):
+            return await self._answer(request)
+        if isinstance(request, Learn):
+            await self._catalog.follow(request.stamp)
+            await self.ownership.follow(request.stamp)
+            await asyncio.gather(*(driver.opened() for driver in self._drivers.values()))
+            return True
+        if isinstance(request, ListConsumers):
+            return await self.consumers.here(request)
+        assert self._demand is not None, "only instances of a cluster ask"
+        return await self._demand.answer(request, self._drivers.values())
+
+    async def _answer(self, asked: Ask) -> Any:
+        driver = self._driver_of(asked.incarnation)
+        if driver is None:
+            await self._catalog.follow()
+            driver = self._driver_of(asked.incarnation)
+        if driver is None:
+            raise not_here(None)
+        if isinstance(asked.request, LeaseAnywhere):
+            assert self._leasing is not None, "only instances of a cluster ask"
+            if self._leasing.home(driver.record, asked.request.lease) is not HERE:
+                raise not_here(None)
+            return await self._leasing.keyed(driver.record, driver, asked.request.lease, asked.payload)
+        return await self._perform(driver, asked.request, asked.payload)
+
+    async def _perform(self, driver: QueueDriver, request: ShareRequest, payload: bool) -> Any:
+        done = await perform(driver, request, payload, self._incarnation_of)
+        return done._replace(sender=self._sender_to(driver)) if isinstance(request, Close) else done
+
+    def _incarnation_of(self, queue_name: str) -> str | None:
+        found = self._catalog.find(queue_name)
+        return None if found is None else found.incarnation
+
+    def _sender_to(self, target: QueueDriver) -> str | None:
+        """A queue with items here that are, or may be, on their way to that one."""
+        name = target.record.queue_name
+        senders = (other for other in self._drivers.values() if other is not target and queries.may_send_to(other, name))
+        return next((other.record.queue_name for other in senders), None)
+
+    def _loads(self, incarnation: str) -> Mapping[Any, Any]:
+        return {} if self._demand is None else self._demand.loads(incarnation)
+
+    # ---- backends ---------------------------------------------------------------------------------------------
+
+    def backends(self) -> list[BackendInfo]:
+        """Where partitions lie or may lie, by name."""
+        return self._backends.infos()
+
+    async def reconfigure(self, old: Configuration, new: Configuration, also: Sequence[str] = (), by: Actor = SYSTEM) -> list[str]:
+        """`BackendChanges.make`."""
+        changed = await self._backend_changes.make(old, new, also, by)
+        times, strategy = new.cluster.changed_times(old.cluster), new.cluster.strategy
+        if times or strategy != old.cluster.strategy:
+            await self.instances.redefine(times, strategy or None, by)
+        return changed
+
+    # ---- queues -----------------------------------------------------------------------------------------------
+
+    async def create_queue(self, spec: QueueSpec, by: Actor = SYSTEM) -> QueueRecord:
+        return await self._changes.create(spec, by)
+
+    async def update_queue(self, queue_name: str, patch: QueuePatch, by: Actor = SYSTEM) -> QueueRecord:
+        await self.look_up(queue_name)
+        return await self._changes.update(queue_name, patch, "queues.update", by)
+
+    async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool, by: Actor = SYSTEM) -> QueueRecord:
+        await self.look_up(queue_name)
+        return await self._changes.pause(queue_name, verbs, paused, by)
+
+    async def delete_queue(self, queue_name: str, force: bool, by: Actor = SYSTEM) -> None:
+        await self.look_up(queue_name)
+        await self._changes.delete(queue_name, force, by)
+
+    # ---- rebalances -------------------------------------------------------------------------------------------
+
+    async def plan_rebalance(self, queue_name: str, requested: int | None) -> tuple[str, Plan, QueueRecord]:
+        """What a rebalance would do now, and for which queue; the id is of exactly that."""
+        record = await self.look_up(queue_name)
+        return *self._rebalancing.plan(record, requested), record
+
+    async def rebalance(
+        self, queue_name: str, requested: int | None, drain: DrainMode, rate: int | None, plan_id: str | None, by: Actor = SYSTEM
+    ) -> Rebalance:
+        await self.look_up(queue_name)
+        return await self._rebalancing.begin(queue_name, requested, drain, rate, plan_id, by)
+
+    async def rebalance_many(
+        self, match: str, requested: int | None, drain: DrainMode, rate: int | None, by: Actor = SYSTEM
+    ) -> RebalanceBatch:
+        return await self._rebalancing.begin_many(match, requested, drain, rate, by)
+
+    async def rebalances(self, queue_name: str | None, only_open: bool) -> list[Rebalance]:
+        return await self._rebalancing.list(queue_name, only_open=only_open)
+
+    async def get_rebalance(self, id: str) -> Rebalance:
+        return await self._rebalancing.get(id)
+
+    async def cancel_rebalance(self, id: str, by: Actor = SYSTEM) -> Rebalance:
+        return await self._rebalancing.cancel(id, by)
+
+    async def rebalance_progress(self, rebalance: Rebalance) -> RebalanceProgress:
+        return await self._rebalancing.progress(rebalance)
+
+    async def set_partition(self, queue_name: str, partition: int, paused: bool, by: Actor = SYSTEM) -> QueueRecord:
+        await self.look_up(queue_name)
+        return await self._changes.set_partition(queue_name, partition, paused, by)
+
+    def queue(self, queue_name: str) -> QueueRecord:
+        """The queue's record, as far as this instance has heard. Raises queue_not_found."""
+        return self._catalog.get(queue_name)
+
+    async def look_up(self, queue_name: str) -> QueueRecord:
+        """The same; before it says that there is none, it asks whether another instance has just created it."""
+        known = self._drivers.get(queue_name)
+        if known is not None:
+            return known.record
+        return self._catalog.get(queue_name) if self.ownership.is_alone else await self._catalog.look_up(queue_name)
+
+    def queues(self) -> list[QueueRecord]:
+        """All queues, by name."""
+        return list(self._catalog)
+
+    def _driver(self, queue_name: str) -> QueueDriver:
+        driver = self._drivers.get(queue_name)
+        if driver is None:
+            raise SluicewayError("queue_not_found", f"there is no queue {queue_name[:64]!r}", "queue_name")
+        return driver
+
+    def _driver_of(self, incarnation: str) -> QueueDriver | None:
+        record = self._catalog.of(incarnation)
+        return None if record is None else self._drivers.get(record.queue_name)
+
+    # ---- items ------------------------------------------------------------------------------------------------
+
+    async def produce(self, queue_name: str, request: Produce) -> Produced:
+        return await self._router.produce(self.queue(queue_name), request)
+
+    async def lease(self, queue_name: str, request: Lease, payload: bool = True) -> Leased:
+        driver = self._driver(queue_name)
+        if self._leasing is not None:
+            return await self._leasing.lease(driver.record, driver, request, payload)
+        if request.partition is not None:
+            only: Leased = await self._router.owner_of(
+                driver.record, request.partition, request, payload, repeats=request.lease_key is not None
+            )
+            return only
+        leased: Leased = await driver.ask(request, payload)
+        return leased
+
+    async def settle(self, queue_name: str, request: Settle) -> Settled:
+        return await self._router.settle(self.queue(queue_name), request)
+
+    async def extend(self, queue_name: str, request: Extend) -> Extended:
+        return await self._router.extend(self.queue(queue_name), request)
+
+    async def clear(self, queue_name: str, request: Clear, by: Actor = SYSTEM) -> Cleared:
+        work = self._router.clear(await self.look_up(queue_name), request)
+        return await self.audit.recorded("queue.clear", by, queue_name, request, work)
+
+    async def redrive(self, queue_name: str, request: Redrive, by: Actor = SYSTEM) -> Redriven:
+        work = self._router.redrive(await self.look_up(queue_name), request)
+        return await (work if request.dry_run else self.audit.recorded("queue.redrive", by, queue_name, request, work))
+
+    async def list_items(self, queue_name: str, request: ListItems) -> ItemsPage:
+        return await self._router.list_items(self.queue(queue_name), request)
+
+    async def import_items(self, queue_name: str, request: Produce, by: Actor = SYSTEM) -> Produced:
+        asked = Asked(request.batch.num_rows)
+        return await self.audit.recorded("storage/items.import", by, queue_name, asked, self.produce(queue_name, request))
+
+    async def delete_items(self, queue_name: str, request: DeleteItems, by: Actor = SYSTEM) -> Deleted:
+        asked = Asked(sum(map(len, request.offsets.values())) + len(request.foreign))
+        work = self._router.delete_items(self.queue(queue_name), request)
+        return await self.audit.recorded("storage/items.delete", by, queue_name, asked, work)
+
+    async def reload(self, queue_name: str, timeout: Millis, by: Actor = SYSTEM) -> None:
+        await self._router.reload(self.queue(queue_name), timeout)
+        await self.audit.record("queue.reload", by, queue_name)
+
+    async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
+        return await self._router.explain(self.queue(queue_name), partition, offset)
+
+    async def browse(self, queue_name: str, request: Browse) -> BrowsedPage:
+        return await self._router.browse(self.queue(queue_name), request)
+
+    async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
+        return await self._router.peek(self.queue(queue_name), request)
+
+    async def count(self, queue_name: str) -> WholeQueueStats:
+        """The counts of the whole queue, and of each instance's share of it."""
+        return await self._router.count(self.queue(queue_name))
+
+    def stats(self, queue_name: str) -> QueueStats:
+        """The counts of this instance's share of the queue."""
+        return queries.stats(self._driver(queue_name))
+
+    def tally(self, queue_name: str) -> Tally:
+        """What this instance's share of the queue has now, and what has happened in it since it began."""
+        return self._driver(queue_name).tally()
+
+    def problems(self) -> list[str]:
+        """Why the instance is not fully ready; empty when it is."""
+        of_partitions = [each for driver in self._drivers.values() for each in queries.problems(driver)]
+        return self.instances.problems() + self.room.problems() + self._backends.problems() + of_partitions
+
+    async def checks(self) -> list[Check]:
+        """What the instance stands on, looked at now."""
+        partitions = check_partitions(queries.stats(driver) for driver in self._drivers.values())
+        return [
+            await check_meta(self.meta, GRANT),
+            *self.instances.checks(),
+            *check_backends(self.backends()),
+            *self.room.checks(),
+            partitions,
+            self.clock.check(),
+        ]
+
+
+def _opens(*, shared: bool) -> OpenStore:
+    return lambda name, settings, data: open_store(name, settings, data, shared=shared)

@@ -1,0 +1,316 @@
+"""A backend at work: its store within time limits, and behind a breaker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from sluiceway.adapters import system
+from sluiceway.core.queue.breaker import PROBE_INTERVAL, Breaker
+from sluiceway.kernel.clock import Millis
+from sluiceway.local.partition_openings import Openings, OpeningsError
+from sluiceway.local.storage_identity import OtherStorageError, verify
+from sluiceway.model.outcomes import Outcome
+from sluiceway.ports.partition_store import (
+    Changes,
+    DamagedError,
+    Fence,
+    FencedError,
+    Least,
+    LostError,
+    PartitionRef,
+    PartitionStore,
+    Snapshot,
+    StoreUnavailableError,
+)
+
+log = logging.getLogger(__name__)
+
+OPEN_TIMEOUT: Millis = 30_000
+"""For opening a partition, which takes longer the more small records it has: giving up on a large one would mean never to serve it."""
+
+NOT_CONFIGURED = "it is not configured here; put it into the configuration of this instance and reload that"
+
+Retry = Callable[[int], bool]
+"""Has that partition opened again at once if it waits to be. Whether it does."""
+
+
+class BackendDownError(StoreUnavailableError):
+    """The store was not asked: the whole backend is known not to answer."""
+
+
+class Backend:
+    """One configured store. Each call ends within its time limit, whatever the store does.
+
+    Once its partitions have failed together, only one of them at a time asks the store, at most every PROBE_INTERVAL; as soon as it
+    answers, all of them are opened again. Without a `store` it stands for a backend that is not served, and says why.
+
+    With `openings` its storage proves that it is the one that was, in each partition and, unless it `is_recognised` already, as a whole,
+    before anything is answered from it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        store: PartitionStore | None,
+        write_timeout: Millis,
+        reason: str = NOT_CONFIGURED,
+        openings: Openings | None = None,
+        *,
+        is_recognised: bool = False,
+    ) -> None:
+        self.name = name
+        self.write_timeout = write_timeout
+        self._store = store
+        self._breaker = Breaker()
+        self._reason = reason
+        self._partitions: dict[PartitionRef, Retry] = {}
+        """Those that it holds; the next to be probed first."""
+        self._openings: dict[PartitionRef, asyncio.Task[Snapshot]] = {}
+        self._releases: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._records = openings
+        self._seen: dict[PartitionRef, Least] = {}
+        """What each partition that was opened has, as far as it was acknowledged."""
+        self._identity: str | None = None
+        """That of its storage; None: not known yet."""
+        self._is_recognised = is_recognised
+        self._is_verified = False
+        self._verifying = asyncio.Lock()
+        self._is_other = False
+        """It was last found to be another storage."""
+        self.is_low = False
+        """Its disk has no room for more than is kept there."""
+
+    @property
+    def owed(self) -> int:
+        """Bytes that its store has written to logs and will write once more, on the same disk."""
+        return int(getattr(self._store, "owed", 0))
+
+    @property
+    def problem(self) -> str | None:
+        """Why none of its partitions is served, in words; None also if it holds none."""
+        return self.why_down if self._partitions else None
+
+    @property
+    def partitions(self) -> int:
+        """How many it holds."""
+        return len(self._partitions)
+
+    @property
+    def why_down(self) -> str | None:
+        """Why it does not serve, in words; None if it does."""
+        if self._store is None:
+            return f"backend {self.name}, which holds {len(self._partitions)} partitions, is not served: {self._reason}"
+        if not self._breaker.is_open:
+            return None
+        return f"backend {self.name} {'is not served' if self._is_other else 'does not answer'}: {self._reason}"
+
+    def serve(self, store: PartitionStore, *, is_recognised: bool = False) -> PartitionStore | None:
+        """Use this store from now on, and open what waits for it. Returns the one before, for the caller to close: it may be in use."""
+        before, self._store = self._store, store
+        self._is_recognised, self._is_verified = is_recognised, False
+        for ref, retry in list(self._partitions.items()):
+            retry(ref.partition)
+        return before
+
+    def attach(self, ref: PartitionRef, retry: Retry) -> None:
+        """It holds this partition from now on."""
+        self._partitions[ref] = retry
+
+    def detach(self, ref: PartitionRef) -> None:
+        """It does so no more: what the store has open for it is let go in the background."""
+        self._partitions.pop(ref, None)
+        self._breaker.forget(ref)
+        seen = self._seen.pop(ref, None)
+        if self._store is not None:
+            for work in (self._release(self._store, ref), self._note(ref, seen)):
+                task = asyncio.get_running_loop().create_task(work)
+                self._releases.add(task)
+                task.add_done_callback(self._releases.discard)
+
+    async def _release(self, store: PartitionStore, ref: PartitionRef) -> None:
+        if ref in self._partitions:
+            # It has come back before this began.
+            return
+        # A store that hangs must not hold up a stop.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.write_timeout / 1000):
+                await store.release(ref)
+
+    async def _note(self, ref: PartitionRef, seen: Least | None) -> None:
+        """Record what the partition has: then also a copy of its storage that has its fence, and is older, is known for that."""
+        if seen is not None and self._records is not None:
+            with contextlib.suppress(OpeningsError):
+                await self._records.note(ref, seen)
+
+    async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
+        """PartitionStore.open, within OPEN_TIMEOUT. Raises also BackendDownError."""
+        if self._store is None or not self._breaker.admits(ref, system.now()):
+            raise BackendDownError(self.why_down)
+        try:
+            async with asyncio.timeout(OPEN_TIMEOUT / 1000):
+                snapshot = await self._prove(self._store, ref, fence)
+            self._seen[ref] = Least(fence, snapshot.txn)
+            return snapshot
+        except (DamagedError, FencedError, OpeningsError):
+            # They say nothing of the backend, which may not even have been asked.
+            self._breaker.forget(ref)
+            raise
+        except TimeoutError:
+            error = StoreUnavailableError(f"no answer within {OPEN_TIMEOUT} ms")
+            self._failed(ref, error)
+            raise error from None
+        except Exception as error:
+            self._failed(ref, error)
+            raise
+
+    async def _prove(self, store: PartitionStore, ref: PartitionRef, fence: Fence) -> Snapshot:
+        """Open the partition, if it is the one that was acknowledged."""
+        if self._records is None:
+            return await self._open(store, ref, fence, None)
+        await self._verify(store, self._records, first=False)
+        least = self._seen.get(ref)
+        # Under a grant that was confirmed there is no other owner, and its own memory is newer than any record.
+        confirmed = least is not None and least.fence[:2] == fence[:2]
+        if not confirmed:
+            least = await self._records.claim(ref, fence)
+        try:
+            snapshot = await self._open(store, ref, fence, least)
+        except LostError:
+            await self._note(ref, self._seen.get(ref))
+            self._is_verified = False
+            # If all of the storage is another one that is what is wrong, and may pass: the server may go back to the right one.
+            await self._verify(store, self._records, first=False)
+            raise
+        await self._verify(store, self._records, first=True)
+        if not confirmed:
+            await self._records.confirm(ref, fence)
+        return snapshot
+
+    async def _verify(self, store: PartitionStore, records: Openings, *, first: bool) -> None:
+        """Raises OtherStorageError, StoreUnavailableError."""
+        if self._is_verified or self._is_recognised:
+            return
+        async with self._verifying:
+            if not self._is_verified:
+                self._identity = await verify(self.name, store, records, self._identity, first=first)
+                self._is_verified = self._identity is not None
+
+    async def _open(self, store: PartitionStore, ref: PartitionRef, fence: Fence, least: Least | None) -> Snapshot:
+        """An opening that was given up on goes on; no other is begun behind it, so that they do not pile up while a store hangs."""
+        if ref in self._openings:
+            await asyncio.wait([self._openings[ref]])
+        opening = asyncio.create_task(store.open(ref, fence, least))
+        self._openings[ref] = opening
+        opening.add_done_callback(lambda done: self._opened(ref, done))
+        await asyncio.wait([opening])
+        return opening.result()
+
+    def _opened(self, ref: PartitionRef, opening: asyncio.Task[Snapshot]) -> None:
+        self._openings.pop(ref, None)
+        if not opening.cancelled() and (opening.exception() is None or isinstance(opening.exception(), DamagedError | FencedError)):
+            self._succeeded()
+
+    async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence, write_timeout: Millis) -> Outcome:
+        """PartitionStore.apply: UNKNOWN if it takes longer, and REFUSED without asking the store if that is known not to answer."""
+        if self._store is None or self._breaker.is_open:
+            return Outcome.REFUSED
+        try:
+            async with asyncio.timeout(write_timeout / 1000):
+                outcome = await self._store.apply(ref, changes, fence)
+        except TimeoutError:
+            if write_timeout < self.write_timeout:
+                # The queue's own impatience says nothing about the backend.
+                return Outcome.UNKNOWN
+            outcome, reason = Outcome.UNKNOWN, StoreUnavailableError(f"a commit took longer than {write_timeout} ms")
+        except Exception as error:
+            self._failed(ref, error)
+            raise
+        else:
+            reason = StoreUnavailableError("a commit ended unknown")
+        if outcome is Outcome.DONE:
+            if ref in self._seen:
+                self._seen[ref] = Least(fence, changes.txn)
+            self._succeeded()
+        elif outcome is Outcome.UNKNOWN:
+            self._failed(ref, reason)
+        return outcome
+
+    def at_once(self, ref: PartitionRef) -> bool:
+        """PartitionStore.at_once."""
+        return self._store is not None and self._store.at_once(ref)
+
+    async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
+        """PartitionStore.read, within the backend's write time-out. Raises also BackendDownError."""
+        if self._store is None or self._breaker.is_open:
+            raise BackendDownError(self.why_down)
+        try:
+            async with asyncio.timeout(self.write_timeout / 1000):
+                return await self._store.read(ref, blobs)
+        except TimeoutError:
+            # No partition is opened anew for a read, so none would find out that the backend answers again.
+            raise StoreUnavailableError(f"no answer within {self.write_timeout} ms") from None
+
+    async def reusable(self, ref: PartitionRef) -> int:
+        """Bytes that may be written to that partition without taking room from the disk, as far as the store knows; 0 where it does not."""
+        # Of stores that keep the room of what was deleted for what comes next.
+        reusable: Callable[[PartitionRef], Awaitable[int]] | None = getattr(self._store, "reusable", None)
+        if reusable is None or self._breaker.is_open:
+            return 0
+        try:
+            async with asyncio.timeout(self.write_timeout / 1000):
+                return await reusable(ref)
+        except Exception:
+            return 0
+
+    async def drop(self, ref: PartitionRef) -> None:
+        """PartitionStore.drop, of the storage that held it."""
+        if self._store is None or self._breaker.is_open:
+            raise BackendDownError(self.why_down)
+        if self._records is not None:
+            await self._verify(self._store, self._records, first=False)
+        await self._store.drop(ref)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._releases:
+            await asyncio.wait(self._releases)
+        if self._store is not None:
+            await self._store.close()
+
+    # ---- the breaker ------------------------------------------------------------------------------------------
+
+    def _failed(self, ref: PartitionRef, error: Exception) -> None:
+        self._is_verified, self._is_other = False, isinstance(error, OtherStorageError)
+        if ref in self._partitions and self._breaker.failed(ref, len(self._partitions)):
+            self._reason = str(error) or repr(error)
+            log.error("%s", self.why_down)
+            self._probe_later()
+
+    def _succeeded(self) -> None:
+        if self._breaker.succeeded():
+            log.info("backend %s answers again", self.name)
+            for ref, retry in self._partitions.items():
+                retry(ref.partition)
+
+    def _probe_later(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(PROBE_INTERVAL / 1000, self._probe)
+
+    def _probe(self) -> None:
+        """Have the next partition ask: left to themselves they would wait longer with each failure."""
+        if not self._breaker.is_open:
+            return
+        if self._breaker.wants_probe(system.now()):
+            for ref, retry in list(self._partitions.items()):
+                self._partitions[ref] = self._partitions.pop(ref)
+                if retry(ref.partition):
+                    break
+            else:
+                # All that is held is open, what failed has gone to another instance: nobody would ever ask. A commit finds out.
+                self._breaker.succeeded()
+                return
+        self._probe_later()

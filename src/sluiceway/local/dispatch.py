@@ -1,0 +1,95 @@
+"""What can be asked of an instance's share of a queue, by its own router and by those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from sluiceway.core.queue.partition_executor import not_here
+from sluiceway.core.queue.routing import numbers_of
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW
+from sluiceway.local import queries
+from sluiceway.local.drain_copy import hand_over_keys, move_out
+from sluiceway.local.queue_driver import QueueDriver
+from sluiceway.local.redrive import redrive
+from sluiceway.local.snapshot_reader import browse
+from sluiceway.model.inspection import Browse, DeleteItems, ListItems
+from sluiceway.model.peers import (
+    Close,
+    Count,
+    Explain,
+    FindLeases,
+    GiveKeys,
+    HandOverKeys,
+    MoveOut,
+    NoteKeys,
+    Reload,
+    ShareRequest,
+    Shut,
+    TakeKeys,
+)
+from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
+
+IncarnationOf = Callable[[str], str | None]
+"""The incarnation of the queue of that name; None: there is none."""
+
+
+async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, incarnation_of: IncarnationOf) -> Any:
+    """Do it with the partitions that are served here; `model.peers` says what the answer is.
+
+    Raises `not_here`, before anything is done, if it names one that is not.
+    """
+    if isinstance(request, Settle | Extend | DeleteItems | Clear):
+        numbers = numbers_of(request)
+        _check_here(driver, numbers)
+        try:
+            return await driver.ask(request)
+        except SluicewayError as error:
+            if error.code == "unavailable" and driver.numbers.isdisjoint(numbers):
+                # They were removed while it waited. Who asks may not know that yet, and learns it so.
+                raise not_here(numbers[0]) from error
+            raise
+    if isinstance(request, Produce | Lease):
+        if isinstance(request, Lease) and request.partition is not None:
+            _check_here(driver, (request.partition,))
+        return await driver.ask(request, payload)
+    if isinstance(request, Shut | GiveKeys | TakeKeys | NoteKeys):
+        _check_here(driver, (request.partition,))
+        done = await driver.ask(request)
+        return done.keys if isinstance(request, TakeKeys | NoteKeys) else done
+    if isinstance(request, HandOverKeys):
+        return await hand_over_keys(driver, request)
+    if isinstance(request, MoveOut):
+        # It arrives as one produce.
+        return await move_out(driver, replace(request, limit=min(request.limit, MAX_ITEMS_ARROW)))
+    if isinstance(request, Redrive):
+        return await redrive(driver, request, incarnation_of)
+    if isinstance(request, Reload):
+        return await driver.reload(request.request_timeout)
+    if isinstance(request, ListItems):
+        return await queries.list_items(driver, request)
+    if isinstance(request, Browse):
+        return await browse(driver, request)
+    if isinstance(request, Peek):
+        return await queries.peek(driver, request)
+    return _look(driver, request)
+
+
+def _look(driver: QueueDriver, request: Explain | Count | Close | FindLeases) -> Any:
+    if isinstance(request, Explain):
+        return queries.explain(driver, request)
+    if isinstance(request, FindLeases):
+        _check_here(driver, request.partitions)
+        return len(queries.keyed_leases(driver, request.client_id, request.lease_key))
+    if isinstance(request, Close):
+        driver.close_for(request.close_timeout)
+        return queries.left(driver)
+    return queries.stats(driver)
+
+
+def _check_here(driver: QueueDriver, numbers: Iterable[int]) -> None:
+    for number in numbers:
+        if not driver.owns(number):
+            raise not_here(number)

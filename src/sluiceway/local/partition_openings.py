@@ -1,0 +1,223 @@
+"""What the meta store knows of each partition's storage: under which fence it was last opened, and whether it may be created.
+
+A partition is opened in three steps. `claim` records the fence and says what the storage must have at least; the storage is opened with
+that; `confirm` records that it was, and only then anything is acknowledged. Of several owners the last to claim is the only one that can
+confirm, so what was acknowledged is in the storage that confirmed last. docs/adr/0031-storage-proves-itself.md has the reasons.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
+
+import msgspec
+
+from sluiceway.kernel.clock import Millis
+from sluiceway.local.queue_catalog import QUEUE
+from sluiceway.model.meta import Entry
+from sluiceway.model.queue import QueueRecord, decode_queue
+from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
+from sluiceway.ports.partition_store import Fence, FencedError, Least, PartitionRef, StoreUnavailableError
+
+OPENED: Final = "opened/"
+ADOPTED: Final = "openings"
+"""Every partition of the queues that an earlier version made has its record: one without a record is new."""
+AT_ONCE = 500
+"""Records of one commit: half of what a commit may have."""
+MOST_TRIES = 50
+PATIENCE: Millis = 10_000
+"""For the meta store to take one step."""
+
+
+class OpeningsError(StoreUnavailableError):
+    """The meta store could not be asked, so nothing is known of the partition's storage."""
+
+
+class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`claimed`: the fence of the last owner that began to open the partition. `opened`: the last under which it was open; None: never, so
+    it may be created. `txn`: what it had then at least."""
+
+    claimed: Fence
+    opened: Fence | None = None
+    txn: int = 0
+
+
+Change = Callable[[Opening | None], Opening | None]
+"""From a record to what it is to be; None: as it is."""
+
+
+class _Waiting(NamedTuple):
+    change: Change
+    future: asyncio.Future[Opening | None]
+
+
+def key_of(ref: PartitionRef) -> str:
+    """The meta store's key for that partition's record."""
+    return f"{OPENED}{ref.incarnation}/{ref.partition}"
+
+
+def decode(entry: Entry | None) -> Opening | None:
+    return None if entry is None else msgspec.json.decode(entry.value, type=Opening)
+
+
+class Openings:
+    """The records of one meta store. Steps that are taken at the same moment share a commit.
+
+    Raises OpeningsError, FencedError where a higher fence has claimed the partition.
+    """
+
+    def __init__(self, meta: MetaStore) -> None:
+        self._meta = meta
+        self._waiting: list[tuple[str, _Waiting]] = []
+        self._worker: asyncio.Task[None] | None = None
+
+    async def claim(self, ref: PartitionRef, fence: Fence) -> Least | None:
+        """Begin to open: what the storage must have at least; None: it may be created, as nothing was ever acknowledged in it."""
+
+        def claimed(found: Opening | None) -> Opening:
+            if found is None:
+                return Opening(fence)
+            if found.claimed > fence:
+                raise FencedError(f"partition {ref.incarnation}-{ref.partition} was claimed with {found.claimed}, above {fence}")
+            return msgspec.structs.replace(found, claimed=fence)
+
+        found = await self._step(ref, claimed)
+        return None if found is None or found.opened is None else Least(found.opened, found.txn)
+
+    async def confirm(self, ref: PartitionRef, fence: Fence) -> None:
+        """The storage was opened with `fence`, after `claim`. From now on it must be there."""
+
+        def confirmed(found: Opening | None) -> Opening:
+            if found is None or found.claimed != fence:
+                raise FencedError(f"partition {ref.incarnation}-{ref.partition} was claimed by another owner while it was opened")
+            return found if found.opened == fence else Opening(fence, fence)
+
+        await self._step(ref, confirmed)
+
+    async def note(self, ref: PartitionRef, least: Least) -> None:
+        """What it had at least when it was last seen under that fence, unless another owner has claimed it since."""
+
+        def noted(found: Opening | None) -> Opening | None:
+            if found is None or found.claimed[:2] != least.fence[:2] or found.opened is None:
+                return None
+            return Opening(max(found.claimed, least.fence), max(found.opened, least.fence), max(found.txn, least.txn))
+
+        await self._step(ref, noted)
+
+    async def forget(self, refs: Sequence[PartitionRef]) -> None:
+        """These are gone for good. Raises MetaUnknownError."""
+        for first in range(0, len(refs), AT_ONCE):
+            await self._meta.commit(deletes=[key_of(ref) for ref in refs[first : first + AT_ONCE]])
+
+    async def look_up(self, key: str) -> str | None:
+        """A small text of the meta store."""
+        with _translated():
+            async with asyncio.timeout(PATIENCE / 1000):
+                entry = (await self._meta.read([key])).entries.get(key)
+        return None if entry is None else entry.value.decode()
+
+    async def record(self, key: str, text: str) -> str:
+        """Record a small text where there is none. Returns the one that is there."""
+        with _translated():
+            async with asyncio.timeout(PATIENCE / 1000):
+                while True:
+                    entry = (await self._meta.read([key])).entries.get(key)
+                    if entry is not None:
+                        return entry.value.decode()
+                    with contextlib.suppress(ConflictError):
+                        await self._meta.commit({key: None}, puts={key: text.encode()})
+
+    async def _step(self, ref: PartitionRef, change: Change) -> Opening | None:
+        """Change one record. Returns what it was before."""
+        waiting = _Waiting(change, asyncio.get_running_loop().create_future())
+        self._waiting.append((key_of(ref), waiting))
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._work())
+        with _translated():
+            async with asyncio.timeout(PATIENCE / 1000):
+                return await waiting.future
+
+    async def _work(self) -> None:
+        try:
+            while self._waiting:
+                together, rest = dict[str, _Waiting](), list[tuple[str, _Waiting]]()
+                for key, waiting in self._waiting:
+                    if key in together or len(together) == AT_ONCE:
+                        rest.append((key, waiting))
+                    elif not waiting.future.done():
+                        together[key] = waiting
+                self._waiting = rest
+                try:
+                    await self._write(together)
+                except Exception as error:
+                    # Each of those that wait says it in its own name.
+                    _fail(together.values(), error)
+        finally:
+            self._worker = None
+
+    async def _write(self, together: dict[str, _Waiting]) -> None:
+        for _ in range(MOST_TRIES):
+            entries = (await self._meta.read(list(together))).entries
+            puts, found = dict[str, bytes](), dict[str, Opening | None]()
+            for key, waiting in list(together.items()):
+                found[key] = before = decode(entries.get(key))
+                try:
+                    after = waiting.change(before)
+                except FencedError as error:
+                    _fail([together.pop(key)], error)
+                    continue
+                if after is not None and after != before:
+                    puts[key] = msgspec.json.encode(after)
+            try:
+                if puts:
+                    checks = {key: entries[key].stamp if key in entries else None for key in puts}
+                    await self._meta.commit(checks, puts=puts)
+            except ConflictError:
+                continue
+            for key, waiting in together.items():
+                if not waiting.future.done():
+                    waiting.future.set_result(found[key])
+            return
+        raise StoreUnavailableError(f"{MOST_TRIES} times another instance came between")
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except TimeoutError:
+        raise OpeningsError(f"the meta store did not answer within {PATIENCE} ms") from None
+    except (StoreUnavailableError, MetaUnknownError) as error:
+        raise OpeningsError(f"the meta store does not say what is stored: {error}") from error
+
+
+def _fail(those: Iterable[_Waiting], error: Exception) -> None:
+    for waiting in those:
+        if not waiting.future.done():
+            waiting.future.set_exception(error)
+
+
+async def adopt(meta: MetaStore) -> None:
+    """Once in the life of a meta store: whatever partitions an earlier version recorded are there, so that none of them is ever created.
+
+    Raises StoreUnavailableError, MetaUnknownError.
+    """
+    while ADOPTED not in (await meta.read([ADOPTED])).entries:
+        view = await meta.read(prefixes=[QUEUE, OPENED])
+        queues = [decode_queue(entry.value) for entry in view.prefix(QUEUE).values()]
+        missing = [key for key in map(key_of, refs_of(queues)) if key not in view.entries][:AT_ONCE]
+        there = msgspec.json.encode(Opening(_LOWEST, _LOWEST))
+        checks = {ADOPTED: None, **dict.fromkeys(missing)}
+        puts = dict.fromkeys(missing, there) or {ADOPTED: b"1"}
+        # Of instances that begin at the same moment one records it, and the others look again.
+        with contextlib.suppress(ConflictError):
+            await meta.commit(checks, {QUEUE: view.stamp}, puts)
+
+
+_LOWEST = Fence(0, 0, 0)
+
+
+def refs_of(queues: Iterable[QueueRecord]) -> list[PartitionRef]:
+    return [PartitionRef(queue.incarnation, each.partition) for queue in queues for each in queue.partitions]

@@ -1,0 +1,626 @@
+"""Drives one logical queue: tells it the time and what happened, and carries out what it decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import numpy as np
+import pyarrow as pa
+
+from sluiceway.adapters import system
+from sluiceway.core.group.group_records import Token
+from sluiceway.core.partition.compaction import Compaction
+from sluiceway.core.partition.queries import load
+from sluiceway.core.partition.snapshots import Snapshot
+from sluiceway.core.queue.consumer_activity import ConsumerBook
+from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.partition_executor import Lane, LaneState, not_here
+from sluiceway.core.queue.tickets import (
+    Commit,
+    Compact,
+    Effect,
+    Fault,
+    Forward,
+    Grant,
+    Open,
+    Reply,
+    Request,
+    TakeOut,
+    Ticket,
+    Transfer,
+    TransferBegun,
+)
+from sluiceway.core.queue.timer_pacing import TimerPace
+from sluiceway.kernel.clock import Millis
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.kernel.limits import COMPACTION_INTERVAL, TIMER_BATCH
+from sluiceway.local.backend import Backend, BackendDownError
+from sluiceway.local.blob_cache import BlobCache
+from sluiceway.local.clock_watch import ClockWatch
+from sluiceway.local.deletion_guard import Closing
+from sluiceway.local.row_fetcher import Delivery, Seat
+from sluiceway.local.transfers import Bury, Transfers
+from sluiceway.model.history import Tally
+from sluiceway.model.leased import Slice
+from sluiceway.model.outcomes import Outcome
+from sluiceway.model.peers import MoveOut
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, Produced, ProduceKey, QueueStats
+from sluiceway.model.sparse import SparseBatch, compacted, encode_sparse
+from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+MIN_WAIT = 0.001
+"""Seconds until the next turn where something is due already."""
+
+MANY_RECORDS = 10_000
+"""From so many on, a collection that scans what they become holds up the event loop for tens of milliseconds."""
+
+
+@contextlib.contextmanager
+def _collector_paused(records: int) -> Iterator[None]:
+    """No garbage collection while a partition of so many records is loaded: all its objects stay, and to scan them again and again takes as
+    long. Many are not scanned later either: reference counts free them."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            if records >= MANY_RECORDS:
+                gc.collect()  # What is garbage by now must not be frozen with the rest.
+                gc.freeze()
+            gc.enable()
+
+
+class Waiter(NamedTuple):
+    """Who waits for a ticket's answer: for a lease with its items, or without."""
+
+    future: asyncio.Future[Any]
+    payload: bool
+
+
+class Around(NamedTuple):
+    """What all drivers of an instance share. `backend` finds one by its name; `holds` says whether what was gained is still its own;
+    `may_reopen` whether a queue that was about to be deleted is still there, and stays; `snapshots` are those that partitions keep;
+    `ask_owner` asks the owner of a partition, whoever that is by then."""
+
+    backend: Callable[[str], Backend]
+    cache: BlobCache
+    bury: Bury
+    holds: Callable[[], bool]
+    may_reopen: Callable[[QueueRecord], Awaitable[bool]]
+    snapshots: WeakSet[Snapshot]
+    clock: ClockWatch
+    ask_owner: Callable[[QueueRecord, int, Any], Awaitable[Any]]
+    pace: TimerPace
+    takeover_grace: Millis = 0
+    spend: Callable[[int], None] = lambda nbytes: None
+    """Told of the bytes that a produce is about to add."""
+
+
+class QueueDriver:
+    """An instance's share of one queue at work: of the partitions that it has gained and not lost."""
+
+    def __init__(self, record: QueueRecord, around: Around) -> None:
+        self.record = record
+        self._around = around
+        self.numbers: frozenset[int] = frozenset()
+        """The partitions that the queue has."""
+        self._backends: dict[int, Backend] = {}
+        self._tokens: dict[int, Token] = {}
+        self._queue = Share(record.incarnation, record.lease_timeout, around.takeover_grace)
+        self._delivery = Delivery(around.cache, self._seat, self._stop_partition, self._return)
+        self.share = self._queue
+        self.withdraw, self.will_serve = self._queue.withdraw, self._queue.will_serve
+        self.load = self._queue.load
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._sending: set[asyncio.Task[None]] = set()
+        self.consumers = ConsumerBook()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
+        self._turn_due = False
+        self._stopped = False
+        self._ended = False
+        self._closing = Closing(lambda: around.may_reopen(self.record))
+        self.close_for = self._closing.close_for
+        self._rooms: dict[int, int] = {}
+        """Of partitions whose disk is low."""
+        self._told: dict[int, str] = {}
+        """Why partitions could not be opened, as the log has it."""
+        self._unopened: set[int] = set()
+        self._removed: set[int] = set()
+        """Partitions that the queue has no more, and in which something is still in flight."""
+        self._moved = asyncio.Event()
+        self._changed = asyncio.Event()
+        self.snapshots, self.look_again = around.snapshots, self._turn_soon
+        self.watchers: set[asyncio.Event] = set()
+        """Set after each turn."""
+        self._transfers = Transfers(self._queue, lambda: self.record, self.rows, around.bury, self._stop_partition, self._turn)
+        self.arrival = self._transfers.arrival
+        self.configure(record)
+
+    # ---- from the service -------------------------------------------------------------------------------------
+
+    def gain(self, tokens: Mapping[int, Token]) -> None:
+        """Serve these partitions, too, which it has not: they are opened in the background. Those that it has stay as they are.
+
+        The record that it has must have them.
+        """
+        for number, token in tokens.items():
+            if number not in self._queue.lanes:
+                self._tokens[number] = token
+                self._queue.gain(number)
+                self._unopened.add(number)
+                self._backends[number].attach(self._ref(number), self._retry)
+        self.note_room()
+        self._turn()
+
+    def note_room(self) -> None:
+        """The disks of some backends are low, or have room again."""
+        low = [number for number in self._queue.lanes if self._backends[number].is_low]
+        self._rooms = {number: self._rooms.get(number, 0) for number in low}
+        self._queue.set_rooms(self._rooms)
+        self._turn_soon()
+
+    async def measure_room(self) -> None:
+        """What was freed within files takes new items, also where the disk is low. Half of it: nothing else has room there."""
+        for number in list(self._rooms):
+            if number in self._backends:
+                self._rooms[number] = await self._backends[number].reusable(self._ref(number)) // 2
+        self.note_room()
+
+    async def opened(self) -> None:
+        """Returns when each partition is open, or has failed once (it is then tried again in the background), and nothing is in flight any
+        more in those that the queue has no longer."""
+        while self._unopened or self._removed:
+            self._moved.clear()
+            await self._moved.wait()
+
+    async def lose(self, number: int, patience: Millis) -> None:
+        """Serve this partition no more. A commit in flight has so long to end; after that nobody here will hear of it."""
+        gone = self._queue.lose(number)
+        self._turn()
+        if not gone:
+            turned = asyncio.Event()
+            self.watchers.add(turned)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(patience / 1000):
+                    while number in self._queue.lanes:
+                        await turned.wait()
+                        turned.clear()
+            self.watchers.discard(turned)
+            self._queue.drop(number)
+            self._turn()
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        if number in self._backends:
+            self._backends[number].detach(self._ref(number))
+        self._unopened.discard(number)
+        self._removed.discard(number)
+        self._moved.set()
+        self._transfers.forget(number)
+
+    def owns(self, number: int) -> bool:
+        """Whether that partition is served here."""
+        self._drop_lapsed()
+        return number in self._queue.lanes
+
+    async def reload(self, timeout: Millis) -> None:
+        """Open every partition anew, with a higher fence: what is served from then on is what is stored. Those that were stopped, too.
+
+        Raises `unavailable`, also for what is not open in time, and `partition_damaged`.
+        """
+        self._check_serving()
+        self._unopened = set(self._queue.lanes)
+        self._queue.retry_now(self._queue.lanes, system.now(), anew=True)
+        self._turn()
+        try:
+            async with asyncio.timeout(timeout / 1000):
+                await self.opened()
+        except TimeoutError:
+            raise SluicewayError("unavailable", "not every partition was open again within request_timeout") from None
+        for lane in self._queue.lanes.values():
+            if not lane.takes_work:
+                raise lane.unavailable()
+
+    async def stop(self) -> None:
+        """Answer waiting leases empty, let commits in flight finish, and do no more. Nobody is left without an answer."""
+        self._stopped = True
+        # Who waits for partitions to open need not: they will not.
+        self._unopened.clear()
+        self._removed.clear()
+        self._moved.set()
+        self._closing.stop()
+        if self._timer is not None:
+            self._timer.cancel()
+        for transfer in self._sending:
+            transfer.cancel()  # Who serves the partition next sends it again; its target may be long in coming.
+        self._queue.close(final=False)
+        self._turn()
+        while self._tasks:
+            await asyncio.wait(self._tasks)
+            self._turn()
+        for number in self._queue.lanes:
+            self._backends[number].detach(self._ref(number))
+        # What is left was in flight to a partition that did not open again.
+        self._queue.close(final=True)
+        self._ended = True
+        for effect in self._queue.turn(system.now(), 0):
+            if isinstance(effect, Reply):
+                self._reply(effect)
+
+    async def catch_up(self) -> None:
+        """Take every turn that is due, and return when none is and nothing is in flight: the clock was moved ahead."""
+        while True:
+            self._take_turn(TIMER_BATCH)
+            while self._tasks:
+                await asyncio.wait(self._tasks)
+            at = self._queue.wake_at()
+            if not self._turn_due and (at is None or at >= system.now()):
+                return
+
+    async def compact(self) -> None:
+        """Compact the blobs that few open rows have kept since the last call, one at a time, with half of the time for others."""
+        for lane in self.lanes:
+            if lane.degraded or self._backends[lane.number].is_low:
+                continue
+            opening = lane.opening
+            for each in lane.compactions():
+                began = system.stopwatch()
+                try:
+                    await self._compact(lane.number, opening, each)
+                except SluicewayError as error:
+                    # Its partition has failed, or goes to another owner: the next look finds what is left.
+                    log.debug("queue %s, partition %d: not compacted: %s", self.record.queue_name, lane.number, error)
+                    break
+                await asyncio.sleep(system.stopwatch() - began)
+
+    async def _compact(self, partition: int, opening: int, wanted: Compaction) -> None:
+        nothing = np.zeros(0, np.int64)
+        blobs = await self.blobs(partition, [Slice(wanted.blob, nothing, nothing, 0, 0, wanted.columns)])
+        if wanted.blob in blobs:
+            kept = compacted(blobs[wanted.blob], wanted.rows)
+            data = encode_sparse(kept)
+            nbytes = int(kept.batch.nbytes)
+            await self.ask(Compact(partition, opening, wanted.blob, len(kept.rows), nbytes, data, COMPACTION_INTERVAL))
+
+    def configure(self, record: QueueRecord) -> None:
+        """The queue's settings or partitions have changed. Those that it has no longer are served no more: they were sealed before that."""
+        self.record = record
+        self._queue.configure(record)
+        there = {each.partition: each.backend for each in record.partitions}
+        self.numbers = frozenset(there)
+        for number in self._queue.lanes.keys() - there.keys():
+            self._removed.add(number)
+            if self._queue.lose(number):
+                self._forget(number)
+        if not self._tasks:
+            for number in self._backends.keys() - there.keys() - self._queue.lanes.keys():
+                del self._backends[number]
+                self._tokens.pop(number, None)
+        for number, backend in there.items():
+            if number not in self._backends:
+                self._backends[number] = self._around.backend(backend)
+        self._changed.set()
+        self._changed = asyncio.Event()
+        self._turn_soon()
+
+    async def changed(self, timeout: Millis) -> None:
+        """Returns when the record has changed, or the time is over."""
+        changed = self._changed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout / 1000):
+                await changed.wait()
+
+    async def ask(self, request: Request, payload: bool = True) -> Any:
+        """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, what has not begun is not begun."""
+        return await self.answer(self.submit(request, payload))
+
+    def submit(self, request: Request, payload: bool = True) -> Ticket:
+        """Begin what `ask` does; its `answer` must be waited for, or it be withdrawn or abandoned."""
+        self._check_serving()
+        now = system.now()
+        ticket = Ticket(request, now + request.request_timeout)
+        ticket.waiter = Waiter(asyncio.get_running_loop().create_future(), payload)
+        if isinstance(request, Produce):
+            self._around.spend(request.batch.nbytes)
+        self._queue.submit(ticket)
+        if isinstance(request, Lease):
+            self.consumers.saw(request.client_id, now)
+        self._turn_soon()
+        return ticket
+
+    async def answer(self, ticket: Ticket) -> Any:
+        """The end of what was submitted."""
+        try:
+            return await ticket.waiter.future
+        except asyncio.CancelledError:
+            self.abandon(ticket)
+            raise
+
+    def abandon(self, ticket: Ticket) -> None:
+        """Nobody waits for its answer any more: what has not begun is not begun, and what a lease was given is given back."""
+        self._queue.cancel(ticket)
+        if isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
+            self._give_back(ticket.waiter.future)
+        ticket.waiter.future.cancel()
+
+    def _check_serving(self) -> None:
+        if self._stopped or self._closing.closed:
+            raise SluicewayError("unavailable", "the queue is being deleted" if self._closing.closed else "the server is stopping")
+
+    def lane(self, number: int) -> Lane:
+        """The partition, if it is open here. Raises `not_here`, `unavailable`, `partition_damaged`."""
+        self._drop_lapsed()
+        lane = self._queue.lanes.get(number)
+        if lane is None:
+            raise not_here(number)
+        if not lane.takes_work:
+            raise lane.unavailable()
+        return lane
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """Those that are served here, by number; only to be looked at."""
+        self._drop_lapsed()
+        return [self._queue.lanes[number] for number in sorted(self._queue.lanes)]
+
+    def refuses(self, number: int, key: ProduceKey) -> bool:
+        """Whether that partition is open here, and takes no produce with that key: its home is, or will be, elsewhere."""
+        lane = self._queue.lanes.get(number)
+        return lane is not None and lane.takes_work and lane.partition.refuses(key)
+
+    def backend(self, number: int) -> Backend:
+        """Where that partition lies."""
+        return self._backends[number]
+
+    def counts(self) -> QueueStats:
+        """The counts of what is served here."""
+        self._drop_lapsed()
+        return self._queue.stats()
+
+    def tally(self) -> Tally:
+        """What is served here has, and what has happened in it while it was."""
+        self._drop_lapsed()
+        return self._queue.tally()
+
+    def waiting(self) -> list[str]:
+        """The client of each lease that waits here."""
+        return [ticket.request.client_id for ticket in self._queue.waiters.values() if isinstance(ticket.request, Lease)]
+
+    async def send_away(self, request: TakeOut | MoveOut) -> tuple[int, asyncio.Future[bool]]:
+        """Begin a transfer of ready items, or of scheduled ones. Returns how many they are, and what tells whether they have arrived."""
+        begun: TransferBegun = await self.ask(request)
+        return begun.items, self.arrival(request.partition, begun.number)
+
+    # ---- turns ------------------------------------------------------------------------------------------------
+
+    def _turn_soon(self) -> None:
+        """What arrives in this round of the event loop and in the next shares a turn: while one reads what has come, more comes."""
+        if not self._turn_due:
+            self._turn_due = True
+            loop = asyncio.get_running_loop()
+            loop.call_soon(loop.call_soon, self._turn)
+
+    def _turn(self) -> None:
+        # A stop waits for commits: those of a mass expiry would go on until all is back.
+        self._take_turn(0 if self._stopped else self._around.pace.allowance(self.record.incarnation, system.stopwatch()))
+
+    def _take_turn(self, timers: int) -> None:
+        """Take a turn that handles at most `timers` expired leases and due entries."""
+        self._turn_due = False
+        if self._ended:
+            return
+        self._drop_lapsed()
+        began, cpu_began = system.stopwatch(), system.cpu_seconds()
+        effects = self._queue.turn(system.now(), timers)
+        if self._queue.timers_done:
+            now, spent = system.stopwatch(), system.cpu_seconds() - cpu_began
+            self._around.pace.note(self.record.incarnation, self._queue.timers_done, spent, now - began, now)
+        for effect in effects:
+            self._carry_out(effect)
+        # Otherwise the difference would look through all lanes.
+        for number in self._removed - self._queue.lanes.keys() if self._removed else ():
+            self._forget(number)
+        self._set_timer()
+        for watcher in self.watchers:
+            watcher.set()
+
+    def _drop_lapsed(self) -> None:
+        """What is no longer surely this instance's, though it was not told yet, must not be answered from: it may have been frozen."""
+        if self._queue.lanes and not self._around.holds():
+            for number in list(self._queue.lanes):
+                self._queue.drop(number)
+                self._forget(number)
+
+    def _set_timer(self) -> None:
+        at = None if self._stopped else self._queue.wake_at()
+        if at is not None:
+            loop = asyncio.get_running_loop()
+            # A turn a little early would find nothing to do and come at once again.
+            ahead = max(MIN_WAIT, (at - system.now() + 1) / 1000)
+            if ahead <= MIN_WAIT:
+                # Due already: the turn left it for after the rest.
+                ahead = max(ahead, self._around.pace.wait(self.record.incarnation, system.stopwatch()))
+            due = loop.time() + ahead
+            if self._timer is not None and self._timer_due <= due:
+                # Nearly always. A turn for what is over by then looks when the next is due, and does nothing else.
+                return
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if at is not None:
+            self._timer, self._timer_due = loop.call_at(due, self._timed_turn), due
+
+    def _timed_turn(self) -> None:
+        self._timer = None
+        self._turn()
+
+    def _carry_out(self, effect: Effect) -> None:
+        if isinstance(effect, Reply):
+            self._reply(effect)
+        elif isinstance(effect, Commit):
+            self._spawn(self._commit(effect))
+        elif isinstance(effect, Open) and not self._stopped:
+            self._spawn(self._open(effect))
+        elif isinstance(effect, Transfer) and not self._stopped:
+            sending = self._spawn(self._transfers.send(effect))
+            self._sending.add(sending)
+            sending.add_done_callback(self._sending.discard)
+        elif isinstance(effect, Forward):
+            forwarding = self._spawn(self._forward(effect))
+            self._sending.add(forwarding)
+            forwarding.add_done_callback(self._sending.discard)
+        elif isinstance(effect, Fault):
+            log.error("queue %s, partition %d: a turn failed", self.record.queue_name, effect.partition, exc_info=effect.error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # ---- effects ----------------------------------------------------------------------------------------------
+
+    def _ref(self, partition: int) -> PartitionRef:
+        return PartitionRef(self.record.incarnation, partition)
+
+    def _seat(self, partition: int) -> Seat:
+        return Seat(self._ref(partition), self._tokens[partition], self._backends[partition])
+
+    def _fence(self, partition: int, opening: int) -> Fence:
+        return Fence(*self._tokens[partition], opening)
+
+    def _write_timeout(self, backend: Backend) -> Millis:
+        own = self.record.write_timeout
+        return backend.write_timeout if own is None else min(own, backend.write_timeout)
+
+    def _retry(self, partition: int) -> bool:
+        """Open the partition again at once if it waits to be. Whether it does."""
+        lane = self._queue.lanes.get(partition)
+        if lane is None or lane.state is not LaneState.FAILED:
+            return False
+        self._queue.retry_now([partition], system.now())
+        self._turn_soon()
+        return True
+
+    async def _commit(self, effect: Commit) -> None:
+        ref, at_once = self._ref(effect.partition), False
+        self._delivery.keep(effect)
+        try:
+            backend = self._backends[effect.partition]
+            outcome = await backend.apply(ref, effect.changes, self._fence(effect.partition, effect.opening), self._write_timeout(backend))
+            at_once = backend.at_once(ref)
+        except Exception:
+            log.exception("queue %s, partition %d: a commit failed", self.record.queue_name, effect.partition)
+            outcome = Outcome.UNKNOWN
+        self._delivery.drop(effect)
+        self._queue.committed(effect.partition, effect.opening, outcome, system.now(), at_once=at_once)
+        self._turn()
+
+    async def _open(self, effect: Open) -> None:
+        ref = self._ref(effect.partition)
+        final = False
+        try:
+            snapshot = await self._backends[effect.partition].open(ref, self._fence(effect.partition, effect.opening))
+            with _collector_paused(len(snapshot.records)):
+                loaded: Any = load(snapshot)
+            self._around.clock.opened(self.record.queue_name, effect.partition, loaded.header.now)
+        except StoreUnavailableError as error:
+            loaded = error
+        except (DamagedError, FencedError) as error:
+            loaded, final = error, True
+        except Exception as error:
+            log.exception("queue %s, partition %d: loading failed", self.record.queue_name, effect.partition)
+            loaded, final = DamagedError(f"loading failed: {error!r}"), True
+        if not isinstance(loaded, Exception):
+            self._told.pop(effect.partition, None)
+        elif not isinstance(loaded, BackendDownError) and self._told.get(effect.partition) != str(loaded):
+            # It is tried again every second or so: a state is told once.
+            self._told[effect.partition] = str(loaded)
+            log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
+        self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
+        # Those that a backend's breaker answers at once share a turn.
+        self._turn_soon()
+        self._unopened.discard(effect.partition)
+        self._moved.set()
+
+    async def _forward(self, effect: Forward) -> None:
+        # Also when it is cut off, as the server stops.
+        unknown = SluicewayError("outcome_unknown", f"the owner of partition {effect.partition} did not answer")
+        answer: Produced | SluicewayError = unknown
+        try:
+            answer = await self.ask_owner(effect.partition, effect.request)
+        except SluicewayError as error:
+            answer = error
+        except Exception:
+            log.exception("queue %s, partition %d: a produce could not be forwarded", self.record.queue_name, effect.partition)
+        finally:
+            self._queue.forwarded(effect.ticket, answer, system.now())
+            self._turn()
+
+    async def ask_owner(self, partition: int, request: Any) -> Any:
+        """What the owner of that partition says, whoever that is by then."""
+        return await self._around.ask_owner(self.record, partition, request)
+
+    # ---- replies ----------------------------------------------------------------------------------------------
+
+    def _reply(self, effect: Reply) -> None:
+        waiter: Waiter = effect.ticket.waiter
+        if waiter.future.done():
+            return
+        if isinstance(effect.result, SluicewayError):
+            waiter.future.set_exception(effect.result)
+        elif isinstance(effect.result, list):
+            self._reply_lease(waiter, effect.result, effect.ticket.keyed)
+        else:
+            waiter.future.set_result(effect.result)
+
+    def _give_back(self, future: asyncio.Future[Any]) -> None:
+        """The client went away in the moment in which it was answered."""
+        if future.done() and not future.cancelled() and future.exception() is None:
+            self._return(future.result().leases)
+
+    def _return(self, leases: Sequence[LeaseInfo]) -> None:
+        for lease in leases:
+            self._queue.give_back(lease.partition, lease.number)
+        self._turn_soon()
+
+    def _reply_lease(self, waiter: Waiter, grants: list[Grant], keyed: bool) -> None:
+        if not grants or not waiter.payload:
+            waiter.future.set_result(Leased([grant.info for grant in grants]))
+            return
+        try:
+            leased = self._delivery.at_once(grants)
+        except Exception:
+            # It must not end the turn, in which others are answered too. `deliver` says what it is, to this one alone.
+            log.exception("queue %s: leased items could not be handed out at once", self.record.queue_name)
+            leased = None
+        if leased is not None:
+            waiter.future.set_result(leased)
+        else:
+            self._spawn(self._delivery.deliver(waiter.future, grants, keyed))
+
+    async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
+        """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
+        if partition not in self._queue.lanes:
+            raise not_here(partition)
+        return await self._delivery.rows(partition, lease, slices)
+
+    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch | SparseBatch]:
+        """Those that the slices are of, by number, but for what is gone."""
+        return await self._delivery.blobs(partition, slices)
+
+    def _stop_partition(self, partition: int, error: Exception) -> None:
+        log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)
+        self._queue.stop_lane(partition, str(error), system.now())
+        self._turn_soon()

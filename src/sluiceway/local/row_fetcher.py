@@ -1,0 +1,154 @@
+"""The rows of an instance's partitions: read from memory or from their store, and handed to who has leased them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from sluiceway.core.group.group_records import Token
+from sluiceway.core.queue.tickets import Commit, Grant
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.local.backend import Backend
+from sluiceway.local.blob_cache import BlobCache
+from sluiceway.model.few import Few, Served, StoredRows, in_columns
+from sluiceway.model.items import decode_blob
+from sluiceway.model.leased import Slice, present
+from sluiceway.model.requests import Leased, LeaseInfo
+from sluiceway.model.sparse import SparseBatch, decode_stored
+from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
+
+log = logging.getLogger(__name__)
+
+MOST_KEPT = 256
+"""Rows of a blob that are kept as they came. More of them are smaller in columns."""
+MOST_KEPT_BYTES = 256 << 10
+"""The same of their bytes: of what lies in columns, no answer that is looked for copies any."""
+
+
+class Seat(NamedTuple):
+    """Where a partition lies, and by what right it is served here.
+
+    Under both its blobs are remembered: another owner may give the number of one that did not land to another.
+    """
+
+    ref: PartitionRef
+    token: Token
+    backend: Backend
+
+
+class Delivery:
+    """Reads what slices refer to. `seat` finds a partition's, `stop` is told of one whose data is damaged, `give_back` takes leases that
+    nobody waits for any more."""
+
+    def __init__(
+        self,
+        cache: BlobCache,
+        seat: Callable[[int], Seat],
+        stop: Callable[[int, Exception], None],
+        give_back: Callable[[Sequence[LeaseInfo]], None],
+    ) -> None:
+        self._cache = cache
+        self._seat = seat
+        self._stop = stop
+        self._give_back = give_back
+
+    def keep(self, effect: Commit) -> None:
+        """What is just being written is mostly leased soon."""
+        held = self._seat(effect.partition)[:2]
+        for number, data in effect.changes.blobs.items():
+            rows = effect.fresh[number]
+            if not isinstance(rows, Few):
+                # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
+                rows = pa.ipc.read_record_batch(pa.py_buffer(data), rows.schema)
+            elif rows.num_rows > MOST_KEPT or rows.nbytes > MOST_KEPT_BYTES:
+                rows = decode_blob(data, rows.columns)
+            self._cache.put((held, number), rows)
+
+    def drop(self, effect: Commit) -> None:
+        """What the commit has dropped need not be kept, nor the whole of what it has compacted."""
+        held = self._seat(effect.partition)[:2]
+        for number in (*effect.changes.dropped_blobs, *effect.changes.compacted_blobs):
+            self._cache.drop((held, number))
+
+    async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
+        """The rows of the slices, without those that were settled in the meantime and are not stored any more."""
+        return [each.batch() for each in await self._served(partition, lease, slices)]
+
+    async def _served(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[Served]:
+        blobs = await self._blobs(partition, slices)
+        return [
+            Served(partition, lease, found, blobs[piece.blob])
+            for piece in slices
+            if piece.blob in blobs and (found := present(piece, blobs[piece.blob])) is not None
+        ]
+
+    async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch | SparseBatch]:
+        """Those that the slices are of, by number, but for what is gone; of some not all rows may be there (`leased.present`).
+
+        Raises `unavailable`, `partition_damaged`.
+        """
+        return {number: in_columns(blob) for number, blob in (await self._blobs(partition, slices)).items()}
+
+    def at_once(self, grants: Sequence[Grant]) -> Leased | None:
+        """The answer to a lease of which every row is in memory; None: `deliver` has to read."""
+        rows: list[Served] = []
+        for info, slices in grants:
+            held = self._seat(info.partition)[:2]
+            for piece in slices:
+                blob = self._cache.get((held, piece.blob))
+                if blob is None:
+                    return None
+                if (found := present(piece, blob)) is not None:
+                    rows.append(Served(info.partition, info.number, found, blob))
+        return Leased([grant.info for grant in grants], rows)
+
+    async def _blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, StoredRows]:
+        """Those that the slices are of, by number, but for what is gone. Raises `unavailable`, `partition_damaged`."""
+        seat = self._seat(partition)
+        held = seat[:2]
+        found = {piece.blob: self._cache.get((held, piece.blob)) for piece in slices}
+        blobs = {number: batch for number, batch in found.items() if batch is not None}
+        missing = {piece.blob: piece.columns for piece in slices if piece.blob not in blobs}
+        if missing:
+            try:
+                read = await seat.backend.read(seat.ref, list(missing))
+            except DamagedError as error:
+                self._stop(partition, error)
+                raise SluicewayError("partition_damaged", str(error)) from error
+            except StoreUnavailableError as error:
+                raise SluicewayError("unavailable", f"partition {partition} cannot be read: {error}") from error
+            for number, columns in missing.items():
+                if number in read:
+                    blobs[number] = decode_stored(read[number], columns)
+                    self._cache.put((held, number), blobs[number])
+        return blobs
+
+    async def deliver(self, future: asyncio.Future[Any], grants: Sequence[Grant], keyed: bool) -> None:
+        """Answer a lease with its items. One that cannot be read is left out, to run out: the others need not wait for that, too.
+
+        An error if none is left.
+        """
+        leases: list[LeaseInfo] = []
+        batches: list[Served] = []
+        problem: SluicewayError | None = None
+        for grant in grants:
+            try:
+                # Also if the partition has gone by now: the lease is durable, and nobody else is told of it.
+                batches += await self._served(grant.info.partition, grant.info.number, grant.slices)
+                leases.append(grant.info)
+            except SluicewayError as error:
+                problem = error
+            except Exception:
+                log.exception("reading leased items failed")
+                problem = SluicewayError("internal", "the server made a mistake while it read the items; their lease will run out")
+        if future.done():
+            if not keyed:
+                self._give_back(leases)
+        elif problem is not None and not leases:
+            future.set_exception(problem)
+        else:
+            future.set_result(Leased(leases, batches))

@@ -1,1 +1,0 @@
-"""Floor 4: the instance. Drivers feed the machines of the core and carry out their effects."""
