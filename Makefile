@@ -113,23 +113,23 @@ bench-scale: setup ## What size costs: long lines, single leases, mass expiry, m
 	@$(BIN)/python -m bench hung
 
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
-	@PYTHONPATH=tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
+	@PYTHONPATH=.:tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
 
 test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load (ARGS='kills --seconds 30': some of it)
-	@PYTHONPATH=tests:tests/crash $(BIN)/python -m cluster.campaign $(ARGS)
+	@PYTHONPATH=.:tests:tests/crash $(BIN)/python -m cluster.campaign $(ARGS)
 
 test-rebalance: setup ## Add, remove and move partitions of real servers under load, and kill them at every step (ARGS='order copies': some of it)
-	@PYTHONPATH=tests:tests/crash $(BIN)/python -m rebalance.campaign $(ARGS)
+	@PYTHONPATH=.:tests:tests/crash $(BIN)/python -m rebalance.campaign $(ARGS)
 
 test-tasks: setup ## Simulated schedules, and captures of real streams whose tasks are killed and frozen (ARGS='schedules --seeds 2000': some of it)
-	@PYTHONPATH=tests:tests/crash $(BIN)/python -m tasks_campaign.campaign $(ARGS)
+	@PYTHONPATH=.:tests:tests/crash $(BIN)/python -m tasks_campaign.campaign $(ARGS)
 
 test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
-	@PYTHONPATH=tests:tests/crash $(BIN)/python -m spark_campaign.campaign $(ARGS)
+	@PYTHONPATH=.:tests:tests/crash $(BIN)/python -m spark_campaign.campaign $(ARGS)
 
 fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
-	@PYTHONPATH=tests $(BIN)/python -m fuzz.decoders 100000 $(ARGS)
-	@PYTHONPATH=tests $(BIN)/python -m fuzz.openapi_requests 30000 $(ARGS)
+	@PYTHONPATH=.:tests $(BIN)/python -m fuzz.decoders 100000 $(ARGS)
+	@PYTHONPATH=.:tests $(BIN)/python -m fuzz.openapi_requests 30000 $(ARGS)
 
 hostile: setup ## Attack a real server in some forty ways while others are to be served
 	@$(BIN)/python -m pytest tests/hostile -rP $(ARGS)

@@ -1,4 +1,4 @@
-"""A whole cluster in virtual time: real instances, `node/` and all, over a simulated network, meta store and storage.
+"""A whole cluster in virtual time: real instances over a simulated network, meta store and storage.
 
 What must hold, whatever befalls it:
 

@@ -1,4 +1,4 @@
-"""A process that serves one queue: it feeds the logical queue and carries out what it decides, as the driver in `node/` does."""
+"""A process that serves one queue: it feeds the logical queue and carries out what it decides, as `local/queue_driver.py` does."""
 
 from __future__ import annotations
 

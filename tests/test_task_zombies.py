@@ -33,7 +33,9 @@ AFTERWARDS = {
 @contextmanager
 def process(point: str, *configs: dict[str, object]) -> Iterator[subprocess.Popen[str]]:
     command = [sys.executable, str(TESTS / "task_process.py"), point, *map(json.dumps, configs)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+    # Its stream is the simulation's, which is beside the package.
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as child:
         try:
             yield child
         finally:
