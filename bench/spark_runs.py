@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from sluiceway.bench.servers import FamilyMeter, family_cpu
-from sluiceway.spark.http import Client
 from sluiceway.spark.options import Server as Address
+from sluiceway.spark.server_calls import Client
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

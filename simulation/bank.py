@@ -17,14 +17,14 @@ from simulation import (
     bugs_rebalance,
     bugs_tasks,
 )
-from simulation.checks import BrokenPromiseError
 from simulation.cluster import run_cluster
 from simulation.cluster_group import run_members
 from simulation.cluster_rebalances import run_rebalances
 from simulation.group import run_group
-from simulation.history import run_history
 from simulation.planting import Bug, planted
-from simulation.tasks import run_tasks
+from simulation.promises import BrokenPromiseError
+from simulation.queue_run import run_history
+from simulation.task_world import run_tasks
 
 BANK: tuple[Bug, ...] = (*bugs_queue.BUGS, *bugs_partition.BUGS, *bugs_life.BUGS)
 GROUP_BANK: tuple[Bug, ...] = (*bugs_group.BUGS, *bugs_placing.BUGS, *bugs_limits.BUGS)

@@ -10,9 +10,9 @@ from functools import partial
 
 import numpy as np
 
-from simulation.checks import check
-from simulation.items import Batch, Held, new_rows
-from simulation.queue import SimQueue
+from simulation.known_items import Batch, Held, new_rows
+from simulation.promises import check
+from simulation.simulated_queue import SimQueue
 from sluiceway.core.partition.queries import ready_slices
 from sluiceway.core.queue.tickets import Result, TakeOut, TransferBegun
 from sluiceway.kernel.clock import Millis

@@ -28,19 +28,19 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from simulation.checks import check
 from simulation.cluster_clients import Clients, UnheardError
 from simulation.cluster_ledger import QueueLedger
 from simulation.cluster_store import SimPartitionStore, Vault
 from simulation.cluster_weather import Weather, roads_of, weather_of
 from simulation.group_checks import Tokens, check_overlap
-from simulation.items import Item, new_rows
-from simulation.link import DIRECTIONS, Direction, Link, NotSentError, Roads
+from simulation.known_items import Item, new_rows
 from simulation.logs import listening
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
 from simulation.network import Network
+from simulation.network_link import DIRECTIONS, Direction, Link, NotSentError, Roads
 from simulation.planting import Bug, planted
+from simulation.promises import check
 from simulation.store import Store
 from simulation.world import EventLog
 from sluiceway.cluster.ownership import Clustered, item_of

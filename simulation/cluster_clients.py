@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from simulation.checks import BrokenPromiseError, check
 from simulation.cluster_ledger import Hold, QueueLedger
-from simulation.items import Batch, new_rows
-from simulation.link import Link, NoAnswerError, NotSentError
+from simulation.known_items import Batch, new_rows
+from simulation.network_link import Link, NoAnswerError, NotSentError
+from simulation.promises import BrokenPromiseError, check
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError

@@ -12,13 +12,13 @@ from functools import partial
 from itertools import count
 from random import Random
 
-from simulation.checks import BrokenPromiseError, InjectedMistakeError, check
 from simulation.group import HEARTBEAT, LINGERING, parameters_of
 from simulation.group_checks import Tokens, check_overlap, check_rest
-from simulation.link import DIRECTIONS, Direction, Link, Roads
 from simulation.logs import listening
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
+from simulation.network_link import DIRECTIONS, Direction, Link, Roads
+from simulation.promises import BrokenPromiseError, InjectedMistakeError, check
 from simulation.world import EventLog
 from sluiceway.cluster.group_member import Change, Gained, GroupMember, define
 from sluiceway.core.group.group_records import Keys, Strategy, Token, read_group

@@ -7,10 +7,10 @@ import asyncio
 from itertools import count
 from typing import TYPE_CHECKING
 
-from simulation.checks import check
 from simulation.cluster_clients import Clients
 from simulation.cluster_ledger import QueueLedger
-from simulation.items import Batch, new_rows
+from simulation.known_items import Batch, new_rows
+from simulation.promises import check
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import ProduceKey
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from simulation.asks import Asks
-from simulation.checks import check
-from simulation.items import Batch, Item
+from simulation.causes import Asks
+from simulation.item_history import Trail, Turn
+from simulation.known_items import Batch, Item
+from simulation.promises import check
 from simulation.scene import LEASED, Scene
 from simulation.store import Store
-from simulation.trail import Trail, Turn
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
-from sluiceway.model.few import in_columns
 from sluiceway.model.requests import IgnoredReason, Lease, Leased, Produced, ProduceKey, Settled, Verdict
+from sluiceway.model.small_batch import in_columns
 
 OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried", "dead": "dead", "release": "released"}
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 
-from simulation.checks import check
 from simulation.cluster import ClusterWorld, Instance
 from simulation.cluster_clients import Clients, UnheardError
 from simulation.cluster_keys import KeyClients
@@ -25,10 +24,11 @@ from simulation.cluster_ledger import QueueLedger
 from simulation.cluster_records import RecordWatch
 from simulation.cluster_store import Vault
 from simulation.cluster_weather import Weather
-from simulation.link import NotSentError
+from simulation.item_history import Turn
+from simulation.network_link import NotSentError
+from simulation.promises import check
 from simulation.scene import Scene
 from simulation.store import Store
-from simulation.trail import Turn
 from simulation.world import EventLog
 from sluiceway.cluster.ownership import item_of
 from sluiceway.cluster.rebalance_records import OPEN

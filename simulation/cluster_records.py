@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from simulation.checks import check
 from simulation.cluster_store import Kept
+from simulation.promises import check
 from sluiceway.cluster.queue_changes import DROPPING
 from sluiceway.cluster.rebalance_records import COORDINATOR, ENDED, OPEN, Elected
 from sluiceway.local.queue_catalog import QUEUE

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from simulation.checks import check
-from simulation.link import Link, NoAnswerError, NotSentError
+from simulation.item_history import Turn
+from simulation.network_link import Link, NoAnswerError, NotSentError
+from simulation.promises import check
 from simulation.store import Store
-from simulation.trail import Turn
 from sluiceway.adapters import system
 from sluiceway.core.queue.tickets import Commit, Effect
 from sluiceway.kernel.clock import Millis

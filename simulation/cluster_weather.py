@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from simulation.link import Roads
+from simulation.network_link import Roads
 
 
 @dataclass

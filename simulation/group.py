@@ -15,8 +15,8 @@ from typing import Literal
 
 import msgspec
 
-from simulation.checks import check
 from simulation.group_checks import Overlap, Tokens, check_commit, check_placing, check_rest
+from simulation.promises import check
 from simulation.world import EventLog
 from sluiceway.core.group import item_placement
 from sluiceway.core.group.group_records import GroupReader, Keys, Look, Parameters, Resource, Strategy, Token, Writes, read_group

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
-from simulation.checks import BrokenPromiseError, check
+from simulation.promises import BrokenPromiseError, check
 from sluiceway.core.group.group_records import Keys, Look, Plan, Resource, Token, Writes
 from sluiceway.core.group.plan import queue_of
 from sluiceway.kernel.clock import Millis

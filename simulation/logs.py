@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from simulation.checks import BrokenPromiseError, InjectedMistakeError
+from simulation.promises import BrokenPromiseError, InjectedMistakeError
 
 
 class _Ear(logging.Handler):

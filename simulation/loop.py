@@ -19,7 +19,7 @@ from itertools import count
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
 
-from simulation.checks import BrokenPromiseError
+from simulation.promises import BrokenPromiseError
 from simulation.world import START
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Clock, Millis

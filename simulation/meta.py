@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from simulation.link import Link, NoAnswerError, NotSentError
+from simulation.network_link import Link, NoAnswerError, NotSentError
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp, View

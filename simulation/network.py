@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from simulation.checks import BrokenPromiseError
-from simulation.link import DIRECTIONS, Link, NoAnswerError, NotSentError, Roads
 from simulation.loop import Loop, Process
+from simulation.network_link import DIRECTIONS, Link, NoAnswerError, NotSentError, Roads
+from simulation.promises import BrokenPromiseError
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, GiveKeys, Learn, LeaseAnywhere, MoveOut, NoteKeys, PeerRequest, Shut, TakeKeys

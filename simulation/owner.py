@@ -9,9 +9,9 @@ from functools import partial
 from random import Random
 from typing import NamedTuple, Protocol
 
-from simulation.checks import InjectedMistakeError, check
+from simulation.item_history import Turn
+from simulation.promises import InjectedMistakeError, check
 from simulation.store import Fence, Store
-from simulation.trail import Turn
 from simulation.world import START, World
 from sluiceway.core.partition.compaction import Compaction, open_rows
 from sluiceway.core.partition.key_slots import home_of

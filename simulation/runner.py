@@ -17,9 +17,9 @@ from simulation.cluster import ClusterWorld
 from simulation.cluster_group import MemberWorld
 from simulation.cluster_rebalances import RebalanceWorld
 from simulation.group import GroupWorld
-from simulation.history import History
 from simulation.planting import Bug, planted
-from simulation.tasks import TasksWorld
+from simulation.queue_run import History
+from simulation.task_world import TasksWorld
 from simulation.world import EventLog
 
 PROGRESS_EVERY = 5.0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from simulation.checks import check
+from simulation.promises import check
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import Header, LeaseState, by_part, to_array
 from sluiceway.kernel.clock import Millis

@@ -7,15 +7,15 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
-from simulation.checks import check
+from simulation.item_history import Turn
+from simulation.promises import check
 from simulation.scene import Scene, scene_of
-from simulation.trail import Turn
 from sluiceway.core.partition import queries
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.queries import load as load_for_checking
 from sluiceway.core.partition.records import unpack_header, unpack_lease
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.leased import Slice, served
+from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.sparse import SparseBatch, decode_stored
 from sluiceway.ports.partition_store import Changes, RecordKey, RecordKind, Snapshot
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from simulation.checks import check
+from simulation.promises import check
 from simulation.tasks_checks import TruthLog
 from simulation.tasks_stream import Fence, Positions, Stream, index_of
 from sluiceway.core.group.task_fold import restore

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from simulation.checks import check
+from simulation.promises import check
 from simulation.tasks_stream import Positions, Stream
 from sluiceway.core.group.task_fold import fold, judge, restore, trimmable, watermark
 from sluiceway.core.group.task_leader import divide

@@ -28,7 +28,7 @@ from sluiceway.core.group.task_member import (
     Tick,
 )
 from sluiceway.core.group.task_state import Record, Snapshot, State, encode
-from sluiceway.model.tasks import Born, Group
+from sluiceway.model.task_records import Born, Group
 
 MEMBERS, PARTITIONS = 200, 2_000
 

@@ -7,9 +7,9 @@ from itertools import count
 from random import Random
 from typing import NamedTuple
 
-from simulation.checks import check
+from simulation.promises import check
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Born
+from sluiceway.model.task_records import Born
 
 POINTS = ("", "first", "late")
 

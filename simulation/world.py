@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from simulation.checks import check
+from simulation.promises import check
 from sluiceway.core.queue.tickets import Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Produce

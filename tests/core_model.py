@@ -15,11 +15,11 @@ from sluiceway.core.partition.queries import load, open_slices, ready_slices
 from sluiceway.core.partition.records import LeaseState, unpack_blob, unpack_due, unpack_extent
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
-from sluiceway.model.few import Few, Rows, in_columns
 from sluiceway.model.items import batch_from_rows
-from sluiceway.model.leased import Slice, take_rows
+from sluiceway.model.leased_items import Slice, take_rows
 from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, Fate, IgnoredReason, Offsets, ProduceKey, Settled
+from sluiceway.model.small_batch import Few, Rows, in_columns
 from sluiceway.model.sparse import SparseBatch, compacted, decode_stored, encode_sparse
 
 START: Millis = 1_000_000_000_000

@@ -23,10 +23,10 @@ from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.postgres_schema import MIGRATIONS
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.instance.service import Service
-from sluiceway.model.few import in_columns
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Lease, Leased, Produce, ProduceKey, Selection, Settle
+from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore
 
 FAR = 4_102_444_800_000

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from sluiceway.client import CallError, Ignored, Lease, Leased, LeasedItem, Retry
-from sluiceway.client.keeper import Ask, Effect, Extend, HangUp, Keeper, Lost, Outcome, Settle
+from sluiceway.client.lease_manager import Ask, Effect, Extend, HangUp, Keeper, Lost, Outcome, Settle
 
 LEASE_TIMEOUT = 900
 AT = datetime(2026, 1, 31, tzinfo=UTC)

@@ -12,10 +12,10 @@ import pyarrow as pa
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.instance.service import Service
 from sluiceway.model.backends import BackendSettings
-from sluiceway.model.few import in_columns
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Fate, Lease, Leased, Produce, Produced, ProduceKey, QueueSpec, Selection, Settle, Settled
+from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef, PartitionStore, Snapshot, StoreUnavailableError
 
 PATIENCE = 120.0

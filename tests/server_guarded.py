@@ -18,10 +18,10 @@ from server_running import Running
 from sluiceway.instance.configuration import load
 from sluiceway.instance.service import Service
 from sluiceway.server.app import App
-from sluiceway.server.assembly import Assembly, Door
 from sluiceway.server.listeners import bind, url_of
 from sluiceway.server.run import Server
 from sluiceway.server.tls import TlsFiles
+from sluiceway.server.wiring import Assembly, Door
 
 ADMIN_KEY = "only-for-tests-0123456789abcdef0123456789"
 

@@ -25,7 +25,7 @@ from cluster.fleet import Fleet, Instance, started
 from server_guarded import ADMIN_KEY, certified
 from server_process import PATIENCE
 from sluiceway.spark import options
-from sluiceway.spark.http import Client
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.session import find_java_home
 from spark_world import PATIENCE as SPARK_PATIENCE
 from spark_world import until

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sluiceway.spark import options
-from sluiceway.spark.http import Client
+from sluiceway.spark.server_calls import Client
 
 PATIENCE = 200.0
 """Seconds after which something that does not happen is a failure. Spark starts slowly on a busy machine."""

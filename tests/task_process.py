@@ -22,7 +22,7 @@ from sluiceway.capture.config import STREAMS
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.client.aio import AsyncClient
 from sluiceway.client.capture_sink import QueueSink
-from sluiceway.model.tasks import Kept
+from sluiceway.model.task_records import Kept
 from sluiceway.ports.position_store import Opening
 
 TOKEN, BATCH = "p0", 5

@@ -14,9 +14,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from simulation.checks import check
-from simulation.link import Link, NoAnswerError, NotSentError
-from sluiceway.model.tasks import CHANGES, Born
+from simulation.network_link import Link, NoAnswerError, NotSentError
+from simulation.promises import check
+from sluiceway.model.task_records import CHANGES, Born
 from sluiceway.ports.change_stream import Batch, BrokenOffError, End, SeedsUpto, StaleBatchError, UnknownPositionError
 
 T = TypeVar("T")

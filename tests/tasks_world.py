@@ -12,11 +12,11 @@ from typing import Any
 
 import msgspec
 
-from simulation.checks import check
-from simulation.link import Link, Roads
 from simulation.logs import listening
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
+from simulation.network_link import Link, Roads
+from simulation.promises import check
 from sluiceway.capture.alarms import AlarmBoard
 from sluiceway.capture.group_election import MetaElection
 from sluiceway.capture.logs.meta_log import MetaSyncLog

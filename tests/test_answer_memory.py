@@ -8,8 +8,8 @@ import contextlib
 import pytest
 
 from node_rig import eventually
-from sluiceway.server.answer_memory import BUILT_ALONE, PIECE, AnswerMemory
 from sluiceway.server.http import DisconnectedError, Message
+from sluiceway.server.response_buffer import BUILT_ALONE, PIECE, AnswerMemory
 from sluiceway.testing.drive import driven
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulation.checks import BrokenPromiseError
 from simulation.group_checks import check_even, check_limits
+from simulation.promises import BrokenPromiseError
 from sluiceway.core.group.group_records import Resource, Strategy, Writes, largest_commit, owners
 from sluiceway.core.group.item_placement import begin, limit, place, remove
 from sluiceway.core.group.plan import dealt, moves, sticky

@@ -25,7 +25,7 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.audit import AuditEntry, decode_entry
 from sluiceway.model.requests import Clear, QueuePatch, Redrive
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError, Stamp
-from sluiceway.server.assembly import Assembly, Door
+from sluiceway.server.wiring import Assembly, Door
 from sluiceway.testing.drive import driven
 
 ALICE = Actor("alice", "r-1")

@@ -68,7 +68,7 @@ def test_rows_are_leased_once_and_gone_when_completed(server: tuple[str, Served]
 
 async def leased_once(dsn: str) -> None:
     psycopg = pytest.importorskip("psycopg")
-    from bench.systems.postgres import CREATE, RowsClient
+    from bench.systems.postgres_rows import CREATE, RowsClient
 
     with psycopg.connect(dsn, autocommit=True) as administrator:
         administrator.execute(CREATE)

@@ -28,7 +28,7 @@ from sluiceway.capture import (
     open_stream,
     run_member,
 )
-from sluiceway.capture import member as capture_member
+from sluiceway.capture import capture_process as capture_member
 from sluiceway.capture import registration as capture_begun
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.parts import open_meta, open_positions

@@ -18,7 +18,7 @@ from sluiceway.client.aio import AsyncClient
 from sluiceway.client.capture_sink import QueueSink, group_of, to_items
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_PAYLOAD_BYTES
-from sluiceway.model.tasks import CHANGES
+from sluiceway.model.task_records import CHANGES
 from sluiceway.ports.change_stream import BrokenOffError, StaleBatchError
 from sluiceway.testing.drive import driven
 

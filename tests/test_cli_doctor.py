@@ -12,8 +12,8 @@ import pytest
 from cli_shell import Shell
 from fake_service import FakeService, serving
 from server_process import closed_port
-from sluiceway.cli import checks, doctor
-from sluiceway.cli.checks import LEAST_FREE, OTHER_FILES, Check
+from sluiceway.cli import doctor, doctor_checks
+from sluiceway.cli.doctor_checks import LEAST_FREE, OTHER_FILES, Check
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import ClusterInfo, InstanceInfo
 
@@ -41,41 +41,41 @@ def found(shell: Shell, *arguments: str) -> tuple[int, dict[str, Check]]:
 @pytest.mark.parametrize(
     ("check", "state"),
     [
-        (checks.transport("http://localhost:2319", None, NOW), "ok"),
-        (checks.transport("http://127.0.0.9:2319", None, NOW), "ok"),
-        (checks.transport("http://[::1]:2319", None, NOW), "ok"),
-        (checks.transport("http://10.0.0.1:2319", None, NOW), "failed"),
-        (checks.transport("http://localhost.example", None, NOW), "failed"),
-        (checks.transport("https://queue.example", None, NOW), "ok"),
-        (checks.transport("https://queue.example", NOW + timedelta(days=14), NOW), "ok"),
-        (checks.transport("https://queue.example", NOW + timedelta(days=13), NOW), "warning"),
-        (checks.versions("1.0", "1.0"), "ok"),
-        (checks.versions("1.1", "1.0"), "warning"),
-        (checks.versions(None, "1.0"), "warning"),
-        (checks.readiness([]), "ok"),
-        (checks.readiness(["partition 1 does not serve"]), "failed"),
-        (checks.cluster({"a": "alive", "b": "leaving"}), "ok"),
-        (checks.cluster({"a": "alive", "b": "silent"}), "warning"),
-        (checks.cluster({"a": "joining", "b": "alive"}), "warning"),
-        (checks.disk("/data", LEAST_FREE, 100 * LEAST_FREE), "ok"),
-        (checks.disk("/data", LEAST_FREE - 1, 100 * LEAST_FREE), "failed"),
-        (checks.disk("/data", LEAST_FREE - 1, LEAST_FREE), "ok"),
-        (checks.files(OTHER_FILES + 30, 10), "ok"),
-        (checks.files(OTHER_FILES + 29, 10), "failed"),
-        (checks.files(-1, 10**6), "ok"),
-        (checks.exposed("127.0.0.1:2319", False, False), "ok"),
-        (checks.exposed(":2319", False, False), "ok"),
-        (checks.exposed("[::1]:2319", False, False), "ok"),
-        (checks.exposed("0.0.0.0:2319", False, True), "failed"),
-        (checks.exposed("[::]:2319", False, True), "failed"),
-        (checks.exposed("0.0.0.0:2319", True, False), "failed"),
-        (checks.exposed("0.0.0.0:2319", True, True), "ok"),
-        (checks.accepted(False, [], None, NOW), "ok"),
-        (checks.accepted(True, ["read:*"], None, NOW), "ok"),
-        (checks.accepted(True, ["read:*"], NOW + timedelta(days=14), NOW), "ok"),
-        (checks.accepted(True, ["read:*"], NOW + timedelta(days=13), NOW), "warning"),
-        (checks.refused(SluicewayError("unauthenticated", ""), False), "failed"),
-        (checks.refused(SluicewayError("unauthenticated", ""), True), "failed"),
+        (doctor_checks.transport("http://localhost:2319", None, NOW), "ok"),
+        (doctor_checks.transport("http://127.0.0.9:2319", None, NOW), "ok"),
+        (doctor_checks.transport("http://[::1]:2319", None, NOW), "ok"),
+        (doctor_checks.transport("http://10.0.0.1:2319", None, NOW), "failed"),
+        (doctor_checks.transport("http://localhost.example", None, NOW), "failed"),
+        (doctor_checks.transport("https://queue.example", None, NOW), "ok"),
+        (doctor_checks.transport("https://queue.example", NOW + timedelta(days=14), NOW), "ok"),
+        (doctor_checks.transport("https://queue.example", NOW + timedelta(days=13), NOW), "warning"),
+        (doctor_checks.versions("1.0", "1.0"), "ok"),
+        (doctor_checks.versions("1.1", "1.0"), "warning"),
+        (doctor_checks.versions(None, "1.0"), "warning"),
+        (doctor_checks.readiness([]), "ok"),
+        (doctor_checks.readiness(["partition 1 does not serve"]), "failed"),
+        (doctor_checks.cluster({"a": "alive", "b": "leaving"}), "ok"),
+        (doctor_checks.cluster({"a": "alive", "b": "silent"}), "warning"),
+        (doctor_checks.cluster({"a": "joining", "b": "alive"}), "warning"),
+        (doctor_checks.disk("/data", LEAST_FREE, 100 * LEAST_FREE), "ok"),
+        (doctor_checks.disk("/data", LEAST_FREE - 1, 100 * LEAST_FREE), "failed"),
+        (doctor_checks.disk("/data", LEAST_FREE - 1, LEAST_FREE), "ok"),
+        (doctor_checks.files(OTHER_FILES + 30, 10), "ok"),
+        (doctor_checks.files(OTHER_FILES + 29, 10), "failed"),
+        (doctor_checks.files(-1, 10**6), "ok"),
+        (doctor_checks.exposed("127.0.0.1:2319", False, False), "ok"),
+        (doctor_checks.exposed(":2319", False, False), "ok"),
+        (doctor_checks.exposed("[::1]:2319", False, False), "ok"),
+        (doctor_checks.exposed("0.0.0.0:2319", False, True), "failed"),
+        (doctor_checks.exposed("[::]:2319", False, True), "failed"),
+        (doctor_checks.exposed("0.0.0.0:2319", True, False), "failed"),
+        (doctor_checks.exposed("0.0.0.0:2319", True, True), "ok"),
+        (doctor_checks.accepted(False, [], None, NOW), "ok"),
+        (doctor_checks.accepted(True, ["read:*"], None, NOW), "ok"),
+        (doctor_checks.accepted(True, ["read:*"], NOW + timedelta(days=14), NOW), "ok"),
+        (doctor_checks.accepted(True, ["read:*"], NOW + timedelta(days=13), NOW), "warning"),
+        (doctor_checks.refused(SluicewayError("unauthenticated", ""), False), "failed"),
+        (doctor_checks.refused(SluicewayError("unauthenticated", ""), True), "failed"),
     ],
 )
 def test_each_fact_is_fine_or_there_is_something_to_do(check: Check, state: str) -> None:
@@ -96,7 +96,7 @@ def test_each_fact_is_fine_or_there_is_something_to_do(check: Check, state: str)
     ],
 )
 def test_a_slow_answer_is_no_skew(server: datetime | None, state: str) -> None:
-    check = checks.clock(server, NOW, NOW + SECOND)
+    check = doctor_checks.clock(server, NOW, NOW + SECOND)
     assert check.state == state
     if state == "failed":
         assert ("behind" if server is not None and server < NOW else "ahead of") in check.detail
@@ -104,7 +104,7 @@ def test_a_slow_answer_is_no_skew(server: datetime | None, state: str) -> None:
 
 def test_an_unknown_certificate_says_what_to_name() -> None:
     error = SluicewayError("unavailable", "the certificate of https://x is not trusted: self-signed certificate")
-    assert "--ca-file" in checks.unreachable(error, "https://x").fix
+    assert "--ca-file" in doctor_checks.unreachable(error, "https://x").fix
 
 
 # -- what it finds ----------------------------------------------------------------------------------------------------

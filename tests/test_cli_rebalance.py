@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cli_shell import Shell
 from fake_service import RECORD, FakeService, serving
-from sluiceway.cli import watching
+from sluiceway.cli import rebalance_progress
 from sluiceway.client import rebalances as answers
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import PartitionRecord
@@ -223,7 +223,7 @@ def test_watch_outlives_an_instance_that_does_not_answer(service: FakeService, s
     code, out, err = shell.ends("rebalance", "watch", OPEN.id, "--interval", "1ms")
     assert (code, out.splitlines()[-1]) == (0, "q: done")
     assert err.splitlines() == ["no answer: the meta store cannot be read"] * 2
-    monkeypatch.setattr(watching, "PATIENCE", 0.0)
+    monkeypatch.setattr(rebalance_progress, "PATIENCE", 0.0)
     service.script = [down]
     assert shell.ends("rebalance", "watch", OPEN.id)[0] == 4
 
@@ -235,7 +235,7 @@ def test_start_waits_if_it_is_told_to(service: FakeService, shell: Shell) -> Non
     assert out.splitlines()[-1] == "q: done"
 
 
-def seen(found: answers.Rebalance, picture: watching.Picture, note: str = "") -> str:
+def seen(found: answers.Rebalance, picture: rebalance_progress.Picture, note: str = "") -> str:
     console = Console(file=io.StringIO(), width=120)
     console.print(picture.drawn(found, note))
     file = console.file
@@ -265,7 +265,7 @@ def test_the_picture_has_a_bar_for_each_partition_that_is_drained() -> None:
         steps=[answers.RebalanceStep(step="drain", at=at, instance="i-1", partition=2)],
         progress=left,
     )
-    picture = watching.Picture()
+    picture = rebalance_progress.Picture()
     assert re.search(r"partition 0 .*100 left", seen(one, picture))
     half = msgspec.structs.replace(left, partitions=[answers.DrainingPartition(partition=0, items_left=50)])
     text = seen(msgspec.structs.replace(one, progress=half, problem="\x1b[31mi-2 does not answer"), picture, "no answer")
@@ -277,7 +277,7 @@ def test_the_picture_has_a_bar_for_each_partition_that_is_drained() -> None:
     bars = {line[: line.index("━")].strip(): line.count("━") for line in text.splitlines() if "━" in line}
     assert bars == {"partition 0": 20, "partition 2": 40}
     many = msgspec.structs.replace(one, plan=answers.Plan(drains=list(range(50))))
-    text = seen(many, watching.Picture())
+    text = seen(many, rebalance_progress.Picture())
     assert text.count("partition ") == 20
     assert "and 30 more, 1 of 50 removed" in text
 

@@ -16,7 +16,7 @@ import pytest
 from cli_shell import Shell
 from server_process import COMMAND, PATIENCE, ServerProcess, wait_until
 from sluiceway.client import Client
-from sluiceway.demo.moving import prepare
+from sluiceway.demo.live_move import prepare
 
 
 @pytest.fixture(scope="module")

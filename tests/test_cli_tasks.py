@@ -18,10 +18,10 @@ from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.capture.presenter import group_of
 from sluiceway.cli.common import EXIT_REFUSED, EXIT_UNAVAILABLE
-from sluiceway.cli.tasks_view import partitions
+from sluiceway.cli.task_tables import partitions
 from sluiceway.core.group.task_fold import fold
 from sluiceway.core.group.task_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
-from sluiceway.model.tasks import Born, Kept
+from sluiceway.model.task_records import Born, Kept
 from sluiceway.ports.position_store import Stored
 from sluiceway.wire.json_tasks import TaskGroup, TaskPartition
 

@@ -15,7 +15,7 @@ import pytest
 
 from cli_shell import commands_of
 from server_process import PATIENCE, closed_port
-from sluiceway.cli import lines, main
+from sluiceway.cli import line_producer, main
 from sluiceway.cli.common import chunks, exit_code, print_table, printable, table
 from sluiceway.client import CallError
 from sluiceway.kernel.errors import KINDS, SluicewayError
@@ -188,21 +188,21 @@ class Trickle:
     ],
 )
 def test_lines_are_cut_whatever_the_pieces(pieces: list[bytes], expected: list[bytes]) -> None:
-    assert [line for line in lines._lines(Trickle(*pieces)) if line is not None] == expected
+    assert [line for line in line_producer._lines(Trickle(*pieces)) if line is not None] == expected
 
 
 def test_a_call_carries_at_most_1_000_lines_and_not_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [len(call) for call in lines._calls(b"x" for _ in range(2_500))] == [1_000, 1_000, 500]
-    monkeypatch.setattr(lines, "CALL_BYTES", 10)
-    assert list(lines._calls([b"12345", b"12345", b"6", b"x" * 50, b"7"])) == [[b"12345", b"12345"], [b"6"], [b"x" * 50], [b"7"]]
+    assert [len(call) for call in line_producer._calls(b"x" for _ in range(2_500))] == [1_000, 1_000, 500]
+    monkeypatch.setattr(line_producer, "CALL_BYTES", 10)
+    assert list(line_producer._calls([b"12345", b"12345", b"6", b"x" * 50, b"7"])) == [[b"12345", b"12345"], [b"6"], [b"x" * 50], [b"7"]]
 
 
 def test_what_trickles_in_is_sent_at_once_unless_the_cut_must_repeat() -> None:
     def arriving() -> Trickle:
         return Trickle(b"a\nb\n", b"c\n", b"d")
 
-    assert list(lines._calls(lines._lines(arriving()), prompt=True)) == [[b"a", b"b"], [b"c"], [b"d"]]
-    assert list(lines._calls(lines._lines(arriving()))) == [[b"a", b"b", b"c", b"d"]]
+    assert list(line_producer._calls(line_producer._lines(arriving()), prompt=True)) == [[b"a", b"b"], [b"c"], [b"d"]]
+    assert list(line_producer._calls(line_producer._lines(arriving()))) == [[b"a", b"b", b"c", b"d"]]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sluiceway.client import CallError, Item, Produced, SluicewayError, producing
+from sluiceway.client import CallError, Item, Produced, SluicewayError, producer_common
 from sluiceway.client.batching import ITEM_COST, Batch, Batching, BatchLimits
 
 LIMITS = BatchLimits(linger=10, max_batch=3, max_bytes=100, max_in_flight=1, max_buffered=10_000)
@@ -114,7 +114,7 @@ def test_a_failure_is_told_once_unless_everybody_has_asked() -> None:
 
 def test_the_last_item_that_is_refused_ends_the_batch() -> None:
     batch = batching().add(item(1), 1, 0)[0]
-    posting = producing.Posting("q", None, 30)
+    posting = producer_common.Posting("q", None, 30)
     assert not posting.failed(batch, CallError("invalid_request", "no", "items[0].kind"))
     assert (batch.left, batch.error) == ([], None)
 
@@ -131,7 +131,7 @@ def test_the_last_item_that_is_refused_ends_the_batch() -> None:
 )
 def test_what_is_not_the_fault_of_one_item_fails_the_batch(error: Exception) -> None:
     batch = batching().add(item(1), 1, 0)[0]
-    assert not producing.Posting("q", None, 30).failed(batch, error)
+    assert not producer_common.Posting("q", None, 30).failed(batch, error)
     with pytest.raises(type(error)):
         batch.id_of(0)
 
@@ -142,7 +142,7 @@ def test_what_is_not_the_fault_of_one_item_fails_the_batch(error: Exception) -> 
 def test_an_option_out_of_range_is_named(name: str, value: int) -> None:
     options = {"max_batch": 1, "max_bytes": 1, "max_in_flight": 1, "max_buffered": 1} | {name: value}
     with pytest.raises(SluicewayError, match=name) as raised:
-        producing.limits("5ms", **options)
+        producer_common.limits("5ms", **options)
     assert raised.value.field == name
 
 

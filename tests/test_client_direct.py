@@ -14,7 +14,7 @@ from server_process import ServerProcess, wait_until
 from sluiceway.client import AsyncClient, CallError, Client, Retry, Verdict, item_calls
 from sluiceway.client.answers import Partition, QueueInfo
 from sluiceway.client.direct import AGAIN, IN_A_ROW, REFUSED, Direct
-from sluiceway.client.http import Endpoint
+from sluiceway.client.http_exchange import Endpoint
 from sluiceway.client.item_calls import Check
 from sluiceway.client.protocol import Call
 

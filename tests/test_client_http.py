@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from server_process import PATIENCE, closed_port
-from sluiceway.client import AsyncClient, CallError, Client, SluicewayError, http
+from sluiceway.client import AsyncClient, CallError, Client, SluicewayError, http_exchange
 
 PRODUCED = b'{"queue_name":"q","partition":0,"first_id":"k7f3q2ma.0.0","count":1,"deduplicated":false}'
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -84,7 +84,7 @@ def test_a_request_is_complete_and_waits_longer_than_the_server(face: Face) -> N
     assert request.headers["host"] == "127.0.0.1:2319"
     assert request.headers["content-type"] == request.headers["accept"] == "application/json"
     assert int(request.headers["content-length"]) == len(request.content)
-    assert request.extensions["timeout"]["read"] == 7 + http.SLACK
+    assert request.extensions["timeout"]["read"] == 7 + http_exchange.SLACK
 
 
 def test_a_produce_gets_a_key_of_its_own_that_its_repetition_keeps(face: Face) -> None:
@@ -118,7 +118,7 @@ def test_a_produce_gets_a_key_of_its_own_that_its_repetition_keeps(face: Face) -
     ("retry_for", "request_timeout", "window"), [("30s", None, "10m"), ("5m", "15m", "21m"), ("30s", "15m", "16m30s"), ("2d", None, "1d")]
 )
 def test_a_key_of_its_own_outlives_the_last_attempt(retry_for: str, request_timeout: str | None, window: str) -> None:
-    assert http.generated_key(http.seconds(retry_for, "retry_for"), request_timeout).window == window
+    assert http_exchange.generated_key(http_exchange.seconds(retry_for, "retry_for"), request_timeout).window == window
 
 
 def test_without_generated_keys_an_unknown_outcome_is_raised_at_once(face: Face) -> None:
@@ -262,7 +262,7 @@ def test_a_keyed_produce_goes_on_over_broken_connections(face: Face) -> None:
 
 
 def test_a_server_that_does_not_answer_is_unknown_after_the_slack(face: Face, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "SLACK", 0.05)
+    monkeypatch.setattr(http_exchange, "SLACK", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(CallError) as raised:
         face.call(
             lambda c: c.complete("q", ["a.0.1"], request_timeout="50ms"),

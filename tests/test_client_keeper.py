@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keeper_world import AWAY, LEASE_TIMEOUT, World
-from sluiceway.client import CallError, DeadItem, Ignored, Retry, RetryItem, SluicewayError, consuming
-from sluiceway.client.keeper import HANG_UP_TIME, QUIET_TIME, Ask, Extend, HangUp, Keeper, Lost, Settle
+from sluiceway.client import CallError, DeadItem, Ignored, Retry, RetryItem, SluicewayError, consumer_common
+from sluiceway.client.lease_manager import HANG_UP_TIME, QUIET_TIME, Ask, Extend, HangUp, Keeper, Lost, Settle
 from sluiceway.kernel.errors import KINDS
 
 
@@ -298,11 +298,11 @@ def test_only_outcomes_that_were_not_taken_are_reported() -> None:
 
 
 def test_an_exception_says_what_becomes_of_the_item_and_never_its_payload() -> None:
-    assert consuming.put_back("a.0.1", ValueError("the payload")) == Retry("a.0.1", reason="ValueError")
-    assert consuming.put_back("a.0.1", RetryItem("5m", "later")) == Retry("a.0.1", retry_after="5m", reason="later")
-    assert consuming.put_back("a.0.1", RetryItem()) == Retry("a.0.1")
-    assert consuming.put_back("a.0.1", DeadItem("x" * 5_000)) == Retry("a.0.1", dead=True, reason="x" * 2_048)
-    assert consuming.put_back("a.0.1", DeadItem("é" * 5_000)).reason == "é" * 1_024
+    assert consumer_common.put_back("a.0.1", ValueError("the payload")) == Retry("a.0.1", reason="ValueError")
+    assert consumer_common.put_back("a.0.1", RetryItem("5m", "later")) == Retry("a.0.1", retry_after="5m", reason="later")
+    assert consumer_common.put_back("a.0.1", RetryItem()) == Retry("a.0.1")
+    assert consumer_common.put_back("a.0.1", DeadItem("x" * 5_000)) == Retry("a.0.1", dead=True, reason="x" * 2_048)
+    assert consumer_common.put_back("a.0.1", DeadItem("é" * 5_000)).reason == "é" * 1_024
 
 
 @pytest.mark.parametrize("after", ["soon", "367d"])
@@ -316,7 +316,7 @@ def test_a_time_that_the_server_would_refuse_is_refused_where_it_is_said(after: 
 )
 def test_an_option_out_of_range_is_named(prefetch: int, lease_timeout: str, field: str) -> None:
     with pytest.raises(SluicewayError) as raised:
-        consuming.keeper(prefetch, lease_timeout, "20ms", 30.0)
+        consumer_common.keeper(prefetch, lease_timeout, "20ms", 30.0)
     assert raised.value.field == field
 
 

@@ -13,9 +13,9 @@ from sluiceway.cluster.remote_demand import AFTER_NOTHING
 from sluiceway.core.partition.key_slots import slot
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.few import in_columns
 from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
 from sluiceway.model.requests import Lease, Leased, ProduceKey, Settle
+from sluiceway.model.small_batch import in_columns
 
 
 def waits(service: Service, queue: str) -> bool:

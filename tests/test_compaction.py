@@ -17,7 +17,7 @@ from sluiceway.core.partition.queries import open_slices
 from sluiceway.instance.service import Service
 from sluiceway.model.inspection import Browse
 from sluiceway.model.items import batch_from_rows, encode_blob, narrow
-from sluiceway.model.leased import Slice, present, take_rows
+from sluiceway.model.leased_items import Slice, present, take_rows
 from sluiceway.model.requests import DONE, Lease, Selection, Settle
 from sluiceway.model.sparse import SparseBatch, compacted, decode_stored, encode_sparse
 from sluiceway.ports.partition_store import PartitionRef

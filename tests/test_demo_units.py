@@ -16,11 +16,11 @@ import pytest
 
 from server_process import PATIENCE
 from sluiceway.client import PartitionStats
+from sluiceway.demo.books import Ledger
 from sluiceway.demo.check import Check
 from sluiceway.demo.children import Child, session_members, wait_until
+from sluiceway.demo.crashes import KILLS, View, parse_kills
 from sluiceway.demo.inputs import Input, detect, queue_name, unpack_flights
-from sluiceway.demo.kills import KILLS, View, parse_kills
-from sluiceway.demo.ledger import Ledger
 from sluiceway.demo.main import run_demo
 from sluiceway.demo.picture import Sample, draw_delays, draw_flow
 from sluiceway.demo.work import Work

@@ -14,7 +14,7 @@ import pytest
 from server_process import COMMAND, PATIENCE, wait_until
 from sluiceway.cli.servers import has_display
 from sluiceway.client import Client, Rebalance
-from sluiceway.demo.moving import DEAD, EMAILS, FILE, ORDERS, QUEUES, WORKERS, Demo, OtherQueuesError, Pace, prepare
+from sluiceway.demo.live_move import DEAD, EMAILS, FILE, ORDERS, QUEUES, WORKERS, Demo, OtherQueuesError, Pace, prepare
 from sluiceway.testing.memory_server import server
 from test_server_reload import child
 
@@ -54,7 +54,7 @@ def test_it_produces_consumes_and_moves(tmp_path: Path) -> None:
 
 
 def test_what_fails_is_tried_again_and_dies_while_the_rest_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sluiceway.demo.moving._OUTAGES", (10, 0, 10))
+    monkeypatch.setattr("sluiceway.demo.live_move._OUTAGES", (10, 0, 10))
     with server() as running, demo_at(running.url, tmp_path, Pace(backoff=None, first_move=1_000_000)) as (demo, client):
         demo.begin()
 

@@ -16,12 +16,12 @@ from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_HEADER_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.few import MOST, MOST_BYTES, Few, Served, as_few, in_columns, join
 from sluiceway.model.items import HEADERS, TIME, decode_blob, digest, fit, narrow, stored_schema
-from sluiceway.model.leased import Slice, served
+from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.peers import Ask
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, ProduceKey
+from sluiceway.model.small_batch import MOST, MOST_BYTES, Few, Served, as_few, in_columns, join
 from sluiceway.wire import answers, peer
 from sluiceway.wire.arrow_codec import produce_request
 from sluiceway.wire.json_items import Item, ProduceFields, batch_of, decode_produce, few_of

@@ -25,10 +25,10 @@ from sluiceway.core.queue.queue_history import (
 )
 from sluiceway.core.queue.tickets import Commit, Effect, Open, Ticket
 from sluiceway.kernel.ids import INCARNATION_LENGTH
-from sluiceway.model.history import COUNTS, LEVELS, MINUTE, MOST_MINUTES, NO_COUNTS, OLDEST, Minute, Tally
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.queue_minutes import COUNTS, LEVELS, MINUTE, MOST_MINUTES, NO_COUNTS, OLDEST, Minute, Tally
 from sluiceway.model.requests import Produce
 
 QUEUES = ("aaaaaaaa", "bbbbbbbb")

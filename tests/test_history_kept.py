@@ -28,9 +28,9 @@ from sluiceway.instance import history_recorder as node_history
 from sluiceway.instance.history_recorder import SETTLED
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.history import COUNTS, LEVELS, MINUTE, MOST_MINUTES, OLDEST, Minute, Tally
 from sluiceway.model.meta import MAX_COMMIT_KEYS
 from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue_minutes import COUNTS, LEVELS, MINUTE, MOST_MINUTES, OLDEST, Minute, Tally
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.testing.drive import driven
 

@@ -30,7 +30,7 @@ from sluiceway.capture.logs.kafka_log import KafkaSyncLog
 from sluiceway.capture.logs.kafka_topics import ensure
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.tasks import Group
+from sluiceway.model.task_records import Group
 from sluiceway.testing.drive import driven
 
 SESSION: Millis = 3_000

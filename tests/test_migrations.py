@@ -31,9 +31,9 @@ from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.few import in_columns
 from sluiceway.model.meta import Entry, View
 from sluiceway.model.requests import DONE, PartitionStats, Selection, Settle
+from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
 from sluiceway.testing.drive import driven
 

@@ -11,9 +11,9 @@ import pytest
 from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, produce, service_on, serving, settle, spec, total
 from sluiceway.cluster import transfer_sender
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.few import in_columns
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import Fate, Peek
+from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 

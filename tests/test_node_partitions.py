@@ -27,7 +27,7 @@ from sluiceway.model.queue import MOVING, PartitionState, QueueRecord
 from sluiceway.model.requests import DONE, Extend, Fate, Life, Peek, Produce, Produced, ProduceKey, QueueStats, Selection, Settle
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
-from sluiceway.wire import json_inspection, json_settling
+from sluiceway.wire import json_inspection, json_outcomes
 
 
 async def into(service: Service, number: int, *texts: str) -> None:
@@ -196,11 +196,11 @@ async def test_calls_that_name_a_removed_partition_are_safe_to_repeat(tmp_path: 
         record, place = service.queue("q"), f"{record.incarnation}.1"
         for more in ({}, {"partition": 1}):
             complete = {"queue_name": "q", "ids": [f"{place}.0"], "lease_ids": [f"{place}.L1"], **more}
-            settle_ids = json_settling.decode_select(msgspec.json.encode(complete)).request(record, DONE)
+            settle_ids = json_outcomes.decode_select(msgspec.json.encode(complete)).request(record, DONE)
             told = {"ignored": [(f"{place}.0", "settled"), (f"{place}.L1", "settled")]}
             assert (await service.settle("q", settle_ids)).ignored == told["ignored"]
             retry = {"queue_name": "q", "items": [{"id": f"{place}.0"}], **more}
-            retried = await service.settle("q", json_settling.decode_retry(msgspec.json.encode(retry)).request(record, 0))
+            retried = await service.settle("q", json_outcomes.decode_retry(msgspec.json.encode(retry)).request(record, 0))
             assert retried.ignored == told["ignored"][:1]
             delete = {"queue_name": "q", "ids": [f"{place}.0"], **more}
             deleted = await service.delete_items("q", json_inspection.decode_delete_items(msgspec.json.encode(delete)).request(record))
@@ -209,7 +209,7 @@ async def test_calls_that_name_a_removed_partition_are_safe_to_repeat(tmp_path: 
         with pytest.raises(SluicewayError, match="was removed"):
             looked.request(record, False)
         with pytest.raises(SluicewayError, match="no partition 2"):
-            json_settling.decode_select(b'{"queue_name": "q", "ids": [], "partition": 2, "lease_ids": ["%s.L1"]}' % place.encode()).request(
+            json_outcomes.decode_select(b'{"queue_name": "q", "ids": [], "partition": 2, "lease_ids": ["%s.L1"]}' % place.encode()).request(
                 record, DONE
             )
 

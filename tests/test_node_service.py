@@ -19,14 +19,14 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local import queries
 from sluiceway.local.blob_cache import ENTRY_BYTES
 from sluiceway.local.row_fetcher import Delivery
-from sluiceway.model.few import in_columns
 from sluiceway.model.items import batch_from_rows, stored_schema
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, ProduceKey, Selection, Settle
+from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
-from sluiceway.wire.settling import group_items
+from sluiceway.wire.outcome_selection import group_items
 
 
 def files(directory: Path, incarnation: str) -> list[str]:

@@ -20,7 +20,7 @@ from server_running import eventually
 from sluiceway.cluster.peer_http import HttpTransport
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_PEER_BYTES
-from sluiceway.model.leased import Slice, served
+from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.peers import Ask, Learn, Load, PeerRequest, Poll, Polled
 from sluiceway.model.requests import DONE, Lease, Leased, LeaseInfo, Produce, Produced, Selection, Settle, Settled
 from sluiceway.ports.transport import PeerRefusedError

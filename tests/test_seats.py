@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
-from sluiceway.server.seats import Counted
+from sluiceway.server.connection_balance import Counted
 
 PLACES = 2
 CHILD = f"""
 import os, sys
-from sluiceway.server.seats import Seats
+from sluiceway.server.connection_balance import Seats
 seats = Seats(os.fdopen(int(sys.argv[1]), "r+b"), {PLACES})
 for line in sys.stdin:
     if line.strip() != "?":

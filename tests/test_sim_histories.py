@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from simulation.bank import BANK
-from simulation.history import History, run_history
 from simulation.planting import planted
+from simulation.queue_run import History, run_history
 from simulation.runner import main
 from simulation.world import EventLog
 

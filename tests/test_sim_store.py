@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import pytest
 
-from simulation.checks import BrokenPromiseError
+from simulation.promises import BrokenPromiseError
 from simulation.store import Store
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.queries import stats_of

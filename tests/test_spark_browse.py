@@ -17,9 +17,9 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import browse, session
 from sluiceway.spark.browse import BROWSED, BrowseReader, Part
 from sluiceway.spark.format import SluicewaySource
-from sluiceway.spark.http import Client
 from sluiceway.spark.options import browse_options
 from sluiceway.spark.rows import SCHEMA
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.source import LeaseStreamReader
 from spark_world import Server, server
 

@@ -14,7 +14,7 @@ import pytest
 
 from cli_shell import Shell
 from sluiceway.capture import CaptureConfig, Look, check, look, run_member
-from sluiceway.cli.asked import Asked
+from sluiceway.cli.stop_signal import Asked
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import capture_resident
 from sluiceway.spark.capture_resident import Leash, Resident, check_before, settings
@@ -173,7 +173,7 @@ def test_whoever_says_it_again_does_not_wait(monkeypatch: pytest.MonkeyPatch) ->
         # From a program around this one, that hands on what it was told.
         signal.raise_signal(signal.SIGTERM)
         assert asked.to_end
-        monkeypatch.setattr("sluiceway.cli.asked._AGAIN", 0.0)
+        monkeypatch.setattr("sluiceway.cli.stop_signal._AGAIN", 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

@@ -13,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from simulation.checks import check
-from simulation.link import Link, Roads
 from simulation.loop import Process
 from simulation.meta import SimMetaStore
+from simulation.network_link import Link, Roads
+from simulation.promises import check
 from sluiceway.adapters import system
 from sluiceway.capture.group_election import MetaElection
 from sluiceway.capture.logs.meta_log import MetaSyncLog
@@ -24,7 +24,7 @@ from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.capture.task_driver import TaskRunner
 from sluiceway.core.group.task_state import Partition, State
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.tasks import Kept
+from sluiceway.model.task_records import Kept
 from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, StaleBatchError
 from sluiceway.spark.capture_plan import Done, Offset, Seen, Slice, choose, is_over, judge, recorded
 from sluiceway.spark.capture_planning import Planning

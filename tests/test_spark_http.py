@@ -17,10 +17,10 @@ import pytest
 
 from server_process import closed_port
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.spark import http
-from sluiceway.spark.http import Client
+from sluiceway.spark import server_calls
 from sluiceway.spark.options import Server
 from sluiceway.spark.owners import AGAIN, About, Owners, about
+from sluiceway.spark.server_calls import Client
 
 
 def client_of(url: str, request_timeout: int = 60_000, **options: Any) -> Client:
@@ -123,8 +123,8 @@ def test_a_lasting_refusal_is_raised_at_once(answer: tuple[int, bytes], code: st
 def test_the_last_error_is_raised_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = [0.0]
     # The module's own clock only: the server of the test needs the real one.
-    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
-    monkeypatch.setattr(http, "_LEAST_ATTEMPT", 60.0)
+    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    monkeypatch.setattr(server_calls, "_LEAST_ATTEMPT", 60.0)
     with scripted(*[problem(503, "unavailable")] * 1_000) as script:
         client = client_of(script.url, 30_000)
         with pytest.raises(SluicewayError, match=r"about unavailable .*tried for 30s; option requestTimeout"):
@@ -137,7 +137,7 @@ def test_the_last_error_is_raised_when_the_time_is_up(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize(("said", "least"), [("7", 7), ("0", 0), ("soon", 0), ("-1", 0)])
 def test_a_server_that_asks_to_wait_is_not_asked_before(said: str, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
     with scripted((*problem(429, "rate_limited"), {"retry-after": said}), OK) as script:
         client = client_of(script.url)
         client.call("/v1/queue.stats", {})
@@ -154,7 +154,7 @@ def test_an_answer_to_half_a_body_is_heard(monkeypatch: pytest.MonkeyPatch) -> N
             super().request(*arguments)
             raise BrokenPipeError
 
-    monkeypatch.setattr(http, "HTTPConnection", Cut)
+    monkeypatch.setattr(server_calls, "HTTPConnection", Cut)
     with scripted(problem(401, "unauthenticated")) as script:
         client = client_of(script.url)
         with pytest.raises(SluicewayError, match="option apiKey"):
@@ -164,7 +164,7 @@ def test_an_answer_to_half_a_body_is_heard(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_https_to_a_server_without_tls_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it tried again")))
+    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it tried again")))
     with scripted() as script:
         url = script.url.replace("http:", "https:")
         with pytest.raises(SluicewayError, match=f"{url} does not speak TLS") as caught:
@@ -295,7 +295,7 @@ def test_an_owner_that_closed_an_idle_connection_is_asked_on_a_new_one(caplog: p
 
 def test_owners_are_looked_for_on_a_new_connection_where_the_old_one_was_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
+    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
     with scripted(problem(503, "unavailable"), OK) as owner, scripted(owned(None, owner.url), OK, DROPPED, owned(None, owner.url)) as base:
         client = client_of(base.url, direct=True)
         client.call("/v1/queue.extend", PEEK)
@@ -307,7 +307,7 @@ def test_owners_are_looked_for_on_a_new_connection_where_the_old_one_was_closed(
 
 def test_an_owner_that_asks_to_wait_is_given_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
+    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append))
     with scripted((*problem(429, "rate_limited"), {"retry-after": "7"}), OK) as owner, scripted(owned(None, owner.url), OK) as base:
         client = client_of(base.url, direct=True)
         client.call("/v1/queue.extend", PEEK)
@@ -326,7 +326,7 @@ def test_an_address_that_no_host_can_have_costs_nothing(name: str) -> None:
 
 
 def test_an_owner_that_is_gone_costs_no_pause_and_is_told(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it waited")))
+    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=lambda _: pytest.fail("it waited")))
     with closed_port() as port, scripted(owned(None, f"http://127.0.0.1:{port}"), OK, OK) as base:
         client = client_of(base.url, direct=True)
         client.call("/v1/queue.extend", PEEK)
@@ -338,7 +338,7 @@ def test_an_owner_that_is_gone_costs_no_pause_and_is_told(caplog: pytest.LogCapt
 
 def test_owners_are_asked_for_again_when_one_had_to_pass_it_on(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(http, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
+    monkeypatch.setattr(server_calls, "time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: None))
     with scripted() as new, scripted((*OK, {"x-sluiceway-served-by": new.url})) as old, scripted(owned(None, old.url)) as base:
         client = client_of(base.url, direct=True)
         client.call("/v1/queue.extend", PEEK)

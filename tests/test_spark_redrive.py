@@ -17,7 +17,7 @@ from sluiceway.spark.jobs import Place, look, redrive
 from spark_world import Server, server, until
 
 pytestmark = pytest.mark.spark
-MODULE = sys.modules["sluiceway.spark.jobs.redrive"]
+MODULE = sys.modules["sluiceway.spark.jobs.redrive_job"]
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from server_guarded import Guarded, guarded
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import session
-from sluiceway.spark.http import Client
 from sluiceway.spark.options import Server
+from sluiceway.spark.server_calls import Client
 from spark_world import start_child
 
 JOB = """

@@ -17,9 +17,9 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from sluiceway.kernel.clock import Millis, parse_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark import source
-from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import Offset
 from sluiceway.spark.options import sink_options, source_options
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.settle import BatchSettle
 from sluiceway.spark.source import LeaseStreamReader, Task
 from spark_world import Server, server, until

@@ -10,9 +10,9 @@ from random import Random
 import msgspec
 import pytest
 
-from simulation.link import Link, Roads
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
+from simulation.network_link import Link, Roads
 from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.model.meta import View

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from simulation.checks import InjectedMistakeError
 from simulation.meta import SimMetaStore
+from simulation.promises import InjectedMistakeError
 from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.capture.timing import FAILURES

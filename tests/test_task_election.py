@@ -18,15 +18,15 @@ import pytest
 
 from frozen import freeze
 from server_process import PATIENCE
-from simulation.checks import BrokenPromiseError
-from simulation.link import DIRECTIONS, Link, Roads
 from simulation.loop import Process, simulated
 from simulation.meta import SimMetaStore
+from simulation.network_link import DIRECTIONS, Link, Roads
+from simulation.promises import BrokenPromiseError
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.capture.group_election import MetaElection
 from sluiceway.core.group.group_records import Keys, Parameters
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.tasks import Group
+from sluiceway.model.task_records import Group
 from sluiceway.testing.drive import driven
 from test_sync_log_histories import World
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from simulation.checks import InjectedMistakeError
-from simulation.link import Roads
 from simulation.meta import SimMetaStore
+from simulation.network_link import Roads
+from simulation.promises import InjectedMistakeError
 from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.capture.partition_reader import Habits

@@ -28,7 +28,7 @@ from sluiceway.core.group.task_state import (
     decode,
     encode,
 )
-from sluiceway.model.tasks import Born
+from sluiceway.model.task_records import Born
 
 NAMES = st.sampled_from(["a", "b", "c", "d"])
 LITTLE = st.integers(0, 3)

@@ -15,7 +15,7 @@ from simulation.bank import TASK_BANK
 from simulation.bugs_tasks import ABLATIONS
 from simulation.planting import Bug, planted
 from simulation.runner import main
-from simulation.tasks import TasksWorld, Weather, run_tasks
+from simulation.task_world import TasksWorld, Weather, run_tasks
 from simulation.world import EventLog
 
 SEEDS = 150

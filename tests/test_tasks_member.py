@@ -45,7 +45,7 @@ from sluiceway.core.group.task_state import (
     Supersede,
     Term,
 )
-from sluiceway.model.tasks import Born, Group
+from sluiceway.model.task_records import Born, Group
 
 Kind = TypeVar("Kind")
 PACE = Pace(repeat_after=100, reopen_after=50, patience=1_000)

@@ -20,7 +20,7 @@ from sluiceway.core.group.task_state import (
     Supersede,
     Term,
 )
-from sluiceway.model.tasks import Born, Group
+from sluiceway.model.task_records import Born, Group
 
 
 class Log:

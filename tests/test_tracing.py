@@ -301,9 +301,9 @@ def test_without_traces_nothing_of_it_is_loaded() -> None:
 
 
 def test_traces_that_are_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sluiceway.server import assembly
+    from sluiceway.server import wiring
 
     monkeypatch.setitem(sys.modules, "sluiceway.server.tracing", None)
     with pytest.raises(SluicewayError, match=r"pip install 'sluiceway\[otel\]'"):
-        assembly._tracer("http://127.0.0.1:4318")
+        wiring._tracer("http://127.0.0.1:4318")
     assert Service(tmp_path).backends() == []

@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PAYLOAD_BYTES, MAX_SCHEDULE, MAX_TEXT_BYTES
-from sluiceway.model.few import in_columns
 from sluiceway.model.items import HEADERS, TIME
-from sluiceway.model.leased import Slice, served
+from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Fate, Leased, LeaseInfo, ProduceKey
+from sluiceway.model.small_batch import in_columns
 from sluiceway.wire import answers
 from sluiceway.wire.arrow_codec import METADATA_KEY, produce_request, settle_request
 from sluiceway.wire.decoding import from_query
 from sluiceway.wire.json_items import ProduceFields
-from sluiceway.wire.json_settling import SettleQuery
+from sluiceway.wire.json_outcomes import SettleQuery
 
 NOW = 1_700_000_000_000
 RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))

@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES, MAX_SCHEDULE, MAX_TEXT_BYTES
-from sluiceway.model.few import in_columns
-from sluiceway.model.leased import Slice, served
+from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import DONE, RELEASE, Fate, Leased, LeaseInfo, Peek, Produce, ProduceKey, Selection
-from sluiceway.wire import answers, json_items, json_settling
-from sluiceway.wire.settling import group_items
+from sluiceway.model.small_batch import in_columns
+from sluiceway.wire import answers, json_items, json_outcomes
+from sluiceway.wire.outcome_selection import group_items
 
 NOW = 1_700_000_000_000
 RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
@@ -52,20 +52,20 @@ def lease(**fields: object) -> Callable[[], object]:
 
 
 def complete(**fields: object) -> Callable[[], object]:
-    return lambda: call(json_settling.decode_select, RECORD, DONE, **fields)
+    return lambda: call(json_outcomes.decode_select, RECORD, DONE, **fields)
 
 
 def retry(**fields: object) -> Callable[[], object]:
     items = [{"id": "k7f3q2ma.0.1"}, {"id": "k7f3q2ma.0.2", **fields}]
-    return lambda: call(json_settling.decode_retry, RECORD, NOW, items=items)
+    return lambda: call(json_outcomes.decode_retry, RECORD, NOW, items=items)
 
 
 def settle(**fields: object) -> Callable[[], object]:
-    return lambda: call(json_settling.decode_settle, RECORD, items=[{"id": "k7f3q2ma.0.2", "outcome": "done", **fields}])
+    return lambda: call(json_outcomes.decode_settle, RECORD, items=[{"id": "k7f3q2ma.0.2", "outcome": "done", **fields}])
 
 
 def extend(**fields: object) -> Callable[[], object]:
-    return lambda: call(json_settling.decode_extend, RECORD, **{"lease_ids": ["k7f3q2ma.0.L1"], **fields})
+    return lambda: call(json_outcomes.decode_extend, RECORD, **{"lease_ids": ["k7f3q2ma.0.L1"], **fields})
 
 
 def peek(**fields: object) -> Callable[[], object]:
@@ -128,7 +128,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lease(lease_timeout="0s"), "lease_timeout"),
     (lease(lease_timeout="31d"), "lease_timeout"),
     (lambda: call(json_items.decode_lease, SHORT, client_id="c", lease_timeout="5m1ms"), "lease_timeout"),
-    (lambda: call(json_settling.decode_extend, SHORT, lease_ids=["k7f3q2ma.0.L1"], lease_timeout="6m"), "lease_timeout"),
+    (lambda: call(json_outcomes.decode_extend, SHORT, lease_ids=["k7f3q2ma.0.L1"], lease_timeout="6m"), "lease_timeout"),
     (
         lambda: call(json_items.decode_produce, SHORT, NOW, items=[{"utf8": "x"}], idempotency_key="k", idempotency_window="11m"),
         "idempotency_window",
@@ -169,7 +169,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (settle(retry_after="1s"), "items[0].retry_after"),
     (settle(outcome="retry", retry_after="-1s"), "items[0].retry_after"),
     (settle(reason=LONG), "items[0].reason"),
-    (lambda: json_settling.decode_settle(b'{"queue_name":"q","items":[{"id":"k7f3q2ma.0.2"}]}'), "items[0].outcome"),
+    (lambda: json_outcomes.decode_settle(b'{"queue_name":"q","items":[{"id":"k7f3q2ma.0.2"}]}'), "items[0].outcome"),
     (extend(lease_ids=[]), "ids"),
     (extend(lease_ids=["k7f3q2ma.0.1"]), "lease_ids[0]"),
     (extend(ids=["k7f3q2ma.0.L1"]), "ids[0]"),
@@ -226,12 +226,12 @@ def test_what_is_no_json_object_is_an_invalid_body(body: bytes) -> None:
         (lambda n: complete(ids=[f"k7f3q2ma.0.{i}" for i in range(n)])(), "ids", MAX_ITEMS_JSON),
         (lambda n: complete(lease_ids=[f"k7f3q2ma.0.L{i}" for i in range(n)])(), "lease_ids", MAX_ITEMS_JSON),
         (
-            lambda n: call(json_settling.decode_retry, RECORD, NOW, items=[{"id": f"k7f3q2ma.0.{i}"} for i in range(n)]),
+            lambda n: call(json_outcomes.decode_retry, RECORD, NOW, items=[{"id": f"k7f3q2ma.0.{i}"} for i in range(n)]),
             "items",
             MAX_ITEMS_JSON,
         ),
         (
-            lambda n: call(json_settling.decode_settle, RECORD, items=[{"id": f"k7f3q2ma.0.{i}", "outcome": "done"} for i in range(n)]),
+            lambda n: call(json_outcomes.decode_settle, RECORD, items=[{"id": f"k7f3q2ma.0.{i}", "outcome": "done"} for i in range(n)]),
             "items",
             MAX_ITEMS_ARROW,
         ),
@@ -272,7 +272,7 @@ def test_what_a_queue_allows_at_most_is_what_a_call_may_ask_for() -> None:
 
 def test_ids_are_grouped_by_partition_sorted_and_unique() -> None:
     ids = ["k7f3q2ma.1.5", "k7f3q2ma.0.9", "k7f3q2ma.0.2", "k7f3q2ma.0.9", "other.0.1", "k7f3q2ma.7.1"]
-    request = call(json_settling.decode_select, RECORD, DONE, ids=ids, lease_ids=["k7f3q2ma.2.L4", "other.2.L4", "k7f3q2ma.2.L4"])
+    request = call(json_outcomes.decode_select, RECORD, DONE, ids=ids, lease_ids=["k7f3q2ma.2.L4", "other.2.L4", "k7f3q2ma.2.L4"])
     assert {partition: len(chosen) for partition, chosen in request.selections.items()} == {0: 1, 1: 1, 2: 1, 7: 1}
     assert request.selections[0][0].offsets.tolist() == [2, 9]
     assert request.selections[0][0].offsets.dtype == np.int64
@@ -314,7 +314,7 @@ def test_ids_of_one_place_are_grouped_as_any_others(ids: list[str]) -> None:
 
 def test_all_that_is_named_is_released_alike_and_only_from_its_owner() -> None:
     fields = {"ids": ["k7f3q2ma.0.9", "k7f3q2ma.0.2", "other.0.1"], "lease_ids": ["k7f3q2ma.2.L4"], "client_id": "c", "strict": True}
-    request = call(json_settling.decode_select, RECORD, RELEASE, **fields)
+    request = call(json_outcomes.decode_select, RECORD, RELEASE, **fields)
     assert (request.client_id, request.strict, request.stage, request.foreign) == ("c", True, False, ["other.0.1"])
     assert (request.selections[0][0].fate, request.selections[0][0].offsets.tolist()) == (RELEASE, [2, 9])
     assert request.selections[2] == [Selection(RELEASE, lease=4)]
@@ -323,7 +323,7 @@ def test_all_that_is_named_is_released_alike_and_only_from_its_owner() -> None:
 
 def test_an_extension_names_leases_items_or_both() -> None:
     ids = ["k7f3q2ma.0.9", "k7f3q2ma.0.2", "k7f3q2ma.1.3", "k7f3q2ma.0.9", "other.0.1"]
-    request = call(json_settling.decode_extend, RECORD, ids=ids, lease_ids=["k7f3q2ma.2.L4", "other.0.L1"], client_id="c", strict=True)
+    request = call(json_outcomes.decode_extend, RECORD, ids=ids, lease_ids=["k7f3q2ma.2.L4", "other.0.L1"], client_id="c", strict=True)
     assert {partition: offsets.tolist() for partition, offsets in request.offsets.items()} == {0: [2, 9], 1: [3]}
     assert (request.leases, request.foreign) == ([(2, 4)], ["other.0.1", "other.0.L1"])
     assert (request.client_id, request.strict, request.lease_timeout, request.request_timeout) == ("c", True, None, 30_000)
@@ -331,7 +331,7 @@ def test_an_extension_names_leases_items_or_both() -> None:
 
 def test_retries_are_grouped_by_fate() -> None:
     request = call(
-        json_settling.decode_retry,
+        json_outcomes.decode_retry,
         RECORD,
         NOW,
         items=[

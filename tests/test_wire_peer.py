@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_PAGE
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, TIME
-from sluiceway.model.leased import POSITION, Slice, served
+from sluiceway.model.leased_items import POSITION, Slice, served
 from sluiceway.model.peers import Ask, Count, Learn, ListConsumers, PeerRequest, Poll, Reload
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, Offsets, Peek, Produce
 from sluiceway.wire import peer

@@ -24,8 +24,8 @@ from sluiceway.client import Client
 from sluiceway.instance.configuration import load
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.configuration import Address, ClusterSettings, Configuration, ServerSettings
-from sluiceway.server.assembly import Door
 from sluiceway.server.run import cluster_of
+from sluiceway.server.wiring import Door
 from sluiceway.server.workers import COMMAND as COMMAND_OF_WORKERS
 from sluiceway.server.workers import LONGEST_DELAY, Said, WorkerOrder, next_delay
 from test_tls import Files

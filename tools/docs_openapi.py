@@ -9,8 +9,8 @@ from typing import Any
 
 from sluiceway.instance.configuration import load
 from sluiceway.instance.service import Service
-from sluiceway.server.assembly import Assembly, Door
 from sluiceway.server.openapi import as_text, describe
+from sluiceway.server.wiring import Assembly, Door
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "openapi.json"
 

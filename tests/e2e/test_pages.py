@@ -52,7 +52,7 @@ def path_of(name: str, server: Child) -> str:
 
 
 def test_all_pages_are_looked_at() -> None:
-    from sluiceway.server.ui.rooms import ROOMS, VIEWS
+    from sluiceway.server.ui.routes import ROOMS, VIEWS
 
     left = [view.pattern for view in VIEWS if not any(view.match(path.replace("{rebalance}", "id")) is not None for path in PAGES.values())]
     assert not left

@@ -13,15 +13,15 @@ import pyarrow as pa
 
 from sluiceway.core.partition.blob_builder import Forming, due_times
 from sluiceway.core.partition.records import Blob
-from sluiceway.model.few import Few, Rows, Served, in_columns
 from sluiceway.model.items import HEADERS, TIME, batch_from_rows, decode_blob, digest
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Leased, LeaseInfo
+from sluiceway.model.small_batch import Few, Rows, Served, in_columns
 from sluiceway.wire import answers
 from sluiceway.wire.arrow_codec import produce_request, settle_request
 from sluiceway.wire.json_items import ProduceFields
-from sluiceway.wire.json_settling import SettleQuery
+from sluiceway.wire.json_outcomes import SettleQuery
 
 NOW: Final = 1_700_000_000_000
 RECORD: Final = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(number) for number in range(3)))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from fuzz.arrow_bodies import NOW, RECORD
 from sluiceway.model.requests import DONE, RELEASE
-from sluiceway.wire import browsing, json_audit, json_inspection, json_items, json_keys, json_queues, json_settling
+from sluiceway.wire import browse_call, json_audit, json_inspection, json_items, json_keys, json_outcomes, json_queues
 
 Put = Callable[[bytes], object]
 ITEM: Final = "k7f3q2ma.0.7"
@@ -50,12 +50,12 @@ CALLS: Final[list[tuple[Put, dict[str, Any]]]] = [
     ),
     (lambda body: json_items.decode_explain(body).item(), {"queue_name": "q", "id": ITEM}),
     (
-        lambda body: json_settling.decode_select(body).request(RECORD, DONE),
+        lambda body: json_outcomes.decode_select(body).request(RECORD, DONE),
         {"queue_name": "q", "ids": [ITEM, "k7f3q2ma.1.8"], "lease_ids": [LEASE], "partition": 0, "client_id": "c", "strict": True},
     ),
-    (lambda body: json_settling.decode_select(body).request(RECORD, RELEASE), {"queue_name": "q", "ids": [ITEM] * 40}),
+    (lambda body: json_outcomes.decode_select(body).request(RECORD, RELEASE), {"queue_name": "q", "ids": [ITEM] * 40}),
     (
-        lambda body: json_settling.decode_retry(body).request(RECORD, NOW),
+        lambda body: json_outcomes.decode_retry(body).request(RECORD, NOW),
         {
             "queue_name": "q",
             "items": [
@@ -66,14 +66,14 @@ CALLS: Final[list[tuple[Put, dict[str, Any]]]] = [
         },
     ),
     (
-        lambda body: json_settling.decode_settle(body).request(RECORD),
+        lambda body: json_outcomes.decode_settle(body).request(RECORD),
         {
             "queue_name": "q",
             "items": [{"id": ITEM, "outcome": "retry", "retry_after": "1s", "reason": "r"}, {"id": ITEM, "outcome": "done"}],
         },
     ),
     (
-        lambda body: json_settling.decode_extend(body).request(RECORD),
+        lambda body: json_outcomes.decode_extend(body).request(RECORD),
         {"queue_name": "q", "lease_ids": [LEASE], "ids": [ITEM], "lease_timeout": "5m"},
     ),
     (
@@ -107,10 +107,10 @@ CALLS: Final[list[tuple[Put, dict[str, Any]]]] = [
     (lambda body: json_keys.decode_list_keys(body).checked(), {"pivot": "p", "limit": 5}),
     (json_keys.decode_revoke_key, {"key_id": "abcdefgh"}),
     (
-        lambda body: browsing.decode_browse(body).request(RECORD),
+        lambda body: browse_call.decode_browse(body).request(RECORD),
         {"queue_name": "q", "partition": 0, "states": ["ready", "scheduled"], "limit": 5, "payload": False},
     ),
-    (lambda body: browsing.decode_browse(body).request(RECORD), {"queue_name": "q", "partition": 0, "cursor": f"{'0a' * 24}.77"}),
+    (lambda body: browse_call.decode_browse(body).request(RECORD), {"queue_name": "q", "partition": 0, "cursor": f"{'0a' * 24}.77"}),
     (
         lambda body: json_inspection.decode_list_items(body).request(RECORD, False),
         {"queue_name": "q", "partition": 0, "limit": 5},

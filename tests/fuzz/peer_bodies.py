@@ -14,7 +14,7 @@ from fuzz.arrow_bodies import NOW, damaged
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems, Standing
 from sluiceway.model.items import batch_from_rows, digest, fit
-from sluiceway.model.leased import Slice, common_schema, served
+from sluiceway.model.leased_items import Slice, common_schema, served
 from sluiceway.model.peers import Ask, Count, Learn, Load, PeerRequest, Poll, Polled
 from sluiceway.model.requests import (
     DONE,

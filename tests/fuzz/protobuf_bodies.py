@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.wire import json_inspection, json_items, json_queues, json_settling
+from sluiceway.wire import json_inspection, json_items, json_outcomes, json_queues
 from sluiceway.wire.protobuf import CALLS, message_class
 
 TEXTS = ["", "q", "orders", "k7f3q2ma.0.1", "k7f3q2ma.0.0", "1m0s", "30s", "x" * 200, "é\u0000", "-", "z" * 128, "9" * 40]
@@ -19,8 +19,8 @@ NANOS = [0, 1, -1, 999_999_999, 1_000_000_000, (1 << 31) - 1, -(1 << 31)]
 DECODERS: dict[str, Callable[[bytes], object]] = {
     "/v1/queue.produce": json_items.decode_produce,
     "/v1/queue.lease": json_items.decode_lease,
-    "/v1/queue.complete": json_settling.decode_select,
-    "/v1/queue.retry": json_settling.decode_retry,
+    "/v1/queue.complete": json_outcomes.decode_select,
+    "/v1/queue.retry": json_outcomes.decode_retry,
     "/v1/queue.clear": json_queues.decode_clear,
     "/v1/queue.stats": json_queues.decode_queue_call,
     "/v1/queue.reload": json_inspection.decode_reload,

@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from sluiceway.spark import session, settle
-from sluiceway.spark.http import Client
 from sluiceway.spark.options import Server
+from sluiceway.spark.server_calls import Client
 from spark_campaign.hooks import HookedSource, reach
 
 OUTCOME = "case when int(text) % 10 = 3 and attempts = 1 then 'retry' when int(text) % 10 = 7 then 'dead' else 'done' end as outcome"

@@ -24,8 +24,8 @@ from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
 from sluiceway.spark.format import SluicewaySource
-from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import Offset
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.sink import BATCH_ID
 from sluiceway.spark.source import LeaseStreamReader
 from spark_campaign import sabotages

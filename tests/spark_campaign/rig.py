@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.spark import options
-from sluiceway.spark.http import Client
+from sluiceway.spark.server_calls import Client
 from spark_campaign import judging
 from spark_campaign.driver import Work
 from spark_campaign.hooks import Plan, Stage, in_session

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit
 
-from sluiceway.spark.http import Client
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.source import LeaseStreamReader
 
 

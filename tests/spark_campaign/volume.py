@@ -22,8 +22,8 @@ import pyarrow.dataset as ds
 
 from cluster.report import Report
 from server_process import COMMAND, ServerProcess
-from sluiceway.spark.http import Client
 from sluiceway.spark.options import Server
+from sluiceway.spark.server_calls import Client
 from spark_campaign.memory import Curve, Watch, after_collections
 
 SIZE = 1_024

@@ -19,9 +19,9 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from cluster.report import Report
-from simulation.link import Link, Roads
 from simulation.loop import Loop, Process, simulated
 from simulation.meta import SharedMeta, SimMetaStore
+from simulation.network_link import Link, Roads
 from simulation.tasks_cost import Document, Fleet
 from sluiceway.capture.group_election import MetaElection
 from sluiceway.capture.logs.meta_log import MetaSyncLog
@@ -32,7 +32,7 @@ from sluiceway.core.group.task_fold import fold
 from sluiceway.core.group.task_member import Preset
 from sluiceway.core.group.task_state import Entry, Snapshot, State, decode, encode
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import CHANGES, Born
+from sluiceway.model.task_records import CHANGES, Born
 from sluiceway.ports.change_stream import Batch, End, SeedsUpto
 
 NAME = "cost"

@@ -12,7 +12,7 @@ from typing import IO, NamedTuple
 from cluster.report import Report
 from simulation.bugs_tasks import ABLATIONS
 from simulation.planting import Bug, planted
-from simulation.tasks import run_tasks
+from simulation.task_world import run_tasks
 
 PROCESSES = 2
 LAST_LINE = re.compile(r"tasks: (?P<done>\d+) of \d+ seeds, (?P<failed>\d+) failed; (?P<events>[\d,]+) events")

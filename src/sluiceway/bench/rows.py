@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from sluiceway.model.few import MOST, Few, Rows, Served, in_columns
 from sluiceway.model.items import batch_from_rows
+from sluiceway.model.small_batch import MOST, Few, Rows, Served, in_columns
 
 
 def rows_of(items: int, payload: int) -> Rows:

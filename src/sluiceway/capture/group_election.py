@@ -12,7 +12,7 @@ from sluiceway.core.group.group_records import Look, Parameters, owners
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.names import QUEUE_NAME, check_queue_name
-from sluiceway.model.tasks import Group
+from sluiceway.model.task_records import Group
 from sluiceway.ports.meta_store import MetaStore
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from sluiceway.adapters import system
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Born, DeadLetters, Kept
+from sluiceway.model.task_records import Born, DeadLetters, Kept
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeSink, ChangeStream, End, UnknownPositionError
 from sluiceway.ports.position_store import Opening, PositionStore
 

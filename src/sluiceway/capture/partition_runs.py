@@ -18,7 +18,7 @@ from sluiceway.capture.timing import FAILURES, Timing
 from sluiceway.core.group.task_member import BrokenOff, Ended, Event, Open, Opened, Read, Stop, Stopped
 from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.tasks import Born
+from sluiceway.model.task_records import Born
 from sluiceway.ports.change_stream import BrokenOffError, ChangeStream, StaleBatchError, UnknownPositionError
 from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
 

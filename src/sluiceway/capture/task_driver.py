@@ -46,7 +46,7 @@ from sluiceway.core.group.task_member import (
 from sluiceway.core.group.task_state import Snapshot, State, encode
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.tasks import Born
+from sluiceway.model.task_records import Born
 from sluiceway.ports.change_stream import BrokenOffError, ChangeStream
 from sluiceway.ports.position_store import PositionStore, PositionUnknownError
 from sluiceway.ports.sync_log import Election, LogUnavailableError, SyncLog

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 import click
 
 from sluiceway import __version__
-from sluiceway.cli import checks
-from sluiceway.cli.checks import Check
+from sluiceway.cli import doctor_checks
 from sluiceway.cli.common import EXIT_REFUSED, printable, table
 from sluiceway.cli.config import FILE
+from sluiceway.cli.doctor_checks import Check
 from sluiceway.cli.session import Session, connected
 from sluiceway.kernel.errors import SluicewayError
 
@@ -63,15 +63,15 @@ def _server(session: Session) -> Iterator[Check]:
     try:
         answer = session.get("/livez")
     except SluicewayError as error:
-        yield checks.unreachable(error, target.url)
+        yield doctor_checks.unreachable(error, target.url)
         return
     after = datetime.now(UTC)
-    yield _checked("server", lambda: checks.versions(_version(session), __version__))
-    yield checks.transport(target.url, _certificate_until(answer), after)
-    yield checks.clock(_date(answer), before, after)
+    yield _checked("server", lambda: doctor_checks.versions(_version(session), __version__))
+    yield doctor_checks.transport(target.url, _certificate_until(answer), after)
+    yield doctor_checks.clock(_date(answer), before, after)
     yield from _time(session)
     yield _key(session, after)
-    yield _checked("ready", lambda: checks.readiness(session.problems()))
+    yield _checked("ready", lambda: doctor_checks.readiness(session.problems()))
     yield from _cluster(session)
 
 
@@ -113,15 +113,15 @@ def _key(session: Session, now: datetime) -> Check:
     try:
         own = session.client.own_key()
     except SluicewayError as error:
-        return checks.refused(error, has_key)
-    return checks.accepted(has_key, own.scopes, own.expires_at, now)
+        return doctor_checks.refused(error, has_key)
+    return doctor_checks.accepted(has_key, own.scopes, own.expires_at, now)
 
 
 def _time(session: Session) -> Iterator[Check]:
     try:
         told = session.get("/readyz?verbose").json()["checks"]
         found = {each["name"]: each for each in told}
-        yield checks.server_time(bool(found["clock"]["ok"]), str(found["clock"]["detail"]))
+        yield doctor_checks.server_time(bool(found["clock"]["ok"]), str(found["clock"]["detail"]))
     except (SluicewayError, ValueError, KeyError, TypeError):
         # Not for this key, or an older server.
         return
@@ -134,7 +134,7 @@ def _cluster(session: Session) -> Iterator[Check]:
         # Not for this key, or an older server.
         return
     if len(found) > 1:
-        yield checks.cluster({each.instance: each.state for each in found})
+        yield doctor_checks.cluster({each.instance: each.state for each in found})
 
 
 # -- what a server stands on ------------------------------------------------------------------------------------------
@@ -149,10 +149,10 @@ def _data(folder: Path) -> Iterator[Check]:
     reserve = folder / "reserve"
     held = reserve.stat().st_size if reserve.exists() else None
     usage = shutil.disk_usage(folder)
-    yield checks.disk(str(folder), usage.free, usage.total, held)
+    yield doctor_checks.disk(str(folder), usage.free, usage.total, held)
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     partitions = sum(1 for _ in folder.glob("partitions/*.sqlite")) + sum(1 for _ in folder.glob("backends/*/*.sqlite"))
-    yield checks.files(-1 if limit == resource.RLIM_INFINITY else limit, partitions)
+    yield doctor_checks.files(-1 if limit == resource.RLIM_INFINITY else limit, partitions)
 
 
 def _configuration(file: Path) -> Iterator[Check]:
@@ -170,7 +170,7 @@ def _configuration(file: Path) -> Iterator[Check]:
     yield Check("config", "ok", f"{file} is fine")
     server = loaded.configuration.server
     for listen in filter(None, (server.listen, server.admin_listen)):
-        yield checks.exposed(listen, bool(server.tls_certificate), server.auth != "none")
+        yield doctor_checks.exposed(listen, bool(server.tls_certificate), server.auth != "none")
 
 
 # -- this machine -----------------------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def _configuration(file: Path) -> Iterator[Check]:
 def _machine() -> Iterator[Check]:
     import platform
 
-    state: checks.State = "ok" if sys.version_info >= (3, 11) else "failed"
+    state: doctor_checks.State = "ok" if sys.version_info >= (3, 11) else "failed"
     yield Check("python", state, platform.python_version(), "" if state == "ok" else "install Python 3.11 or newer")
     yield Check("libraries", "ok", ", ".join(f"{name} {found}" for name in _LIBRARIES if (found := _installed(name))))
     if find_spec("pyspark") is None:

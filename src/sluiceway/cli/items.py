@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sluiceway.cli.common import duration_option, print_json, print_table, printable, table
-from sluiceway.cli.lines import produce_lines
+from sluiceway.cli.line_producer import produce_lines
 from sluiceway.cli.session import Session, connected, paused_verbs, queue_argument
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PARTITIONS

@@ -251,7 +251,7 @@ def watch(session: Session, which: str, interval: str) -> int:
 
 
 def _watch(session: Session, id: str, interval: str) -> int:
-    from sluiceway.cli.watching import watch
+    from sluiceway.cli.rebalance_progress import watch
 
     return watch(session, id, interval)
 
@@ -279,7 +279,7 @@ def cancel(session: Session, which: str, wait: bool) -> int:
     session.print(answer, f"{answer.id} is {answer.state}")
     if not wait:
         return 0
-    from sluiceway.cli.watching import watch as watched
+    from sluiceway.cli.rebalance_progress import watch as watched
 
     return watched(session, answer.id, "1s", good="cancelled")
 

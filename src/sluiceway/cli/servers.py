@@ -101,14 +101,14 @@ def dev(output: Output, data: Path, demo: bool | None, no_open: bool) -> None:
     In a new folder a demo produces and consumes, in queues of its own (demo-…), as long as the server runs; its partitions lie in two
     backends, by the folder's demo.toml. In a folder with other queues it runs only with --demo.
     """
-    from sluiceway.demo import moving
+    from sluiceway.demo import live_move
 
-    has_one = (data / moving.FILE).exists()
+    has_one = (data / live_move.FILE).exists()
     is_new = not data.exists() or not any(data.iterdir())
     wanted = demo if demo is not None else has_one or is_new
     # What lies in a demo's second backend is served without the demo, too.
-    config = moving.prepare(data) if wanted or has_one else None
-    runner = moving.Runner(config, functools.partial(click.echo, err=True), beside_others=demo is True) if wanted and config else None
+    config = live_move.prepare(data) if wanted or has_one else None
+    runner = live_move.Runner(config, functools.partial(click.echo, err=True), beside_others=demo is True) if wanted and config else None
     opens = not (no_open or output.as_json) and has_display(os.environ, sys.platform, sys.stdout.isatty())
 
     def tell(url: str) -> None:

@@ -105,7 +105,7 @@ class Session(Output):
         light_httpx()
         import httpx
 
-        from sluiceway.client.http import CONNECT_TIMEOUT, Endpoint
+        from sluiceway.client.http_exchange import CONNECT_TIMEOUT, Endpoint
 
         endpoint = Endpoint(self.target.url, self.target.api_key or "")
         if self._http is None:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sluiceway.cli.asked import Asked
 from sluiceway.cli.common import EXIT_INTERRUPTED, Output, counted, duration_option, printing
 from sluiceway.cli.session import Session, connected
 from sluiceway.cli.spark_jobs import ingest, missing, pairs, process
 from sluiceway.cli.spark_more_jobs import archive, copy, redrive
+from sluiceway.cli.stop_signal import Asked
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
 
@@ -248,7 +248,7 @@ def _presence(there: int, wanted: int) -> str:
 
 
 def _line(group: TaskGroup, job: Resident, *, stopped: bool = False) -> str:
-    from sluiceway.cli.tasks_view import alarm_text
+    from sluiceway.cli.task_tables import alarm_text
 
     parts = [
         f"{group.name}: {'stopped' if stopped else _presence(len(job.present), job.tasks)}",

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from sluiceway.cli.asked import Asked
 from sluiceway.cli.common import EXIT_INTERRUPTED, Output, counted, duration_option, json_option
 from sluiceway.cli.session import Flags, Session, queue_argument, server_options
+from sluiceway.cli.stop_signal import Asked
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 

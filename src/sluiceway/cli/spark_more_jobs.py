@@ -16,7 +16,7 @@ from sluiceway.cli.spark_jobs import JobOptions, a_job, ended, job, missing
 if TYPE_CHECKING:
     from sluiceway.spark.jobs.archive_files import Verified
     from sluiceway.spark.jobs.copy import Copied
-    from sluiceway.spark.jobs.redrive import Look, Redriven
+    from sluiceway.spark.jobs.redrive_job import Look, Redriven
 
 
 @click.command()

@@ -44,7 +44,7 @@ def list_(output: Output, meta: str | None, config: Path | None) -> None:
 
     from sluiceway.capture import captures
     from sluiceway.capture.presenter import unseen
-    from sluiceway.cli import tasks_view as view
+    from sluiceway.cli import task_tables as view
     from sluiceway.wire.json_tasks import summary
 
     url = _meta_url(meta, config)
@@ -77,7 +77,7 @@ def show(output: Output, name: str, meta: str | None, config: Path | None, log: 
 
     from sluiceway.adapters.system import now
     from sluiceway.capture import captures
-    from sluiceway.cli import tasks_view as view
+    from sluiceway.cli import task_tables as view
 
     url = _meta_url(meta, config)
     known = asyncio.run(captures(url))

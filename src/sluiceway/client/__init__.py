@@ -41,11 +41,12 @@ from sluiceway.client.answers import (
     Round,
     Staged,
 )
-from sluiceway.client.consumers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
-from sluiceway.client.consuming import DeadItem, RetryItem
+from sluiceway.client.capture_answers import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
+from sluiceway.client.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
+from sluiceway.client.consumer_common import DeadItem, RetryItem
 from sluiceway.client.errors import CallError
-from sluiceway.client.history import QueueHistory
-from sluiceway.client.http import DEFAULT_URL
+from sluiceway.client.history_answers import QueueHistory
+from sluiceway.client.http_exchange import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.client.rebalances import (
@@ -58,7 +59,6 @@ from sluiceway.client.rebalances import (
 )
 from sluiceway.client.sync import Client
 from sluiceway.client.sync_producer import Producer, Sent
-from sluiceway.client.tasks import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import httpx
 
-from sluiceway.client import admin_calls, answers, consuming, item_calls, producing, queue_calls
+from sluiceway.client import admin_calls, answers, consumer_common, item_calls, producer_common, queue_calls
 from sluiceway.client.aio_consumer import AsyncConsumer
 from sluiceway.client.aio_producer import AsyncProducer
 from sluiceway.client.aio_rebalances import AsyncRebalances
@@ -22,7 +22,7 @@ from sluiceway.client.connections import AsyncConnections
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_async
-from sluiceway.client.http import DEFAULT_URL, Endpoint, generated_key, generated_name, new_key, read_answer, seconds
+from sluiceway.client.http_exchange import DEFAULT_URL, Endpoint, generated_key, generated_name, new_key, read_answer, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
 from sluiceway.client.queue_calls import Settings, Verb
@@ -337,9 +337,9 @@ class AsyncClient(AsyncRebalances):
         retry_for: Duration | None = None,
     ) -> AsyncProducer:
         """As `Client.producer`; use it in an `async with` block."""
-        patience = producing.patience(retry_for, producing.DELIVERY_RETRIES * self._retry_for)
-        posting = producing.Posting(queue_name, request_timeout, patience)
-        limits = producing.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
+        patience = producer_common.patience(retry_for, producer_common.DELIVERY_RETRIES * self._retry_for)
+        posting = producer_common.Posting(queue_name, request_timeout, patience)
+        limits = producer_common.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
         return AsyncProducer(self._run, posting, limits)
 
     def consumer(
@@ -352,7 +352,7 @@ class AsyncClient(AsyncRebalances):
         retry_for: Duration | None = None,
     ) -> AsyncConsumer:
         """As `Client.consumer`; go over it in an `async with` block."""
-        kept = consuming.keeper(prefetch, lease_timeout, linger, producing.patience(retry_for, self._retry_for))
+        kept = consumer_common.keeper(prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._retry_for))
         return AsyncConsumer(self._attempt, queue_name, self.client_id, kept)
 
     # -- for whoever runs the server --------------------------------------------------------------------------------------

@@ -14,10 +14,10 @@ from typing import Any, Self, TypeVar
 
 from sluiceway.client import item_calls
 from sluiceway.client.answers import Ignored, Leased, LeasedItem
-from sluiceway.client.consuming import DeadItem, RetryItem, check_concurrency, not_in_a_block, put_back, used_twice
+from sluiceway.client.consumer_common import DeadItem, RetryItem, check_concurrency, not_in_a_block, put_back, used_twice
 from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Check, Retry
-from sluiceway.client.keeper import DONE, Ask, Effect, Extend, HangUp, Keeper, Lost, Outcome, Settle
+from sluiceway.client.lease_manager import DONE, Ask, Effect, Extend, HangUp, Keeper, Lost, Outcome, Settle
 from sluiceway.client.protocol import Call
 from sluiceway.kernel.clock import Millis
 

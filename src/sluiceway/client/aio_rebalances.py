@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from sluiceway.client import admin_calls, item_calls, queue_calls, rebalance_calls
 from sluiceway.client.answers import Browsed, Deleted, QueueInfo
-from sluiceway.client.consumers import ConsumerPage
-from sluiceway.client.history import QueueHistory
-from sluiceway.client.http import seconds
+from sluiceway.client.capture_answers import TaskGroup, TaskList
+from sluiceway.client.consumer_answers import ConsumerPage
+from sluiceway.client.history_answers import QueueHistory
+from sluiceway.client.http_exchange import seconds
 from sluiceway.client.item_calls import State
 from sluiceway.client.protocol import Call, Duration
 from sluiceway.client.rebalance_calls import Drain
 from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
-from sluiceway.client.tasks import TaskGroup, TaskList
 
 if TYPE_CHECKING:
     from sluiceway.client.arrow import BrowsedTable

@@ -25,7 +25,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_GROUP_KEYS, MAX_ITEMS_ARROW, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES
 from sluiceway.model.chunks import MAX_CHUNK_BYTES, recut
 from sluiceway.model.items import OPTIONAL, PAYLOAD
-from sluiceway.model.tasks import DeadLetters
+from sluiceway.model.task_records import DeadLetters
 from sluiceway.ports.change_stream import BrokenOffError, StaleBatchError
 
 log = logging.getLogger(__name__)

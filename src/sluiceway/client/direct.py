@@ -7,7 +7,7 @@ from typing import Any
 
 from sluiceway.client.answers import QueueInfo
 from sluiceway.client.errors import CallError
-from sluiceway.client.http import Endpoint
+from sluiceway.client.http_exchange import Endpoint
 from sluiceway.client.protocol import Call
 from sluiceway.kernel.errors import SluicewayError
 

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from sluiceway.adapters import system
 from sluiceway.adapters.secrets import read_secret
-from sluiceway.client import descent
+from sluiceway.client import partition_lineage
 from sluiceway.client.aio import AsyncClient
 from sluiceway.client.answers import Ignored, QueueInfo
 from sluiceway.client.arrow import LeasedTable
@@ -43,7 +43,7 @@ from sluiceway.kernel.ids import parse_lease_id
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.kernel.options import duration, named, required
-from sluiceway.model.tasks import Born
+from sluiceway.model.task_records import Born
 from sluiceway.ports.change_stream import CHANGES, Batch, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         before = "+" + ",".join(map(str, self.before)) if self.before else ""
-        return f"{self.lease}x{self.items}{before}" if self.lease else descent.START
+        return f"{self.lease}x{self.items}{before}" if self.lease else partition_lineage.START
 
     @property
     def leases(self) -> tuple[int, ...]:
@@ -88,7 +88,7 @@ class Place(NamedTuple):
 
 
 def _place(position: str) -> Place:
-    if position == descent.START:
+    if position == partition_lineage.START:
         return Place()
     found = _PLACE.fullmatch(position)
     if found is None:
@@ -148,9 +148,9 @@ class QueueLineage:
     async def seeds(self, after: str) -> SeedsUpto:
         async with _reached():
             info = await self._client.queue_info(self._queue)
-            if not descent.is_news(after, info):
+            if not partition_lineage.is_news(after, info):
                 return SeedsUpto(after, ())
-            return descent.seeds(after, info, [each async for each in self._rebalances(info.incarnation)])
+            return partition_lineage.seeds(after, info, [each async for each in self._rebalances(info.incarnation)])
 
     async def _rebalances(self, incarnation: str) -> AsyncIterator[Rebalance]:
         """All that are remembered of the queue, newest first."""
@@ -179,7 +179,7 @@ class QueueLineage:
         if info.incarnation != partition.incarnation:
             return _nothing()
         gives = not self._paused and any(each.partition == partition.number and each.state in _GIVES for each in info.partitions)
-        children = descent.heirs(rebalances, info.incarnation, partition.number)
+        children = partition_lineage.heirs(rebalances, info.incarnation, partition.number)
         return _nothing(0 if gives and told_at >= asked_at else None, children)
 
     def _note_pause(self, paused: bool) -> None:
@@ -193,8 +193,8 @@ class QueueLineage:
         if info.incarnation != partition.incarnation:
             raise UnknownPositionError(f"the queue {self._queue} was deleted, and made anew: what was in it is gone")
         async for each in self._rebalances(info.incarnation):
-            if descent.removal_of([each], partition.number) is not None:
-                children = descent.children_of(each, info.incarnation, partition.number)
+            if partition_lineage.removal_of([each], partition.number) is not None:
+                children = partition_lineage.children_of(each, info.incarnation, partition.number)
                 # What was moved to the children is as old as it was.
                 return _nothing(0, end=End(children, 0))
         if _may_be_new(info, partition.number):

@@ -7,8 +7,8 @@ from datetime import timedelta
 from typing import Literal, TypedDict
 
 from sluiceway.client import answers
-from sluiceway.client.consumers import ConsumerPage
-from sluiceway.client.history import QueueHistory
+from sluiceway.client.consumer_answers import ConsumerPage
+from sluiceway.client.history_answers import QueueHistory
 from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
 
 Verb = Literal["produce", "lease"]

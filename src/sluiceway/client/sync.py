@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 import httpx
 
-from sluiceway.client import admin_calls, answers, consuming, item_calls, producing, queue_calls
+from sluiceway.client import admin_calls, answers, consumer_common, item_calls, producer_common, queue_calls
 from sluiceway.client.connections import Connections
 from sluiceway.client.direct import Direct
 from sluiceway.client.errors import CallError
 from sluiceway.client.events import Following, ended, read_blocking
-from sluiceway.client.http import DEFAULT_URL, Endpoint, generated_key, generated_name, new_key, read_answer, seconds
+from sluiceway.client.http_exchange import DEFAULT_URL, Endpoint, generated_key, generated_name, new_key, read_answer, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, Verdict
 from sluiceway.client.protocol import Call, Duration, Repeats
 from sluiceway.client.queue_calls import Settings, Verb
@@ -396,9 +396,9 @@ class Client(Rebalances):
         retry_for: Duration | None = None,
     ) -> Producer:
         """Sends items one by one and stores them many at a time; use it in a `with` block. Times and sizes: see `Producer`."""
-        patience = producing.patience(retry_for, producing.DELIVERY_RETRIES * self._retry_for)
-        posting = producing.Posting(queue_name, request_timeout, patience)
-        limits = producing.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
+        patience = producer_common.patience(retry_for, producer_common.DELIVERY_RETRIES * self._retry_for)
+        posting = producer_common.Posting(queue_name, request_timeout, patience)
+        limits = producer_common.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
         return Producer(self._run, posting, limits)
 
     def consumer(
@@ -414,7 +414,7 @@ class Client(Rebalances):
         from sluiceway.client.aio_consumer import AsyncConsumer
         from sluiceway.client.sync_consumer import Consumer
 
-        kept = consuming.keeper(prefetch, lease_timeout, linger, producing.patience(retry_for, self._retry_for))
+        kept = consumer_common.keeper(prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._retry_for))
 
         def opened() -> tuple[AsyncConsumer, Callable[[], Awaitable[None]]]:
             twin = self._twin()

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from sluiceway.client.aio_consumer import AsyncConsumer
 from sluiceway.client.answers import LeasedItem
-from sluiceway.client.consuming import check_concurrency, not_in_a_block, used_twice
+from sluiceway.client.consumer_common import check_concurrency, not_in_a_block, used_twice
 
 
 class Consumer:

@@ -12,7 +12,7 @@ from typing import Self
 
 from sluiceway.client import answers
 from sluiceway.client.batching import Batch, Batching, BatchLimits
-from sluiceway.client.producing import Posting, checked_item, closed
+from sluiceway.client.producer_common import Posting, checked_item, closed
 from sluiceway.client.protocol import Call
 from sluiceway.kernel.clock import Millis
 

@@ -13,9 +13,9 @@ from types import FrameType
 
 import msgspec
 
+from sluiceway.demo.books import Ledger
+from sluiceway.demo.crashes import parse_kills
 from sluiceway.demo.inputs import FLIGHTS, detect, queue_name, unpack_flights
-from sluiceway.demo.kills import parse_kills
-from sluiceway.demo.ledger import Ledger
 from sluiceway.demo.picture import draw_delays, draw_flow
 from sluiceway.demo.run import Failure, Run
 from sluiceway.demo.screen import Screen

@@ -11,10 +11,10 @@ from typing import Self
 import msgspec
 
 from sluiceway.client import Client, PartitionStats
+from sluiceway.demo.books import Ledger
 from sluiceway.demo.check import Check
 from sluiceway.demo.children import Child, wait_until
-from sluiceway.demo.kills import Kill, View
-from sluiceway.demo.ledger import Ledger
+from sluiceway.demo.crashes import Kill, View
 from sluiceway.demo.picture import Sample
 from sluiceway.demo.screen import Screen
 from sluiceway.demo.work import Job, Work

@@ -12,8 +12,8 @@ from sluiceway.adapters import system
 from sluiceway.core.queue.queue_history import KEPT_PAGES, Notes, history_of, page_of, prefixes_before, prefixes_of
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.history import MINUTE, History, Minute, Tally
 from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue_minutes import MINUTE, History, Minute, Tally
 from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 

@@ -54,11 +54,11 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.configuration import Configuration
 from sluiceway.model.health import Check
-from sluiceway.model.history import Tally
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, PeerRequest, ShareRequest
 from sluiceway.model.queue import QueueRecord, Verb
+from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
     Clear,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sluiceway.core.partition.partition import Partition
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from sluiceway.model.few import Few, StoredRows
+from sluiceway.model.small_batch import Few, StoredRows
 
 Key = tuple[Hashable, int]
 """Under which ownership of which partition, and the blob's number there."""

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.model.items import HEADERS, PRODUCED, fit
-from sluiceway.model.leased import common_schema
+from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
 
 QUEUE_HEADER = "sluiceway-queue"

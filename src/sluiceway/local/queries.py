@@ -15,7 +15,7 @@ from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.local.answer_budget import first_rows, fitting
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.inspection import ItemsPage, ListItems
-from sluiceway.model.leased import present, served
+from sluiceway.model.leased_items import present, served
 from sluiceway.model.peers import Explain, Left
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Explanation, LeaseInfo, Peek, QueueStats

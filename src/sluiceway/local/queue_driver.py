@@ -46,11 +46,11 @@ from sluiceway.local.clock_watch import ClockWatch
 from sluiceway.local.deletion_guard import Closing
 from sluiceway.local.row_fetcher import Delivery, Seat
 from sluiceway.local.transfers import Bury, Transfers
-from sluiceway.model.history import Tally
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import MoveOut
 from sluiceway.model.queue import QueueRecord
+from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, Produced, ProduceKey, QueueStats
 from sluiceway.model.sparse import SparseBatch, compacted, encode_sparse
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError

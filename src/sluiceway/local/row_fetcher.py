@@ -14,10 +14,10 @@ from sluiceway.core.queue.tickets import Commit, Grant
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.backend import Backend
 from sluiceway.local.blob_cache import BlobCache
-from sluiceway.model.few import Few, Served, StoredRows, in_columns
 from sluiceway.model.items import decode_blob
-from sluiceway.model.leased import Slice, present
+from sluiceway.model.leased_items import Slice, present
 from sluiceway.model.requests import Leased, LeaseInfo
+from sluiceway.model.small_batch import Few, Served, StoredRows, in_columns
 from sluiceway.model.sparse import SparseBatch, decode_stored
 from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
 

@@ -23,7 +23,7 @@ from sluiceway.local.answer_budget import first_rows, fitting
 from sluiceway.local.queue_driver import QueueDriver
 from sluiceway.model.inspection import Browse, BrowsedPage
 from sluiceway.model.items import PAYLOAD
-from sluiceway.model.leased import present, served
+from sluiceway.model.leased_items import present, served
 
 
 async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:

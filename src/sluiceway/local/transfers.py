@@ -12,7 +12,7 @@ from sluiceway.adapters import system
 from sluiceway.core.queue.owned_queue import Share
 from sluiceway.core.queue.tickets import Transfer, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 from sluiceway.model.queue import QueueRecord
 from sluiceway.ports.partition_store import DamagedError
 

@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import pyarrow as pa
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import CHANGES, Born, DeadLetters
+from sluiceway.model.task_records import CHANGES, Born, DeadLetters
 
 __all__ = [
     "CHANGES",

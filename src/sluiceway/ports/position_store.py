@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple, Protocol
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Kept
+from sluiceway.model.task_records import Kept
 
 __all__ = ["FencedError", "Kept", "Opening", "PositionStore", "PositionUnknownError", "Stored"]
 

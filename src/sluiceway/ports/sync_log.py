@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Group
+from sluiceway.model.task_records import Group
 
 __all__ = ["Election", "Group", "LogPage", "LogUnavailableError", "SyncLog"]
 

@@ -17,11 +17,10 @@ from sluiceway.cluster.request_context import REQUEST_ID, SERVED_BY, only_other
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_BODY_BYTES, MAX_CALL_BYTES
 from sluiceway.model.access import Caller
-from sluiceway.server.answer_memory import BUILT_ALONE, PIECE, AnswerMemory
-from sluiceway.server.direct import Direct, WholeRequest
 from sluiceway.server.endpoints import Endpoint, Page
+from sluiceway.server.fast_path import Direct, WholeRequest
 from sluiceway.server.guard import OpenDoor
-from sluiceway.server.health import Health
+from sluiceway.server.health_probes import Health
 from sluiceway.server.http import (
     ARROW,
     JSON,
@@ -45,6 +44,7 @@ from sluiceway.server.openapi import Documentation
 from sluiceway.server.peer_calls import PeerCalls
 from sluiceway.server.queue_calls import QueueCalls
 from sluiceway.server.rebalance_calls import RebalanceCalls
+from sluiceway.server.response_buffer import BUILT_ALONE, PIECE, AnswerMemory
 from sluiceway.server.service import QueueService
 from sluiceway.server.ui import site as ui
 from sluiceway.wire import answers, peer, protobuf

@@ -24,7 +24,7 @@ from sluiceway.kernel.limits import (
     SEND_TIMEOUT,
 )
 from sluiceway.server.app import App
-from sluiceway.server.direct import Direct
+from sluiceway.server.fast_path import Direct
 from sluiceway.wire.answers import problem
 
 _FRAMING: Final = 16

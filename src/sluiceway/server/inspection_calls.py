@@ -10,12 +10,12 @@ from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Produced
-from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.instance_calls import may_stay
+from sluiceway.server.response_buffer import AnswerMemory
 from sluiceway.server.service import QueueService
-from sluiceway.wire import answers, browsing, json_inspection, shapes
+from sluiceway.wire import answers, browse_call, json_inspection, shapes
 from sluiceway.wire.decoding import request_timeout
 
 
@@ -33,8 +33,8 @@ class InspectionCalls:
                 "/v1/queue.browse",
                 "read",
                 self._browse,
-                browsing.BrowseCall,
-                browsing.Browsed,
+                browse_call.BrowseCall,
+                browse_call.Browsed,
                 "Read a partition as it is at one moment, page by page",
                 (*errors, "snapshot_gone", "too_many_items"),
                 gives_arrow=True,
@@ -91,13 +91,13 @@ class InspectionCalls:
         return await self._service.look_up(request.permit(queue_name))
 
     async def _browse(self, request: Request) -> Body:
-        call = browsing.decode_browse(request.body)
+        call = browse_call.decode_browse(request.body)
         record = await self._queue(request, call.queue_name)
         wanted = call.request(record)
         may_stay(self._service, request, record, (wanted.partition,))
         page = await self._service.browse(call.queue_name, wanted)
         async with self._memory.building(sum(batch.nbytes for batch, _ in page.rows)):
-            return browsing.browsed(record, wanted, page, arrow=request.wants_arrow)
+            return browse_call.browsed(record, wanted, page, arrow=request.wants_arrow)
 
     async def _list(self, request: Request, scheduled: bool = False) -> Body:
         call = json_inspection.decode_list_items(request.body)

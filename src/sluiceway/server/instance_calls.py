@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
 from sluiceway.server.endpoints import Endpoint
-from sluiceway.server.health import sees_all
+from sluiceway.server.health_probes import sees_all
 from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService
 from sluiceway.wire import json_instances

@@ -8,19 +8,19 @@ import pyarrow as pa
 
 from sluiceway.adapters.system import now
 from sluiceway.core.queue.routing import numbers_of
-from sluiceway.model.few import in_columns
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, RELEASE
-from sluiceway.server.answer_memory import AnswerMemory
+from sluiceway.model.small_batch import in_columns
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.instance_calls import explain_partition, may_stay
+from sluiceway.server.long_poll import Waiting
+from sluiceway.server.response_buffer import AnswerMemory
 from sluiceway.server.service import QueueService
-from sluiceway.server.waiting import Waiting
-from sluiceway.wire import answers, arrow_codec, json_instances, json_items, json_settling, shapes
+from sluiceway.wire import answers, arrow_codec, json_instances, json_items, json_outcomes, shapes
 from sluiceway.wire.decoding import from_query
-from sluiceway.wire.settling import belongs, check_partition
+from sluiceway.wire.outcome_selection import belongs, check_partition
 
 
 class ItemCalls:
@@ -65,7 +65,7 @@ class ItemCalls:
                 "/v1/queue.complete",
                 "consume",
                 self._complete,
-                json_settling.SelectCall,
+                json_outcomes.SelectCall,
                 shapes.Completed,
                 "Settle leased items for good",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
@@ -75,7 +75,7 @@ class ItemCalls:
                 "/v1/queue.retry",
                 "consume",
                 self._retry,
-                json_settling.RetryCall,
+                json_outcomes.RetryCall,
                 shapes.Retried,
                 "Put leased items back, or into the dead queue",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
@@ -85,7 +85,7 @@ class ItemCalls:
                 "/v1/queue.release",
                 "consume",
                 self._release,
-                json_settling.SelectCall,
+                json_outcomes.SelectCall,
                 shapes.Released,
                 "Give leased items back untouched",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
@@ -95,7 +95,7 @@ class ItemCalls:
                 "/v1/queue.extend",
                 "consume",
                 self._extend,
-                json_settling.ExtendCall,
+                json_outcomes.ExtendCall,
                 shapes.Extended,
                 "Move the deadlines of leases",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
@@ -105,11 +105,11 @@ class ItemCalls:
                 "/v1/queue.settle",
                 "consume",
                 self._settle,
-                json_settling.SettleCall,
+                json_outcomes.SettleCall,
                 shapes.Staged,
                 "State outcomes that take effect when the lease is completed",
                 ("queue_not_found", "too_many_items", "partition_damaged"),
-                query=json_settling.SettleQuery,
+                query=json_outcomes.SettleQuery,
                 redirects=True,
             ),
             Endpoint(
@@ -169,21 +169,21 @@ class ItemCalls:
             return answers.leased(record, leased, arrow=request.wants_arrow)
 
     async def _complete(self, request: Request) -> Body:
-        call = json_settling.decode_select(request.body)
+        call = json_outcomes.decode_select(request.body)
         record = await self._queue(request, call.queue_name)
         wanted = call.request(record, DONE)
         may_stay(self._service, request, record, numbers_of(wanted))
         return answers.completed(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _release(self, request: Request) -> Body:
-        call = json_settling.decode_select(request.body)
+        call = json_outcomes.decode_select(request.body)
         record = await self._queue(request, call.queue_name)
         wanted = call.request(record, RELEASE)
         may_stay(self._service, request, record, numbers_of(wanted))
         return answers.released(await self._service.settle(call.queue_name, wanted), call.strict)
 
     async def _retry(self, request: Request) -> Body:
-        call = json_settling.decode_retry(request.body)
+        call = json_outcomes.decode_retry(request.body)
         record = await self._queue(request, call.queue_name)
         wanted = call.request(record, now())
         may_stay(self._service, request, record, numbers_of(wanted))
@@ -191,18 +191,18 @@ class ItemCalls:
 
     async def _settle(self, request: Request) -> Body:
         if request.arrow:
-            query = from_query(request.query(), json_settling.SettleQuery)
+            query = from_query(request.query(), json_outcomes.SettleQuery)
             record = await self._queue(request, query.queue_name)
             wanted = arrow_codec.settle_request(query, request.body, record)
         else:
-            call = json_settling.decode_settle(request.body)
+            call = json_outcomes.decode_settle(request.body)
             record = await self._queue(request, call.queue_name)
             wanted = call.request(record)
         may_stay(self._service, request, record, numbers_of(wanted))
         return answers.staged(await self._service.settle(record.queue_name, wanted))
 
     async def _extend(self, request: Request) -> Body:
-        call = json_settling.decode_extend(request.body)
+        call = json_outcomes.decode_extend(request.body)
         record = await self._queue(request, call.queue_name)
         wanted = call.request(record)
         may_stay(self._service, request, record, numbers_of(wanted))

@@ -13,10 +13,10 @@ from sluiceway.model.access import Caller
 from sluiceway.model.inspection import ItemsPage
 from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
 from sluiceway.model.requests import Lease, Leased
-from sluiceway.server.answer_memory import AnswerMemory
 from sluiceway.server.guard import PeerDoor
 from sluiceway.server.http import Request, Send, respond
-from sluiceway.server.waiting import Waiting
+from sluiceway.server.long_poll import Waiting
+from sluiceway.server.response_buffer import AnswerMemory
 from sluiceway.wire import peer
 
 _PEER: Final = Caller("peer", ())

@@ -13,7 +13,7 @@ from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService
 from sluiceway.wire import answers, json_rebalances, shapes
 from sluiceway.wire.json_rebalances import Planned
-from sluiceway.wire.settling import check_partition
+from sluiceway.wire.outcome_selection import check_partition
 
 _PATIENCE = 2.0
 """Seconds that a queue waits to be shown with its rebalance: the meta store, or an instance, may hang."""

@@ -45,11 +45,11 @@ from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server import logs
 from sluiceway.server.app import App
-from sluiceway.server.assembly import Assembly, Door
+from sluiceway.server.connection_balance import Counted, Seats
 from sluiceway.server.connections import Connection, most_connections
 from sluiceway.server.listeners import Listener, address_of, asks_for_keys, bind, bind_all, is_loopback, url_at, url_of
-from sluiceway.server.seats import Counted, Seats
 from sluiceway.server.tls import TlsFiles
+from sluiceway.server.wiring import Assembly, Door
 from sluiceway.server.workers import Supervisor, WorkerOrder
 
 log = logging.getLogger("sluiceway.server")

@@ -15,7 +15,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.server.endpoints import Endpoint
-from sluiceway.server.health import sees_all
+from sluiceway.server.health_probes import sees_all
 from sluiceway.server.http import Body, Request
 from sluiceway.wire import json_tasks
 from sluiceway.wire.json_config import NoFields, decode_no_fields

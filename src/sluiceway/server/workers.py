@@ -19,7 +19,7 @@ from sluiceway.adapters import system
 from sluiceway.instance.configuration import Loaded
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.server.assembly import Door
+from sluiceway.server.wiring import Door
 
 log = logging.getLogger("sluiceway.server")
 

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PARTITIONS
-from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import HeldLease
+from sluiceway.spark.server_calls import Client
 
 _SAMPLE = 32
 """Items of a lease, or of those that come next, whose sizes stand for all of them."""

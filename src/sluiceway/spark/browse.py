@@ -19,10 +19,10 @@ from pyspark.sql.types import IntegerType, LongType, StringType, StructField, St
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.spark.columns import ITEM, JsonColumns, check_columns
-from sluiceway.spark.http import Client
 from sluiceway.spark.options import BrowseOptions
 from sluiceway.spark.rows import OPTIONAL, join_id
 from sluiceway.spark.rows import SCHEMA as LEASED
+from sluiceway.spark.server_calls import Client
 
 BROWSED = StructType(
     [

@@ -20,7 +20,7 @@ from sluiceway.adapters import system
 from sluiceway.capture.partition_reader import Claim, Habits, drop, first_of, handed_on, read_on, read_planned
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.tasks import Kept
+from sluiceway.model.task_records import Kept
 from sluiceway.ports.change_stream import Batch, BrokenOffError, ChangeStream, End, UnknownPositionError
 from sluiceway.ports.position_store import FencedError, PositionStore, PositionUnknownError
 from sluiceway.spark.capture_plan import Done, Slice, choose, judge

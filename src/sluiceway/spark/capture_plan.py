@@ -21,7 +21,7 @@ from typing import Literal, NamedTuple
 
 from sluiceway.core.group.task_state import State
 from sluiceway.kernel.errors import invalid
-from sluiceway.model.tasks import Kept
+from sluiceway.model.task_records import Kept
 
 
 class Slice(NamedTuple):

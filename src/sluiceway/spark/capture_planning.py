@@ -10,7 +10,7 @@ from sluiceway.capture.partition_reader import Handler
 from sluiceway.capture.task_driver import TaskRunner
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.tasks import Kept
+from sluiceway.model.task_records import Kept
 from sluiceway.ports.change_stream import ChangeStream
 from sluiceway.ports.position_store import PositionStore, PositionUnknownError
 from sluiceway.spark.capture_member import Offering

@@ -16,9 +16,9 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.spark.admission import Admission
 from sluiceway.spark.columns import JsonColumns
-from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import HeldLease, Offset
 from sluiceway.spark.options import SourceOptions
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.source import Task, extend, portions, read_slices
 
 _KEY = "read"

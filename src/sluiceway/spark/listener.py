@@ -29,9 +29,9 @@ from pyspark.sql.streaming.listener import (
 
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import Offset
 from sluiceway.spark.options import Server, server_options
+from sluiceway.spark.server_calls import Client
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

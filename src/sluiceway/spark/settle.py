@@ -22,9 +22,9 @@ from pyspark.sql.types import IntegralType, StringType, StructType
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE, MAX_TEXT_BYTES
 from sluiceway.model.chunks import recut
-from sluiceway.spark.http import Client
 from sluiceway.spark.options import SinkOptions
 from sluiceway.spark.rows import SCHEMA, join_id
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.sink import QUERY_ID, check_once, in_lower_case
 from sluiceway.spark.spark_errors import ours
 

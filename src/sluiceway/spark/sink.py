@@ -20,8 +20,8 @@ from sluiceway.model.chunks import MAX_CHUNK_BYTES, recut, row_bytes
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD, PRODUCED
 from sluiceway.spark.bad_rows import Sieve
 from sluiceway.spark.collector import spare_collector
-from sluiceway.spark.http import Client
 from sluiceway.spark.options import CHUNK_ITEMS, Server, SinkOptions
+from sluiceway.spark.server_calls import Client
 
 log = logging.getLogger("sluiceway.spark")
 

@@ -29,10 +29,10 @@ from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.spark.admission import Admission
 from sluiceway.spark.collector import spare_collector
 from sluiceway.spark.columns import JsonColumns
-from sluiceway.spark.http import Client
 from sluiceway.spark.offsets import HeldLease, Offset, Slice
 from sluiceway.spark.options import SourceOptions
 from sluiceway.spark.rows import SCHEMA, to_rows
+from sluiceway.spark.server_calls import Client
 
 log = logging.getLogger("sluiceway.spark")
 

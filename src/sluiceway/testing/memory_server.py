@@ -17,9 +17,9 @@ from sluiceway.client import Client
 from sluiceway.client.protocol import Duration, millis
 from sluiceway.instance.configuration import load
 from sluiceway.instance.service import Service
-from sluiceway.server.assembly import Assembly, Door
 from sluiceway.server.listeners import bind, url_of
 from sluiceway.server.run import Server
+from sluiceway.server.wiring import Assembly, Door
 
 
 class TestClock:

@@ -12,7 +12,6 @@ from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import Millis, format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
-from sluiceway.model.few import Served, in_columns
 from sluiceway.model.items import OPTIONAL
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Rebalance
@@ -29,6 +28,7 @@ from sluiceway.model.requests import (
     Redriven,
     Settled,
 )
+from sluiceway.model.small_batch import Served, in_columns
 from sluiceway.wire import shapes
 from sluiceway.wire.arrow_codec import encode_leased
 from sluiceway.wire.shapes import (

@@ -13,17 +13,17 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_SCHEDULE
 from sluiceway.kernel.names import check_text
-from sluiceway.model.few import as_few
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, PRODUCED, TIME, fit
-from sluiceway.model.leased import common_schema
+from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Fate, Offsets, Produce, Settle, Verdict
-from sluiceway.wire.checks import check_batch, too_many
+from sluiceway.model.small_batch import as_few
 from sluiceway.wire.decoding import request_timeout
 from sluiceway.wire.ipc_header import batch_header
+from sluiceway.wire.item_limits import check_batch, too_many
 from sluiceway.wire.json_items import ProduceFields
-from sluiceway.wire.json_settling import SettleQuery
-from sluiceway.wire.settling import group_rows
+from sluiceway.wire.json_outcomes import SettleQuery
+from sluiceway.wire.outcome_selection import group_rows
 
 METADATA_KEY = b"sluiceway"
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"

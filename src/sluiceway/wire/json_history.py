@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sluiceway.kernel.clock import format_time
-from sluiceway.model.history import MINUTE, MOST_MINUTES, History
+from sluiceway.model.queue_minutes import MINUTE, MOST_MINUTES, History
 from sluiceway.wire.decoding import Call, JsonDecoder
 from sluiceway.wire.shapes import QueueName, Shape, Time
 

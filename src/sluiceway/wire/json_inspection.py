@@ -18,10 +18,10 @@ from sluiceway.model import inspection
 from sluiceway.model.inspection import DeleteItems, LeftReason, ListItems, Standing
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, Produce, Produced
-from sluiceway.wire.checks import check_batch, check_count
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, request_timeout
+from sluiceway.wire.item_limits import check_batch, check_count
 from sluiceway.wire.json_items import Item, batch_of, refuse_many_objects
-from sluiceway.wire.settling import check_partition, group_items
+from sluiceway.wire.outcome_selection import check_partition, group_items
 from sluiceway.wire.shapes import SOME_JSON, Duration, ItemIdText, LeaseIdText, Shape, ShortText, Time
 
 

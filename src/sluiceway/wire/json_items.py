@@ -22,15 +22,15 @@ from sluiceway.kernel.limits import (
     MAX_TEXT_BYTES,
 )
 from sluiceway.kernel.names import check_text
-from sluiceway.model.few import MOST as MOST_FEW
-from sluiceway.model.few import MOST_BYTES as MOST_FEW_BYTES
-from sluiceway.model.few import Few
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
-from sluiceway.wire.checks import check_batch, check_count
+from sluiceway.model.small_batch import MOST as MOST_FEW
+from sluiceway.model.small_batch import MOST_BYTES as MOST_FEW_BYTES
+from sluiceway.model.small_batch import Few
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber, duration, given_text, lease_timeout, request_timeout
-from sluiceway.wire.settling import belongs, check_partition
+from sluiceway.wire.item_limits import check_batch, check_count
+from sluiceway.wire.outcome_selection import belongs, check_partition
 from sluiceway.wire.shapes import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, Time
 
 _OPTIONAL = {field.name: field for field in OPTIONAL}

@@ -19,10 +19,9 @@ import pyarrow as pa
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_PAGE
 from sluiceway.model.consumers import Consumers
-from sluiceway.model.few import Few, Served, in_columns
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD
-from sluiceway.model.leased import POSITION
+from sluiceway.model.leased_items import POSITION
 from sluiceway.model.peers import (
     Ask,
     Close,
@@ -65,6 +64,7 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
+from sluiceway.model.small_batch import Few, Served, in_columns
 from sluiceway.wire.arrow_codec import check_buffers
 from sluiceway.wire.ipc_header import batch_header
 

@@ -17,7 +17,7 @@ from sluiceway.capture.logs.kafka_topics import check_bootstrap, ensure, stop_co
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.model.tasks import Group
+from sluiceway.model.task_records import Group
 
 log = logging.getLogger(__name__)
 

@@ -41,7 +41,7 @@ from sluiceway.core.group.task_state import (
     Term,
 )
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Born
+from sluiceway.model.task_records import Born
 
 Partitions = dict[str, Partition]
 Verdict = State | str

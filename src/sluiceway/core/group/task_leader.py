@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from sluiceway.core.group.plan import sticky
 from sluiceway.core.group.task_state import State, Term
-from sluiceway.model.tasks import Born, Group
+from sluiceway.model.task_records import Born, Group
 
 
 class Division(NamedTuple):

@@ -31,7 +31,7 @@ from sluiceway.core.group.task_state import (
     Supersede,
 )
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Born, Group
+from sluiceway.model.task_records import Born, Group
 
 Preset = Literal["log-leader", "finisher-hint"]
 """Who says where a new child goes: the leader, once it is ready; or whoever finishes its last parent, and the leader only otherwise."""

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Born
+from sluiceway.model.task_records import Born
 
 Phase = Literal["created", "ready", "owned", "finished"]
 """`created`: some parent is not finished. `ready`: nobody has it. What is removed is not in the state any more."""

@@ -11,9 +11,9 @@ import pyarrow as pa
 from sluiceway.core.partition.records import Blob
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
-from sluiceway.model.few import Few, Rows, in_columns, join
 from sluiceway.model.items import encode_blob, narrow, widen
 from sluiceway.model.requests import Offsets
+from sluiceway.model.small_batch import Few, Rows, in_columns, join
 
 
 class Forming:

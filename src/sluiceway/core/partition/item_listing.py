@@ -13,7 +13,7 @@ from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import to_array
 from sluiceway.core.partition.snapshots import Listed
 from sluiceway.model.inspection import LeftReason, Standing
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 
 
 def in_line(partition: Partition, start: int, limit: int) -> list[Listed]:

@@ -43,9 +43,9 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
-from sluiceway.model.few import Rows, in_columns
 from sluiceway.model.items import digest as digest_of
 from sluiceway.model.requests import DONE, RELEASE, Fate, IgnoredReason, Life, Offsets, ProduceKey, Settled
+from sluiceway.model.small_batch import Rows, in_columns
 
 Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
 """Rows that come back: by blob number, attempts, expiry, `together` and when they are due. All are still counted as open."""

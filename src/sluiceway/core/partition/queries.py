@@ -29,7 +29,7 @@ from sluiceway.core.partition.records import (
     unpack_lease,
 )
 from sluiceway.model.changes import RecordKind, Snapshot
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 from sluiceway.model.requests import Explanation, Life, Offsets, PartitionStats
 
 

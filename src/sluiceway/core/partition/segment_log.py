@@ -17,8 +17,8 @@ from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_CLOCK_STEP, MIN_SPARSE_BYTES, SPARSE_FACTOR
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.few import Rows
 from sluiceway.model.requests import Offsets
+from sluiceway.model.small_batch import Rows
 
 RecordName = tuple[RecordKind, int]
 

@@ -17,7 +17,7 @@ from pyroaring import BitMap
 from sluiceway.core.partition.records import Blob, to_array
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.inspection import Standing
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 from sluiceway.model.requests import Offsets
 
 

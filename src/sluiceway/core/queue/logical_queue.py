@@ -24,11 +24,11 @@ from sluiceway.core.queue.tickets import Answer, Commit, Effect, Fault, Forward,
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_WAITING, TIMER_BATCH
-from sluiceway.model.few import in_columns
 from sluiceway.model.items import digest as digest_of
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import PartitionState, QueueRecord
 from sluiceway.model.requests import Lease, Produce, Produced, ProduceKey, QueueStats
+from sluiceway.model.small_batch import in_columns
 
 REOPEN_AFTER = (50, 1_000)
 """Milliseconds before a failed partition is opened again: first, and at most (doubling)."""

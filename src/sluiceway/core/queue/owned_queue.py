@@ -12,9 +12,9 @@ from sluiceway.core.queue.scaling_policy import Average, Meter
 from sluiceway.core.queue.tickets import Ticket, TransferEnd
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.history import Tally
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import Load
+from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.requests import Produce
 
 

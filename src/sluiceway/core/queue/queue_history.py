@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 from sluiceway.core.partition.records import Header
 from sluiceway.core.queue.partition_executor import Lane
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.history import (
+from sluiceway.model.queue_minutes import (
     COUNTS,
     LEVELS,
     MINUTE,

@@ -11,9 +11,8 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes
-from sluiceway.model.few import Rows
 from sluiceway.model.inspection import Deleted, DeleteItems
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, NoteKeys, Shut, Shutted, TakeKeys
 from sluiceway.model.requests import (
     Clear,
@@ -29,6 +28,7 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
+from sluiceway.model.small_batch import Rows
 
 if TYPE_CHECKING:
     from sluiceway.core.queue.partition_executor import Lane

@@ -16,7 +16,7 @@ from sluiceway.server.ui.api import Asgi, Facts, ProblemError
 from sluiceway.server.ui.counts import Counts
 from sluiceway.server.ui.live import Feeds, mark
 from sluiceway.server.ui.render import Asset, Pages, assets
-from sluiceway.server.ui.rooms import COMMANDS, ROOMS, VIEWS
+from sluiceway.server.ui.routes import COMMANDS, ROOMS, VIEWS
 from sluiceway.server.ui.view import Command, View, problem_of
 from sluiceway.server.ui.visit import Visit, api_of, cookie_for, is_own
 

@@ -16,12 +16,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.spark.http import Client
 from sluiceway.spark.jobs.checkpoint import claim, local_path
 from sluiceway.spark.jobs.common import Place, Stop, Tell, never, unheard
 from sluiceway.spark.jobs.common import follow as follow_query
 from sluiceway.spark.jobs.trace import history, with_headers
 from sluiceway.spark.options import source_options
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.spark_errors import translated
 
 DRAINING = "draining"

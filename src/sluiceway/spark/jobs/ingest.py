@@ -20,11 +20,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.spark.http import Client
 from sluiceway.spark.jobs.common import Followed, Place, Progress, Stop, Tell, follow, never, unheard
 from sluiceway.spark.jobs.files import FORMATS, JSON, PARQUET, check_lines, check_names, files_of, format_of
 from sluiceway.spark.jobs.shape import Shape, shaped
 from sluiceway.spark.options import sink_options
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.sink import BatchSink
 from sluiceway.spark.spark_errors import translated
 

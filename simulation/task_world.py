@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import count
 from random import Random
 
-from simulation.checks import check
+from simulation.promises import check
 from simulation.tasks_actor import Actor
 from simulation.tasks_checks import TruthLog
 from simulation.tasks_stream import POINTS, Positions, Stream
@@ -20,7 +20,7 @@ from simulation.world import EventLog
 from sluiceway.core.group.task_member import ChildrenFound, Elected, Going, Pace, Prepared, Preset, SeedsFound, TaskMember
 from sluiceway.core.group.task_state import CancelMove, Move, Record, Snapshot
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.tasks import Group
+from sluiceway.model.task_records import Group
 
 PACE = Pace(repeat_after=150, reopen_after=60, patience=1_500)
 SESSION: Millis = 250

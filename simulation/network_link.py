@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
-from simulation.checks import BrokenPromiseError
 from simulation.loop import Loop, Process
+from simulation.promises import BrokenPromiseError
 from sluiceway.kernel.clock import Millis
 
 T = TypeVar("T")

@@ -8,10 +8,10 @@ from functools import partial
 
 import msgspec
 
-from simulation.checks import check
-from simulation.items import Batch, new_rows
-from simulation.ledger import Ledger
+from simulation.known_items import Batch, new_rows
 from simulation.owner import Handler, Owner
+from simulation.promises import check
+from simulation.queue_ledger import Ledger
 from simulation.world import World
 from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.tickets import Request, Result, Ticket, Transfer, TransferEnd

@@ -7,17 +7,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from simulation.asks import Asks
-from simulation.checks import check
-from simulation.items import Batch, Held, Item, Way
+from simulation.causes import Asks
+from simulation.item_history import Trail
+from simulation.known_items import Batch, Held, Item, Way
+from simulation.promises import check
 from simulation.scene import LEASED
 from simulation.store import Store
-from simulation.trail import Trail
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.core.queue.tickets import Grant, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
-from sluiceway.model.leased import Slice
+from sluiceway.model.leased_items import Slice
 from sluiceway.model.requests import IgnoredReason, Lease, LeaseInfo, Produced, ProduceKey, Settled, Verdict
 
 OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried", "dead": "dead", "release": "released"}

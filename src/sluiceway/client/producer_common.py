@@ -10,7 +10,7 @@ from typing import Any
 from sluiceway.client import answers, item_calls
 from sluiceway.client.batching import Batch, BatchLimits
 from sluiceway.client.errors import CallError
-from sluiceway.client.http import generated_key, seconds
+from sluiceway.client.http_exchange import generated_key, seconds
 from sluiceway.client.item_calls import Item
 from sluiceway.client.protocol import Call, Duration, millis, time_text
 from sluiceway.kernel.errors import SluicewayError, invalid

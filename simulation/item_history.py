@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Container
 from typing import NamedTuple
 
-from simulation.asks import Asks
-from simulation.checks import check
-from simulation.items import Item, Way
+from simulation.causes import Asks
+from simulation.known_items import Item, Way
+from simulation.promises import check
 from simulation.scene import DUE, LEASED, READY, Place, Scene
 from sluiceway.core.partition.partition_states import allows
 from sluiceway.core.partition.records import REDRIVEN, Header, partition_target

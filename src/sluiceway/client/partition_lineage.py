@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 from sluiceway.client.answers import QueueInfo
 from sluiceway.client.rebalances import Rebalance
-from sluiceway.model.tasks import Born
+from sluiceway.model.task_records import Born
 from sluiceway.ports.change_stream import BrokenOffError, SeedsUpto
 
 START = "0"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluiceway.client.item_calls import Retry
-from sluiceway.client.keeper import Keeper
+from sluiceway.client.lease_manager import Keeper
 from sluiceway.client.protocol import Duration, duration_text, millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES

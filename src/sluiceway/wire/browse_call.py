@@ -19,11 +19,11 @@ from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.model.inspection import Browse, BrowsedPage, BrowseState, Standing
 from sluiceway.model.items import PAYLOAD, TIME, fit
-from sluiceway.model.leased import common_schema
+from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
 from sluiceway.wire.arrow_codec import METADATA_KEY
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber
-from sluiceway.wire.settling import check_partition
+from sluiceway.wire.outcome_selection import check_partition
 from sluiceway.wire.shapes import ItemIdText, LeaseIdText, QueueName, Shape, Time
 
 _CURSOR: Final = r"^([0-9a-f]{48})\.(0|[1-9][0-9]{0,17})$"

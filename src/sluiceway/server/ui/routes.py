@@ -16,7 +16,7 @@ from sluiceway.server.ui.pages import (
     queues,
     rebalances,
     settings,
-    spark,
+    streaming,
     tasks,
 )
 from sluiceway.server.ui.view import Command, View
@@ -47,7 +47,7 @@ VIEWS: Final[tuple[View, ...]] = (
     *cluster.VIEWS,
     *dead.VIEWS,
     *audit.VIEWS,
-    *spark.VIEWS,
+    *streaming.VIEWS,
     *tasks.VIEWS,
     *settings.VIEWS,
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from simulation.checks import check
-from simulation.items import Item
-from simulation.queue import SimQueue
+from simulation.known_items import Item
+from simulation.promises import check
+from simulation.simulated_queue import SimQueue
 from sluiceway.core.partition.queries import stats_of
 from sluiceway.core.queue.partition_executor import LaneState
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 from itertools import count
 
-from simulation.audit import audit
-from simulation.checks import check
 from simulation.clients import Clients
-from simulation.items import new_rows
-from simulation.queue import SimQueue
+from simulation.durable_audit import audit
+from simulation.known_items import new_rows
+from simulation.promises import check
+from simulation.simulated_queue import SimQueue
 from simulation.world import MAX_JUMP, START, EventLog, Weather, World
 from sluiceway.core.queue.partition_executor import LaneState
 from sluiceway.core.queue.tickets import Result

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, stored_schema
-from sluiceway.model.leased import Slice, placed, served, take_rows
+from sluiceway.model.leased_items import Slice, placed, served, take_rows
 from sluiceway.model.sparse import SparseBatch
 
 MOST = 16

@@ -22,12 +22,12 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 from sluiceway.kernel.names import check_queue_name
-from sluiceway.spark.http import Client
 from sluiceway.spark.jobs.checkpoint import claim, last_committed, local_path
 from sluiceway.spark.jobs.common import Place, Stop, Tell, follow, never, unheard
 from sluiceway.spark.jobs.trace import ORIGIN, with_headers
 from sluiceway.spark.options import source_options
 from sluiceway.spark.rows import SCHEMA, to_rows
+from sluiceway.spark.server_calls import Client
 from sluiceway.spark.settle import settle
 from sluiceway.spark.spark_errors import translated
 

@@ -13,9 +13,9 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDUL
 from sluiceway.kernel.names import check_text
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, Extend, Fate, Settle
-from sluiceway.wire.checks import check_count
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, duration, given_text, lease_timeout, request_timeout
-from sluiceway.wire.settling import Grouped, check_partition, group_items, group_leases, select_leases
+from sluiceway.wire.item_limits import check_count
+from sluiceway.wire.outcome_selection import Grouped, check_partition, group_items, group_leases, select_leases
 from sluiceway.wire.shapes import SOME_ARROW, SOME_JSON, UP_TO_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, Time
 
 
