@@ -25,7 +25,7 @@ from sluiceway.bench.figures import progress, write_page
 from sluiceway.bench.servers import family_cpu
 from sluiceway.cluster.ownership import PARAMETERS
 from sluiceway.cluster.remote_demand import POLL
-from sluiceway.core.group.group_records import MOST_MEMBERS, GroupReader, Keys, MemberRecord, Plan
+from sluiceway.core.group.group_records import MAX_MEMBERS, GroupReader, Keys, MemberRecord, Plan
 from sluiceway.model.meta import MAX_COMMIT_BYTES
 from sluiceway.ports.meta_store import MetaStore
 
@@ -140,7 +140,7 @@ def cost(store: Store, at: Setting) -> Cost:
     marks = (n + 2) * store.commit if store.serial else 3 * store.commit
     round_s = SETTLE + marks / max(0.05, 1 - commit_line) + 2 * look_cpu * n / at.cores
     verdicts = [
-        (n > MOST_MEMBERS, f"{MOST_MEMBERS} members are the limit"),
+        (n > MAX_MEMBERS, f"{MAX_MEMBERS} members are the limit"),
         (plan > MAX_COMMIT_BYTES, "the plan does not fit into a commit"),
         (commit_line > 1, "commits wait for one another longer than beats may"),
         (meta_cores > at.cores, f"the meta store needs {meta_cores:,.0f} cores"),
@@ -177,7 +177,7 @@ def most(store: Store, at: Setting) -> int:
     low, high = 1, 100_000
     while low < high:
         middle = (low + high + 1) // 2
-        broken = cost(store, replace(at, instances=middle)).breaks.removeprefix(f"{MOST_MEMBERS} members are the limit")
+        broken = cost(store, replace(at, instances=middle)).breaks.removeprefix(f"{MAX_MEMBERS} members are the limit")
         low, high = (low, middle - 1) if broken else (middle, high)
     return low
 

@@ -26,14 +26,14 @@ def test_C19_completing_is_safe_to_repeat_and_ignores_what_cannot_be_completed(a
     other.produce("other")
     queue = api.queue(requested_partitions=1)
     first_id = queue.fill(8)["first_id"]
-    fates = {"completed": queue.one(), "expired": queue.one(), "retried": queue.one(), "released": queue.one(), "dead": queue.one()}
+    dispositions = {"completed": queue.one(), "expired": queue.one(), "retried": queue.one(), "released": queue.one(), "dead": queue.one()}
     good = [queue.one()["id"], queue.one()["id"]]
-    assert queue.complete([fates["completed"]["id"]]) == {"completed": 1, "ignored": []}
-    queue.expire(fates["expired"]["lease_id"])
-    queue.retry(fates["retried"]["id"])
-    queue.ask("queue.release", ids=[fates["released"]["id"]])
-    queue.retry(fates["dead"]["id"], dead=True)
-    expected = {item["id"]: reason for reason, item in fates.items()}
+    assert queue.complete([dispositions["completed"]["id"]]) == {"completed": 1, "ignored": []}
+    queue.expire(dispositions["expired"]["lease_id"])
+    queue.retry(dispositions["retried"]["id"])
+    queue.ask("queue.release", ids=[dispositions["released"]["id"]])
+    queue.retry(dispositions["dead"]["id"], dead=True)
+    expected = {item["id"]: reason for reason, item in dispositions.items()}
     expected[nth(first_id, 7)] = "not_leased"
     expected[nth(first_id, 1_000_000)] = "unknown"
     expected[other.one()["id"]] = "unknown"
@@ -45,7 +45,7 @@ def test_C19_completing_is_safe_to_repeat_and_ignores_what_cannot_be_completed(a
         answer = queue.complete([*good, *expected])
         assert (answer["completed"], reasons(answer)) == (0, {**expected, good[0]: "completed", good[1]: "completed"})
     assert queue.api.post("queue.complete", queue_name=queue.name, ids=["no id at all"]).status_code == 400
-    back = [texts({"items": [fates[fate]]})[0] for fate in ("expired", "retried", "released")]
+    back = [texts({"items": [dispositions[disposition]]})[0] for disposition in ("expired", "retried", "released")]
     assert queue.drained() == ["7", *back]
     assert other.total("total_leased") == 1
 

@@ -14,7 +14,7 @@ from sluiceway.cluster.remote_leases import Leasing
 from sluiceway.cluster.router import Router
 from sluiceway.core.group.rounds import Rounds
 from sluiceway.core.queue import owned_queue
-from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.owned_queue import OwnedQueue
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.partition_openings import Openings
@@ -142,7 +142,7 @@ def asks_nobody_for_items(_original: Any) -> Any:
 # ---- shares ---------------------------------------------------------------------------------------------------
 
 
-@bug(Share, "gain")
+@bug(OwnedQueue, "gain")
 def counts_openings_from_the_start(original: Any) -> Any:
     """A partition that is gained again under the same token is opened with the same fences."""
 

@@ -12,13 +12,13 @@ from sluiceway.core.partition import queries
 from sluiceway.core.partition.closed_leases import ClosedLeases
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import REDRIVEN, Extent, LeaseState
-from sluiceway.core.partition.segment_log import Line
-from sluiceway.core.partition.transfers import Away
+from sluiceway.core.partition.segment_log import SegmentLog
+from sluiceway.core.partition.transfers import TransferLog
 from sluiceway.core.queue import logical_queue
-from sluiceway.core.queue.lease_scheduler import Dealing
+from sluiceway.core.queue.lease_scheduler import LeaseScheduler
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import Lane
-from sluiceway.model.requests import Fate
+from sluiceway.core.queue.partition_executor import PartitionExecutor
+from sluiceway.model.requests import Disposition
 
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
@@ -30,9 +30,9 @@ bug = shelf(BUGS)
 def counts_a_release(original: Any) -> Any:
     """An item that is released has used an attempt."""
 
-    def put_back(self: Any, lease: Any, positions: Any, fate: Any, now: int) -> Any:
-        released = fate is not None and fate.verdict == "release"
-        return original(self, lease, positions, Fate("retry", retry_at=now) if released else fate, now)
+    def put_back(self: Any, lease: Any, positions: Any, disposition: Any, now: int) -> Any:
+        released = disposition is not None and disposition.verdict == "release"
+        return original(self, lease, positions, Disposition("retry", retry_at=now) if released else disposition, now)
 
     return put_back
 
@@ -41,9 +41,9 @@ def counts_a_release(original: Any) -> Any:
 def ignores_the_back_off(original: Any) -> Any:
     """A retry without a time of its own is due at once, whatever the queue's back-off says."""
 
-    def due_at(self: Any, fate: Any, attempts: int, now: int) -> Any:
-        plain = fate is not None and fate.retry_at is None and fate.retry_after is None
-        return now if plain else original(self, fate, attempts, now)
+    def due_at(self: Any, disposition: Any, attempts: int, now: int) -> Any:
+        plain = disposition is not None and disposition.retry_at is None and disposition.retry_after is None
+        return now if plain else original(self, disposition, attempts, now)
 
     return due_at
 
@@ -51,22 +51,22 @@ def ignores_the_back_off(original: Any) -> Any:
 @bug(Partition, "_due_at")
 def backs_off_by_one_attempt_more(original: Any) -> Any:
     """The back-off of the next attempt is taken."""
-    return lambda self, fate, attempts, now: original(self, fate, attempts + 1, now)
+    return lambda self, disposition, attempts, now: original(self, disposition, attempts + 1, now)
 
 
 @bug(Partition, "_due_at")
 def serves_at_once_what_ran_out(original: Any) -> Any:
     """An item whose lease ran out is offered again at once, whatever the queue's back-off says."""
-    return lambda self, fate, attempts, now: now if fate is None else original(self, fate, attempts, now)
+    return lambda self, disposition, attempts, now: now if disposition is None else original(self, disposition, attempts, now)
 
 
-@bug(Line, "_schedule")
+@bug(SegmentLog, "_schedule")
 def forgets_halving_while_it_waits(original: Any) -> Any:
     """Items of a lease that ran out come back in one as large, once their back-off is over."""
     return lambda self, blob, rows, attempts, due_at, expires_at, together=0: original(self, blob, rows, attempts, due_at, expires_at)
 
 
-@bug(Line, "_append_rows")
+@bug(SegmentLog, "_append_rows")
 def does_not_halve(original: Any) -> Any:
     """Items of a lease that ran out may come back in one as large."""
     return lambda self, blob, rows, attempts, expires_at, together=0: original(self, blob, rows, attempts, expires_at)
@@ -105,7 +105,7 @@ def forgets_halving_at_a_release(original: Any) -> Any:
 # ---- the end --------------------------------------------------------------------------------------------------
 
 
-@bug(Line, "_take_out")
+@bug(SegmentLog, "_take_out")
 def expires_what_is_leased(original: Any) -> Any:
     """What is taken out of the line may have been leased already."""
 
@@ -138,7 +138,7 @@ def forgets_expiry_at_loading(original: Any) -> Any:
     return load
 
 
-@bug(Line, "_schedule")
+@bug(SegmentLog, "_schedule")
 def expires_from_production_on(original: Any) -> Any:
     """A scheduled item expires as if it had been due at once."""
 
@@ -184,7 +184,7 @@ def forgets_who_left_at_loading(original: Any) -> Any:
 # ---- redrive --------------------------------------------------------------------------------------------------
 
 
-@bug(Away, "transferred")
+@bug(TransferLog, "transferred")
 def redrives_a_copy(original: Any) -> Any:
     """A redriven item stays in the dead queue as well."""
 
@@ -198,7 +198,7 @@ def redrives_a_copy(original: Any) -> Any:
     return transferred
 
 
-@bug(Away, "redrive")
+@bug(TransferLog, "redrive")
 def redrives_into_nothing(original: Any) -> Any:
     """An item leaves the dead queue before it is in its target."""
 
@@ -234,7 +234,7 @@ def forgets_which_queue_of_that_name_at_loading(original: Any) -> Any:
     return load_lease
 
 
-@bug(Away, "redirect_waiting")
+@bug(TransferLog, "redirect_waiting")
 def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
     """With another dead queue, all that is on its way goes there, also what the former may have taken."""
 
@@ -247,12 +247,12 @@ def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
     return redirect_waiting
 
 
-@bug(Away, "call_back")
+@bug(TransferLog, "call_back")
 def calls_back_without_attempts(original: Any) -> Any:
     """An item whose target is no more begins anew."""
 
     def call_back(self: Any, number: int) -> None:
-        self._append_rows = lambda blob, rows, attempts, expires_at, *rest: Line._append_rows(self, blob, rows, 0, expires_at, *rest)
+        self._append_rows = lambda blob, rows, attempts, expires_at, *rest: SegmentLog._append_rows(self, blob, rows, 0, expires_at, *rest)
         try:
             original(self, number)
         finally:
@@ -264,7 +264,7 @@ def calls_back_without_attempts(original: Any) -> Any:
 # ---- what is remembered and told ------------------------------------------------------------------------------
 
 
-@bug(LeaseState, "fate_of")
+@bug(LeaseState, "disposition_of")
 def calls_everything_completed(original: Any) -> Any:
     """Whoever asks for an item that was put back hears that it was completed."""
     return lambda self, position: "completed"
@@ -321,7 +321,7 @@ def gives_back_what_was_answered(original: Any) -> Any:
 # ---- settings, pauses and slow partitions ---------------------------------------------------------------------
 
 
-@bug(Dealing, "_deal")
+@bug(LeaseScheduler, "_deal")
 def serves_while_paused(original: Any) -> Any:
     """A paused queue leases."""
 
@@ -354,11 +354,11 @@ def follows_new_settings_after_a_restart_only(original: Any) -> Any:
     """Open partitions go on by the old settings."""
 
     def configure(self: Any, record: Any) -> None:
-        lanes, self.lanes = self.lanes, {}
+        executors, self.executors = self.executors, {}
         try:
             original(self, record)
         finally:
-            self.lanes = lanes
+            self.executors = executors
 
     return configure
 
@@ -387,7 +387,7 @@ def leaves_produces_behind_a_hung_commit(original: Any) -> Any:
     return spread
 
 
-@bug(Lane, "take_back_produces")
+@bug(PartitionExecutor, "take_back_produces")
 def produces_here_and_there(original: Any) -> Any:
     """A produce that is done elsewhere because its partition hangs is done there as well."""
 

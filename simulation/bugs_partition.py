@@ -12,9 +12,9 @@ from simulation.store import Store
 from sluiceway.core.partition import queries
 from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.partition import Partition
-from sluiceway.core.partition.segment_log import Line
+from sluiceway.core.partition.segment_log import SegmentLog
 from sluiceway.core.queue import partition_executor
-from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.core.queue.tickets import Compact
 from sluiceway.kernel.clock import Clock
 from sluiceway.local import dead_letters
@@ -28,7 +28,7 @@ bug = shelf(BUGS)
 # ---- blobs ----------------------------------------------------------------------------------------------------
 
 
-@bug(Line, "_free")
+@bug(SegmentLog, "_free")
 def drops_a_blob_too_soon(original: Any) -> Any:
     """A blob goes while one row of it is alive."""
 
@@ -40,7 +40,7 @@ def drops_a_blob_too_soon(original: Any) -> Any:
     return free
 
 
-@bug(Line, "_free")
+@bug(SegmentLog, "_free")
 def keeps_blobs_for_ever(original: Any) -> Any:
     """A blob stays in the store when its last row is settled."""
 
@@ -61,7 +61,7 @@ def compacts_one_row_too_few(original: Any) -> Any:
     return compactions
 
 
-@bug(Lane, "takes")
+@bug(PartitionExecutor, "takes")
 def compacts_by_what_did_not_land(original: Any) -> Any:
     """A blob is compacted after its partition was opened anew: rows whose settling did not land are open again."""
 
@@ -74,7 +74,7 @@ def compacts_by_what_did_not_land(original: Any) -> Any:
 # ---- time -----------------------------------------------------------------------------------------------------
 
 
-@bug(Line, "_at")
+@bug(SegmentLog, "_at")
 def lets_time_go_back(original: Any) -> Any:
     """The stored time follows the owner's clock, even back."""
 
@@ -85,7 +85,7 @@ def lets_time_go_back(original: Any) -> Any:
     return at
 
 
-@bug(Line, "_at")
+@bug(SegmentLog, "_at")
 def believes_any_stored_time(original: Any) -> Any:
     """A time that a clock an hour ahead has written stands until that hour is over."""
 
@@ -162,10 +162,10 @@ def loads_the_line_in_another_order(original: Any) -> Any:
     return lambda partition, records: original(partition, sorted(records, key=lambda record: str(record[0])))
 
 
-# ---- leases and fates -----------------------------------------------------------------------------------------
+# ---- leases and dispositions -----------------------------------------------------------------------------------------
 
 
-@bug(Line, "_append_rows")
+@bug(SegmentLog, "_append_rows")
 def does_not_count_an_attempt(original: Any) -> Any:
     """An item that is put back has the attempts that it had before."""
     return lambda self, blob, rows, attempts, *rest: original(self, blob, rows, max(0, attempts - 1), *rest)
@@ -188,7 +188,7 @@ def allows_one_attempt_more(original: Any) -> Any:
 @bug(Partition, "_due_at")
 def retries_at_once(original: Any) -> Any:
     """The delay of a retry is ignored."""
-    return lambda self, fate, attempts, now: now
+    return lambda self, disposition, attempts, now: now
 
 
 @bug(Partition, "extend")
@@ -215,7 +215,7 @@ def does_not_write_what_is_settled(original: Any) -> Any:
 
 @bug(Partition, "_run_out")
 def completes_what_has_expired(original: Any) -> Any:
-    """Staged fates take effect, and the rest is completed, when a lease runs out."""
+    """Staged dispositions take effect, and the rest is completed, when a lease runs out."""
 
     def run_out(self: Any, lease: Any, now: int, _back: Any) -> int:
         items: int = lease.open
@@ -226,7 +226,7 @@ def completes_what_has_expired(original: Any) -> Any:
 
 
 @bug(Partition, "close_lease")
-def forgets_staged_fates(original: Any) -> Any:
+def forgets_staged_dispositions(original: Any) -> Any:
     """Closing a lease completes all of it."""
 
     def close_lease(self: Any, lease: Any, *rest: Any) -> Any:

@@ -10,9 +10,9 @@ from simulation.planting import Bug, shelf
 from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.partition import Intended
 from sluiceway.core.queue import lease_scheduler, logical_queue
-from sluiceway.core.queue.lease_scheduler import Dealing
+from sluiceway.core.queue.lease_scheduler import LeaseScheduler
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import Lane, LaneState
+from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
 from sluiceway.core.queue.tickets import Reply, Route
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
@@ -25,12 +25,12 @@ bug = shelf(BUGS)
 def replies_before_the_commit(original: Any) -> Any:
     """A reply leaves when its commit begins."""
 
-    def commit(self: Any, lane: Any, now: int) -> None:
-        answers = list(lane.answers)
-        original(self, lane, now)
-        if lane.state is LaneState.COMMITTING:
-            lane.answers = answers
-            self._land(lane, True, now)
+    def commit(self: Any, executor: Any, now: int) -> None:
+        answers = list(executor.answers)
+        original(self, executor, now)
+        if executor.state is LaneState.COMMITTING:
+            executor.answers = answers
+            self._land(executor, True, now)
 
     return commit
 
@@ -60,10 +60,10 @@ def keeps_its_state_after_a_refusal(original: Any) -> Any:
     """The state in memory stays ahead of the store."""
 
     def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
-        lane = self.lanes[number]
-        if outcome is Outcome.REFUSED and opening == lane.opening:
-            lane.state = LaneState.READY
-            self._land(lane, False, now)
+        executor = self.executors[number]
+        if outcome is Outcome.REFUSED and opening == executor.opening:
+            executor.state = LaneState.READY
+            self._land(executor, False, now)
         else:
             original(self, number, opening, outcome, now, **named)
 
@@ -75,8 +75,8 @@ def never_sees_that_it_landed(original: Any) -> Any:
     """After an unknown outcome the transaction number in the store is misread by one."""
 
     def opened(self: Any, number: int, opening: int, *rest: Any) -> None:
-        if opening == self.lanes[number].opening:
-            self.lanes[number].flight_txn += 1
+        if opening == self.executors[number].opening:
+            self.executors[number].flight_txn += 1
         original(self, number, opening, *rest)
 
     return opened
@@ -88,7 +88,7 @@ def opens_again_without_a_pause(original: Any) -> Any:
 
     def opened(self: Any, number: int, *rest: Any) -> None:
         original(self, number, *rest)
-        self.lanes[number].failed_in_a_row = 0
+        self.executors[number].failed_in_a_row = 0
 
     return opened
 
@@ -97,10 +97,10 @@ def opens_again_without_a_pause(original: Any) -> Any:
 def gives_a_partition_up(original: Any) -> Any:
     """After three failures a partition is never opened again."""
 
-    def fail(self: Any, lane: Any, now: int, final: bool) -> None:
-        original(self, lane, now, final)
-        if lane.failures == 3:
-            lane.state = LaneState.STOPPED
+    def fail(self: Any, executor: Any, now: int, final: bool) -> None:
+        original(self, executor, now, final)
+        if executor.failures == 3:
+            executor.state = LaneState.STOPPED
 
     return fail
 
@@ -109,11 +109,11 @@ def gives_a_partition_up(original: Any) -> Any:
 def works_on_after_a_mistake(original: Any) -> Any:
     """A turn that failed in the middle is not taken back: the partition works on with what was half done."""
 
-    def attempt(self: Any, step: Any, lane: Any, now: int) -> None:
-        kept = (lane.state, lane.retry_at, lane.failed_in_a_row)
-        original(self, step, lane, now)
-        if lane.state is LaneState.FAILED:
-            lane.state, lane.retry_at, lane.failed_in_a_row = kept
+    def attempt(self: Any, step: Any, executor: Any, now: int) -> None:
+        kept = (executor.state, executor.retry_at, executor.failed_in_a_row)
+        original(self, step, executor, now)
+        if executor.state is LaneState.FAILED:
+            executor.state, executor.retry_at, executor.failed_in_a_row = kept
 
     return attempt
 
@@ -155,8 +155,8 @@ def lets_go_of_a_transfer_that_failed(original: Any) -> Any:
 def forgets_a_produce_that_was_refused(original: Any) -> Any:
     """A produce that is to be tried elsewhere is never answered."""
 
-    def take_out(self: Any, lane: Any, ticket: Any) -> None:
-        original(self, lane, ticket)
+    def take_out(self: Any, executor: Any, ticket: Any) -> None:
+        original(self, executor, ticket)
         self.produces.pop(ticket.number, None)
         self._unanswered.pop(ticket.number, None)
         ticket.done = True
@@ -164,13 +164,13 @@ def forgets_a_produce_that_was_refused(original: Any) -> Any:
     return take_out
 
 
-@bug(Dealing, "_keyed")
+@bug(LeaseScheduler, "_keyed")
 def serves_a_lease_key_twice(original: Any) -> Any:
     """A repeated lease key takes more."""
     return lambda *_: []
 
 
-@bug(Dealing, "_keyed")
+@bug(LeaseScheduler, "_keyed")
 def finds_leases_that_are_over(original: Any) -> Any:
     """A repeated lease key is answered with a lease that has run out."""
 
@@ -180,29 +180,29 @@ def finds_leases_that_are_over(original: Any) -> Any:
     return keyed
 
 
-@bug(Dealing, "_find_keyed")
+@bug(LeaseScheduler, "_find_keyed")
 def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
     """A repeated lease key is answered while some of its leases are not known to be durable."""
 
     def find(self: Any, now: int) -> None:
         for ticket in [ticket for ticket in self.waiters.values() if ticket.keyed]:
-            grants = [grant for lane, grant in self._keyed(ticket, now) if lane.state is LaneState.READY]
+            grants = [grant for executor, grant in self._keyed(ticket, now) if executor.state is LaneState.READY]
             if grants:
                 self._reply(ticket, grants)
 
     return find
 
 
-@bug(Dealing, "_hides_leases")
+@bug(LeaseScheduler, "_hides_leases")
 def looks_away_from_closed_partitions(original: Any) -> Any:
     """A repeated lease key is answered while a partition that may hold its leases is not open."""
     return lambda *_: False
 
 
-@bug(Dealing, "_hides_leases")
+@bug(LeaseScheduler, "_hides_leases")
 def waits_for_stopped_partitions(original: Any) -> Any:
     """While one partition is damaged, no lease with a key is served."""
-    return lambda self, ticket: any(not lane.takes_work for lane in self.lanes.values())
+    return lambda self, ticket: any(not executor.takes_work for executor in self.executors.values())
 
 
 @bug(LogicalQueue, "committed")
@@ -210,20 +210,22 @@ def takes_what_is_unknown_for_refused(original: Any) -> Any:
     """Leases of a commit whose outcome is not known are held to be none."""
 
     def committed(self: Any, number: int, opening: int, outcome: Outcome, *rest: Any, **options: Any) -> None:
-        if outcome is Outcome.UNKNOWN and opening == self.lanes[number].opening:
-            self.lanes[number].partition.keys_refused()
+        if outcome is Outcome.UNKNOWN and opening == self.executors[number].opening:
+            self.executors[number].partition.keys_refused()
         original(self, number, opening, outcome, *rest, **options)
 
     return committed
 
 
-@bug(Dealing, "_hides_leases")
+@bug(LeaseScheduler, "_hides_leases")
 def keeps_lease_keys_waiting_for_all(original: Any) -> Any:
     """While any partition that will open again is closed, no lease with a key is served."""
-    return lambda self, ticket: any(not lane.takes_work and lane.state is not LaneState.STOPPED for lane in self.lanes.values())
+    return lambda self, ticket: any(
+        not executor.takes_work and executor.state is not LaneState.STOPPED for executor in self.executors.values()
+    )
 
 
-@bug(Dealing, "_servable")
+@bug(LeaseScheduler, "_servable")
 def lets_a_lease_key_block_the_line(original: Any) -> Any:
     """A waiter that is held back by its lease key holds back everyone behind it."""
 
@@ -241,19 +243,19 @@ def settles_by_half(original: Any) -> Any:
     """A settle over several partitions is a success although one was not open."""
 
     def put_now(self: Any, ticket: Any, number: int, work: Any) -> None:
-        if self.lanes[number].takes_work:
+        if self.executors[number].takes_work:
             original(self, ticket, number, work)
 
     return put_now
 
 
-@bug(Dealing, "_time_out_lease")
+@bug(LeaseScheduler, "_time_out_lease")
 def holds_a_lease_for_ever(original: Any) -> Any:
     """A lease in flight past its deadline is never answered."""
     return lambda *_: None
 
 
-@bug(Dealing, "_time_out_lease")
+@bug(LeaseScheduler, "_time_out_lease")
 def answers_a_lease_in_part(original: Any) -> Any:
     """At its deadline a lease over several partitions is answered with those that came first."""
 
@@ -277,20 +279,20 @@ def sleeps_through_a_reopening(original: Any) -> Any:
     """Nothing wakes the owner when a failed partition is due."""
 
     def wake_at(self: Any) -> Any:
-        failed = [lane for lane in self.lanes.values() if lane.state is LaneState.FAILED]
-        for lane in failed:
-            lane.state = LaneState.OPENING
-            lane.touch()
+        failed = [executor for executor in self.executors.values() if executor.state is LaneState.FAILED]
+        for executor in failed:
+            executor.state = LaneState.OPENING
+            executor.touch()
         at = original(self)
-        for lane in failed:
-            lane.state = LaneState.FAILED
-            lane.touch()
+        for executor in failed:
+            executor.state = LaneState.FAILED
+            executor.touch()
         return at
 
     return wake_at
 
 
-@bug(Lane, "put")
+@bug(PartitionExecutor, "put")
 def loses_sight_of_a_partition(original: Any) -> Any:
     """What is put into a partition while a commit of it is in flight is not noted, and may wait there for ever."""
 
@@ -333,11 +335,11 @@ def always_stays_at_home(original: Any) -> Any:
 def writes_the_target_before_the_intent(original: Any) -> Any:
     """The items go to their target while the home's intent is being written."""
 
-    def commit(self: Any, lane: Any, now: int) -> None:
-        original(self, lane, now)
-        if lane.state is LaneState.COMMITTING:
-            intends = [pair for pair in lane.answers if isinstance(pair[1], Intended) and not pair[0].done]
-            lane.answers = [pair for pair in lane.answers if pair not in intends]
+    def commit(self: Any, executor: Any, now: int) -> None:
+        original(self, executor, now)
+        if executor.state is LaneState.COMMITTING:
+            intends = [pair for pair in executor.answers if isinstance(pair[1], Intended) and not pair[0].done]
+            executor.answers = [pair for pair in executor.answers if pair not in intends]
             for ticket, intended in intends:
                 ticket.awaiting -= 1
                 ticket.flying -= 1

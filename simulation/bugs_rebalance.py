@@ -10,10 +10,10 @@ from simulation.planting import Bug, shelf
 from sluiceway.cluster import coordinator, transfer_sender
 from sluiceway.cluster.coordinator import Coordinator
 from sluiceway.cluster.rebalance_records import RebalanceRecords
-from sluiceway.core.partition.admission import Gate
+from sluiceway.core.partition.admission import Admission
 from sluiceway.core.partition.idempotency_keys import KeyMemory
-from sluiceway.core.partition.transfers import Away
-from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.partition.transfers import TransferLog
+from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.core.rebalance import steps
 from sluiceway.core.rebalance.steps import Heard
 from sluiceway.model.peers import GiveKeys, Shut
@@ -41,7 +41,7 @@ def notes_no_answer_that_it_knows(original: Any) -> Any:
 # ---- shut and sealed ------------------------------------------------------------------------------------------
 
 
-@bug(Lane, "_rebalance")
+@bug(PartitionExecutor, "_rebalance")
 def goes_by_the_record_alone(original: Any) -> Any:
     """Partitions only say that they are shut: that their record says `draining` is to be enough."""
 
@@ -65,19 +65,19 @@ def removes_what_was_not_sealed(original: Any) -> Any:
     return hear
 
 
-@bug(Gate, "is_empty")
+@bug(Admission, "is_empty")
 def seals_what_has_scheduled_items(_original: Any) -> Any:
     """A partition is sealed although items there are not due yet."""
     return property(lambda self: not self.extents)
 
 
-@bug(Gate, "is_empty")
+@bug(Admission, "is_empty")
 def seals_what_has_transfers(_original: Any) -> Any:
     """A partition is sealed although items of it are on their way."""
     return property(lambda self: not self.ready_count and not self.leased_count and not self.dues)
 
 
-@bug(Gate, "follow_cursor")
+@bug(Admission, "follow_cursor")
 def obeys_who_is_coordinator_no_more(_original: Any) -> Any:
     """What was asked under an earlier cursor, and comes late, is done."""
     return lambda _self, _cursor: None
@@ -92,7 +92,7 @@ def hands_over_no_keys(_original: Any) -> Any:
     return lambda *_: {}
 
 
-@bug(Gate, "_is_closed")
+@bug(Admission, "_is_closed")
 def goes_on_as_the_home(_original: Any) -> Any:
     """A former home takes keys of the slots that it has given away."""
     return lambda _self, _key: False
@@ -110,7 +110,7 @@ def names_a_home_that_knows_nothing(original: Any) -> Any:
     return hear
 
 
-@bug(Gate, "take_keys")
+@bug(Admission, "take_keys")
 def takes_keys_again(original: Any) -> Any:
     """Keys that come late, and were taken long ago, take the place of those since."""
 
@@ -121,7 +121,7 @@ def takes_keys_again(original: Any) -> Any:
     return take
 
 
-@bug(Gate, "note_answers")
+@bug(Admission, "note_answers")
 def notes_answers_as_a_former_home(_original: Any) -> Any:
     """A former home takes the answers of a target that goes, though only the present home may."""
     return lambda self, keys: self.keys.note_answers(keys)
@@ -165,19 +165,19 @@ def moved_with(**lost: Any) -> Any:
     return change
 
 
-@bug(Away, "_arrive")
+@bug(TransferLog, "_arrive")
 def moves_without_attempts(original: Any) -> Any:
     """An item that is moved begins anew."""
     return moved_with(attempts=0)(original)
 
 
-@bug(Away, "_arrive")
+@bug(TransferLog, "_arrive")
 def moves_without_due_times(original: Any) -> Any:
     """A scheduled item that is moved is ready."""
     return moved_with(due_at=0)(original)
 
 
-@bug(Away, "_arrive")
+@bug(TransferLog, "_arrive")
 def moves_without_expiry(original: Any) -> Any:
     """An item that is moved never expires."""
     return moved_with(expires_at=0)(original)

@@ -6,15 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.requests import RELEASE, Clear, Fate
+from sluiceway.model.requests import RELEASE, Clear, Disposition
 
 
 @dataclass(slots=True)
 class Asks:
     """Of items by (partition, offset), of leases by (partition, number)."""
 
-    fates: dict[tuple[int, int], set[Fate]] = field(default_factory=dict)
-    closing: dict[tuple[int, int], dict[int, set[Fate]]] = field(default_factory=dict)
+    dispositions: dict[tuple[int, int], set[Disposition]] = field(default_factory=dict)
+    closing: dict[tuple[int, int], dict[int, set[Disposition]]] = field(default_factory=dict)
     """What closing that lease may do to its offsets."""
     releasing: set[tuple[int, int]] = field(default_factory=set)
     lease_timeouts: dict[str, Millis | None] = field(default_factory=dict)
@@ -23,22 +23,22 @@ class Asks:
     """Where that item may be redriven to."""
     clearing: list[Clear] = field(default_factory=list)
 
-    def settle(self, partition: int, offsets: Iterable[int], fate: Fate) -> None:
+    def settle(self, partition: int, offsets: Iterable[int], disposition: Disposition) -> None:
         for offset in offsets:
-            self.fates.setdefault((partition, offset), set()).add(fate)
+            self.dispositions.setdefault((partition, offset), set()).add(disposition)
 
-    def close(self, lease: tuple[int, int], outcomes: Mapping[int, set[Fate]]) -> None:
+    def close(self, lease: tuple[int, int], outcomes: Mapping[int, set[Disposition]]) -> None:
         known = self.closing.setdefault(lease, {})
-        for offset, fates in outcomes.items():
-            known.setdefault(offset, set()).update(fates)
+        for offset, dispositions in outcomes.items():
+            known.setdefault(offset, set()).update(dispositions)
 
     def redrive(self, partition: int, offsets: Iterable[int], target: str) -> None:
         for offset in offsets:
             self.targets.setdefault((partition, offset), set()).add(target)
 
-    def of(self, partition: int, lease: int, offset: int) -> set[Fate]:
+    def of(self, partition: int, lease: int, offset: int) -> set[Disposition]:
         """All that was asked to be done with a leased item."""
-        asked = self.fates.get((partition, offset), set()) | self.closing.get((partition, lease), {}).get(offset, set())
+        asked = self.dispositions.get((partition, offset), set()) | self.closing.get((partition, lease), {}).get(offset, set())
         return asked | {RELEASE} if (partition, lease) in self.releasing else asked
 
     def clears(self, *, scheduled: bool) -> bool:

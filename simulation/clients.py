@@ -22,9 +22,9 @@ from sluiceway.model.requests import (
     RELEASE,
     Clear,
     Cleared,
+    Disposition,
     Extend,
     Extended,
-    Fate,
     IgnoredReason,
     Lease,
     Produce,
@@ -172,10 +172,12 @@ class Clients:
             random = self.random
             some = sorted(random.sample(sorted(held.items), random.randint(1, len(held.items))))
             calls: list[Callable[[], None]] = [
-                partial(self.settle_ids, held, some, self.some_fate(), then),
+                partial(self.settle_ids, held, some, self.some_disposition(), then),
                 partial(self.settle_ids, held, sorted(held.items), DONE, then),
                 partial(self.close, held, then),
-                partial(self.stage, held, some, self.some_fate(), partial(self.close, held, then) if random.random() < 0.7 else then),
+                partial(
+                    self.stage, held, some, self.some_disposition(), partial(self.close, held, then) if random.random() < 0.7 else then
+                ),
                 partial(self.extend, held, then),
                 partial(self.release, held, then),
                 partial(self.interfere, held, then),
@@ -183,22 +185,22 @@ class Clients:
             ]
             random.choices(calls, [4, 3, 3, 3, 2, 1, 1, 1])[0]()
 
-    def some_fate(self) -> Fate:
+    def some_disposition(self) -> Disposition:
         verdict: Verdict = self.random.choices(("done", "retry", "dead", "release"), [5, 3, 2, 1])[0]
         if verdict == "retry":
             when = self.random.choice(["back-off", "after", "at", "now"])
             if when == "at":
-                return Fate("retry", retry_at=self.queue.now() + 700)
-            return Fate("retry") if when == "back-off" else Fate("retry", retry_after=700 if when == "after" else 0)
-        return Fate(verdict, reason="bad" if verdict == "dead" else "")
+                return Disposition("retry", retry_at=self.queue.now() + 700)
+            return Disposition("retry") if when == "back-off" else Disposition("retry", retry_after=700 if when == "after" else 0)
+        return Disposition(verdict, reason="bad" if verdict == "dead" else "")
 
     def whose(self, held: Held) -> str | None:
         """What a call says of itself: that it is the lease's client, or nothing."""
         return held.client_id if self.random.random() < 0.3 else None
 
-    def settle_ids(self, held: Held, offsets: list[int], fate: Fate, then: Callable[[], None]) -> None:
+    def settle_ids(self, held: Held, offsets: list[int], disposition: Disposition, then: Callable[[], None]) -> None:
         held.loose = True
-        self.ledger.asks.settle(held.partition, offsets, fate)
+        self.ledger.asks.settle(held.partition, offsets, disposition)
         client_id = self.whose(held)
 
         def answered(answer: Answer) -> None:
@@ -206,17 +208,17 @@ class Clients:
                 ignored = {int(name.rpartition(".")[2]) for name, _ in answer.ignored}
                 check(len(ignored) == len(answer.ignored) and ignored <= {*offsets}, "other ids are ignored than were sent")
                 self.ledger.check_ignored(held.partition, client_id, answer.ignored)
-                self.ledger.settled(held, {offset: {fate.verdict} for offset in offsets}, answer, ignored)
+                self.ledger.settled(held, {offset: {disposition.verdict} for offset in offsets}, answer, ignored)
                 for offset in ignored:
                     held.items.pop(offset, None)
                 self.later(then)
             else:
                 self.refused(answer)
                 held.uncertain = True
-                again = partial(self.settle_ids, held, offsets, fate, then)
+                again = partial(self.settle_ids, held, offsets, disposition, then)
                 self.later(again if self.random.random() < 0.5 else then)
 
-        self.settle(Selection(fate, offsets=np.array(offsets, dtype=np.int64)), held, answered, client_id)
+        self.settle(Selection(disposition, offsets=np.array(offsets, dtype=np.int64)), held, answered, client_id)
 
     def settle(
         self, selection: Selection, held: Held, answered: Callable[[Answer], None], client_id: str | None, stage: bool = False
@@ -230,7 +232,7 @@ class Clients:
         if held.uncertain:
             outcomes = {offset: {DONE} | held.maybe_staged.get(offset, set()) for offset in held.items}
         self.ledger.asks.close(held.name, outcomes)
-        verdicts = {offset: {fate.verdict for fate in fates} for offset, fates in outcomes.items()}
+        verdicts = {offset: {disposition.verdict for disposition in dispositions} for offset, dispositions in outcomes.items()}
         self.end(held, Selection(DONE, lease=held.number), verdicts, then)
 
     def release(self, held: Held, then: Callable[[], None]) -> None:
@@ -255,19 +257,19 @@ class Clients:
 
         self.settle(selection, held, answered, client_id)
 
-    def stage(self, held: Held, offsets: list[int], fate: Fate, then: Callable[[], None]) -> None:
+    def stage(self, held: Held, offsets: list[int], disposition: Disposition, then: Callable[[], None]) -> None:
         for offset in offsets:
-            held.maybe_staged.setdefault(offset, set()).add(fate)
+            held.maybe_staged.setdefault(offset, set()).add(disposition)
 
         def answered(answer: Answer) -> None:
             if isinstance(answer, Settled) and not answer.ignored:
                 check(answer.total == len(offsets), "staging counts other items than were sent")
-                held.staged.update(dict.fromkeys(offsets, fate))
+                held.staged.update(dict.fromkeys(offsets, disposition))
             else:
                 held.uncertain = True
             self.later(then)
 
-        self.settle(Selection(fate, offsets=np.array(offsets, dtype=np.int64)), held, answered, self.whose(held), stage=True)
+        self.settle(Selection(disposition, offsets=np.array(offsets, dtype=np.int64)), held, answered, self.whose(held), stage=True)
 
     def extend(self, held: Held, then: Callable[[], None]) -> None:
         timeout = self.random.choice([200, 4_000])
@@ -302,8 +304,8 @@ class Clients:
                     self.ledger.check_lease_ignored(held, "stranger", reason)
             self.later(then)
 
-        fate = self.random.choice([DONE, RELEASE])
-        self.settle(Selection(fate, lease=held.number), held, answered, "stranger")
+        disposition = self.random.choice([DONE, RELEASE])
+        self.settle(Selection(disposition, lease=held.number), held, answered, "stranger")
 
     # ---- others -----------------------------------------------------------------------------------------------
 
@@ -350,10 +352,10 @@ class Clients:
         """Dead items go back to where they came from, or to any other queue, or to one that is not there any more."""
         partition = self.random.randrange(self.partitions)
         target = self.random.choice(targets)
-        lane = None if self.queue.owner is None else self.queue.owner.lanes[partition]
-        if lane is None or not lane.takes_work:
+        executor = None if self.queue.owner is None else self.queue.owner.executors[partition]
+        if executor is None or not executor.takes_work:
             return
-        offsets = [offset for piece in ready_slices(lane.partition, 100) for offset in piece.offsets.tolist()]
+        offsets = [offset for piece in ready_slices(executor.partition, 100) for offset in piece.offsets.tolist()]
         if not offsets:
             return
         # The queue of that name which there was before is no target.

@@ -46,7 +46,7 @@ from simulation.world import EventLog
 from sluiceway.cluster.ownership import Clustered, item_of
 from sluiceway.core.group.group_records import Strategy, Token
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.instance.service import Membership, Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -542,8 +542,8 @@ class ClusterWorld:
 def _scattered(random: Random) -> Bug:
     """Produces with a key go anywhere, so that intents are as frequent as what befalls them."""
 
-    def target(self: Any, home: Lane, _: object) -> Lane:
-        able: list[Lane] = [lane for lane in self.lanes.values() if lane.takes_items]
+    def target(self: Any, home: PartitionExecutor, _: object) -> PartitionExecutor:
+        able: list[PartitionExecutor] = [executor for executor in self.executors.values() if executor.takes_items]
         return random.choice(able or [home])
 
     return Bug("scattered", "", LogicalQueue, "_target", lambda _: target)

@@ -16,7 +16,7 @@ from simulation.promises import BrokenPromiseError, check
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.requests import DONE, RELEASE, Extend, Fate, Lease, Produce, ProduceKey, QueuePatch, Selection, Settle, Settled
+from sluiceway.model.requests import DONE, RELEASE, Disposition, Extend, Lease, Produce, ProduceKey, QueuePatch, Selection, Settle, Settled
 
 if TYPE_CHECKING:
     from simulation.cluster import ClusterWorld, Instance
@@ -151,7 +151,7 @@ class Clients:
                 await self.extend(holds)
             elif deed < 0.6:
                 some = [Hold(each.partition, each.number, each.client_id, dict(list(each.items.items())[:1])) for each in holds]
-                await self.settle(some, self._some_fate(), 2)
+                await self.settle(some, self._some_disposition(), 2)
                 for hold, part in zip(holds, some, strict=True):
                     for offset in part.items:
                         hold.items.pop(offset, None)
@@ -159,29 +159,29 @@ class Clients:
                 return
         await self.settle(holds, DONE, 5)
 
-    def _some_fate(self) -> Fate:
-        fates = [DONE, Fate("retry"), Fate("retry", retry_after=700), RELEASE]
-        return self.random.choice([*fates, Fate("dead", reason="bad")])
+    def _some_disposition(self) -> Disposition:
+        dispositions = [DONE, Disposition("retry"), Disposition("retry", retry_after=700), RELEASE]
+        return self.random.choice([*dispositions, Disposition("dead", reason="bad")])
 
-    async def settle(self, holds: Sequence[Hold], fate: Fate, tries: int, instance: Instance | None = None) -> bool:
+    async def settle(self, holds: Sequence[Hold], disposition: Disposition, tries: int, instance: Instance | None = None) -> bool:
         """Whether all of it was settled, or had been. Repeated until it is, any instance will do."""
         sent: dict[int, list[int]] = {}
         for hold in holds:
             sent.setdefault(hold.partition, []).extend(hold.items)
         sent = {partition: sorted(offsets) for partition, offsets in sent.items() if offsets}
         for partition, offsets in sent.items():
-            self.ledger.asks.settle(partition, offsets, fate)
+            self.ledger.asks.settle(partition, offsets, disposition)
         for _ in range(tries if sent else 0):
-            answer = await self._settle_once(sent, fate, instance)
+            answer = await self._settle_once(sent, disposition, instance)
             if answer is not None:
-                self.ledger.settled(fate.verdict, sent, answer)
+                self.ledger.settled(disposition.verdict, sent, answer)
                 self.world.spanned += len(sent) > 1
                 return True
             await asyncio.sleep(self.random.random() * 0.5)
         return False
 
-    async def _settle_once(self, sent: dict[int, list[int]], fate: Fate, instance: Instance | None) -> Settled | None:
-        selections = {number: [Selection(fate, np.array(offsets, dtype=np.int64))] for number, offsets in sent.items()}
+    async def _settle_once(self, sent: dict[int, list[int]], disposition: Disposition, instance: Instance | None) -> Settled | None:
+        selections = {number: [Selection(disposition, np.array(offsets, dtype=np.int64))] for number, offsets in sent.items()}
         request = Settle(selections, self.random.choice([300, 2_000]))
         try:
             return await self.ask(lambda service: service.settle(self.ledger.queue, request), request.request_timeout, instance)

@@ -29,7 +29,7 @@ CALM: Millis = 26_000
 """Time without faults at the end, in which everything must come to rest."""
 QUIET: Millis = 10_000
 """The last part of it, in which nothing but heartbeats may happen."""
-MOST_MEMBERS = 12
+MAX_MEMBERS = 12
 GRACE: Millis = 2_000
 """How long a handler may take in all to lose what a member has lost."""
 
@@ -184,7 +184,7 @@ class MemberWorld:
         return self.random.sample(alive, min(len(alive), self.random.randrange(1, most + 1)))
 
     def _join(self) -> None:
-        if len(self.actors) >= MOST_MEMBERS:
+        if len(self.actors) >= MAX_MEMBERS:
             return
         rate = self.random.choice([0.9, 1.1, self.random.uniform(0.9, 1.1)])
         process = self.loop.add(Process(f"m{next(self.names)}", rate, self.random.randrange(10_000, 10_000_000)))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from simulation.causes import Asks
-from simulation.item_history import Trail, Turn
+from simulation.item_history import ItemHistory, Turn
 from simulation.known_items import Batch, Item
 from simulation.promises import check
 from simulation.scene import LEASED, Scene
@@ -41,7 +41,7 @@ class Hold:
 class _Follower:
     """A trail, and what was in each lease."""
 
-    def __init__(self, trail: Trail, ledger: QueueLedger) -> None:
+    def __init__(self, trail: ItemHistory, ledger: QueueLedger) -> None:
         self._trail = trail
         self._ledger = ledger
 
@@ -67,7 +67,7 @@ class QueueLedger:
         """The leases that a client was told of."""
         self.contents: dict[tuple[int, int], Content] = {}
         self.stores: dict[int, Store] = {}
-        self.trails: dict[int, Trail] = {}
+        self.trails: dict[int, ItemHistory] = {}
         self.tally: Counter[str] = Counter()
         self.in_order: dict[str, tuple[str, int]] | None = None
         """Of a queue with one partition: which items were produced one call after the other, by whom, and the how-manieth each is."""
@@ -79,7 +79,7 @@ class QueueLedger:
         check(self.incarnation in ("", incarnation), "a queue has two incarnations")
         check(partition not in self.trails, f"partition {partition} of {self.queue} is there again after its data was removed")
         self.incarnation = incarnation
-        trail = Trail(incarnation, partition, self.items, self.asks, self.heard, queue=self.queue, grace=True)
+        trail = ItemHistory(incarnation, partition, self.items, self.asks, self.heard, queue=self.queue, grace=True)
         store = self.stores[partition] = Store()
         store.trail = _Follower(trail, self)
         self.trails[partition] = trail
@@ -182,9 +182,9 @@ class QueueLedger:
             told = {offset: content[offset].payload for offset in got if offset in content}
             check(told == got, f"lease {name} was answered with {got}, and has {told}")
             check(request.lease_key is not None or (info.items == len(got) == len(content)), f"lease {name} was answered in part")
-            fates = [self.trails[info.partition].fates.get(offset) for offset in got]
-            if not any((info.partition, offset) in self.asks.fates for offset in got):
-                check({"released"} not in fates, f"lease {name} was given back, and yet its client was told of it")
+            dispositions = [self.trails[info.partition].dispositions.get(offset) for offset in got]
+            if not any((info.partition, offset) in self.asks.dispositions for offset in got):
+                check({"released"} not in dispositions, f"lease {name} was given back, and yet its client was told of it")
             check(name not in self.heard or request.lease_key is not None, f"lease {name} was given to two calls")
             self.heard.add(name)
             holds.append(Hold(info.partition, info.number, request.client_id, {offset: content[offset] for offset in got}))
@@ -194,18 +194,23 @@ class QueueLedger:
     # ---- settle -----------------------------------------------------------------------------------------------
 
     def settled(self, verdict: Verdict, sent: Mapping[int, Iterable[int]], answer: Settled) -> None:
-        """The call has succeeded: every item that is not ignored has met its fate, and every reason is true."""
+        """The call has succeeded: every item that is not ignored has met its disposition, and every reason is true."""
         ignored = dict(_places(answer.ignored))
         wanted = {(partition, offset) for partition, offsets in sent.items() for offset in offsets}
         check(ignored.keys() <= wanted and len(ignored) == len(answer.ignored), "other ids are ignored than were sent")
         for partition, offset in sorted(wanted):
-            fates = self.trails[partition].fates.get(offset)
-            check(fates is not None, f"{partition}.{offset} is still leased, and its consumer was told that it is settled or ignored")
-            assert fates is not None
+            dispositions = self.trails[partition].dispositions.get(offset)
+            check(
+                dispositions is not None, f"{partition}.{offset} is still leased, and its consumer was told that it is settled or ignored"
+            )
+            assert dispositions is not None
             reason = ignored.get((partition, offset))
             # A retry may have been the item's last.
             allowed = {OUTCOME[verdict], "dead"} if reason is None else {reason}
-            check(bool(allowed & fates) or reason == "settled", f"{partition}.{offset} is said to be {reason or verdict}, and is {fates}")
+            check(
+                bool(allowed & dispositions) or reason == "settled",
+                f"{partition}.{offset} is said to be {reason or verdict}, and is {dispositions}",
+            )
         check(answer.total == len(wanted) - len(ignored), f"{answer.total} are settled and {len(ignored)} ignored, of {len(wanted)}")
         self.tally[verdict] += answer.total
         self.tally["ignored"] += len(ignored)

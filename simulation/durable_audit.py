@@ -34,10 +34,10 @@ def audit(queues: Sequence[SimQueue]) -> None:
 
 def _audit_memory(queue: SimQueue) -> None:
     """What an owner that has nothing in flight counts is what is there."""
-    for lane in queue.owner.lanes.values() if queue.owner is not None else ():
-        store = queue.stores[lane.number]
-        if lane.state is LaneState.READY and lane.partition.txn == store.txn:
-            check(stats_of(lane.partition, 0) == stats_of(store.look(), 0), "an owner counts other items than are there")
+    for executor in queue.owner.executors.values() if queue.owner is not None else ():
+        store = queue.stores[executor.number]
+        if executor.state is LaneState.READY and executor.partition.txn == store.txn:
+            check(stats_of(executor.partition, 0) == stats_of(store.look(), 0), "an owner counts other items than are there")
 
 
 def _audit_item(item: Item, lives_in: str | None) -> None:

@@ -33,7 +33,7 @@ QUIET: Millis = 10_000
 LINGERING: Millis = 3_000
 """For how long what was begun before may go on in the calm time."""
 HEARTBEAT: Millis = 15_000
-MOST_ACTORS = 15
+MAX_ACTORS = 15
 
 Moment = Literal["look", "commit", "landed"]
 MOMENTS: tuple[Moment, ...] = ("look", "commit", "landed")
@@ -504,7 +504,7 @@ class GroupWorld:
         if self.random.random() < self.weather.hang * (3 if KEYS.round in writes.puts else 1):
             # The store takes its time, and the member waits. Somebody may come meanwhile.
             land += self._span()
-            if self.weather.joins and len(self.actors) < MOST_ACTORS and self.random.random() < 0.3:
+            if self.weather.joins and len(self.actors) < MAX_ACTORS and self.random.random() < 0.3:
                 self.at(self.now + self.random.randrange(land), self._join)
             answer = land + self._delay()
         elif self.random.random() < self.weather.unknown or max(actor.cut_until, actor.mute_until) > self.now:

@@ -16,7 +16,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.kernel.limits import MAX_CLOCK_STEP
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Fate, IgnoredReason
+from sluiceway.model.requests import Disposition, IgnoredReason
 
 FOR_EVER: Millis = 10**15
 _TIMED = ("produced", "leased", "completed", "retried", "expired", "released", "cleared")
@@ -30,7 +30,7 @@ class Turn(NamedTuple):
     record: QueueRecord
 
 
-class Trail:
+class ItemHistory:
     """Follows one partition. `items` are those that were ever sent to its queue, `heard` the leases that a client knows of.
 
     `queue`: the queue's name, if it is not called as its incarnation is. `grace`: after a change of owner a lease may outlive its deadline.
@@ -56,7 +56,7 @@ class Trail:
         self.asks = asks
         self.heard = heard
         self.ways: dict[int, Way] = {}
-        self.fates: dict[int, set[IgnoredReason]] = {}
+        self.dispositions: dict[int, set[IgnoredReason]] = {}
         """What an id that has had its life may be told, by offset."""
         self.clients: dict[int, str] = {}
         """Who took each lease."""
@@ -183,8 +183,8 @@ class Trail:
         asked = self.asks.of(self.partition, was.lease, was.offset)
         if self._ran_out(was.lease) and not (self.grace and (not counted or place.kind == DUE)):
             check(counted == 1, f"{item.payload}: its lease ran out and does not count")
-            self._check_wait(item, place, [Fate("retry")], "its lease ran out, and it is served")
-            fate: IgnoredReason = "expired"
+            self._check_wait(item, place, [Disposition("retry")], "its lease ran out, and it is served")
+            disposition: IgnoredReason = "expired"
             if not (self.grace and asked):
                 self._limits[item.payload] = max(1, self.old.leases[was.lease].open // 2)
         else:
@@ -196,25 +196,25 @@ class Trail:
                 check(given_back, f"{item.payload} is offered again without a cause")
                 self._steps["given back"] += 1
             check(not counted or not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
-            fate = "retried" if counted else "released"
+            disposition = "retried" if counted else "released"
             if counted:
                 self._limits.pop(item.payload, None)
-        if fate == "expired":
+        if disposition == "expired":
             check(not self._is_spent(place.attempts), f"{item.payload} is offered beyond max_attempts")
-        self._steps[fate] += 1
-        self.fates[was.offset] = {fate}
-        if fate == "expired" and self.grace and any(each.verdict == "retry" for each in asked):
-            self.fates[was.offset].add("retried")
+        self._steps[disposition] += 1
+        self.dispositions[was.offset] = {disposition}
+        if disposition == "expired" and self.grace and any(each.verdict == "retry" for each in asked):
+            self.dispositions[was.offset].add("retried")
             self._unsure = True
 
     def _is_spent(self, attempts: int) -> bool:
         return bool(self.record.max_attempts) and attempts >= self.record.max_attempts
 
-    def _check_retry(self, item: Item, place: Place, retries: list[Fate]) -> None:
+    def _check_retry(self, item: Item, place: Place, retries: list[Disposition]) -> None:
         check(bool(retries), f"{item.payload} is offered again without a cause")
         self._check_wait(item, place, retries, "it is retried")
 
-    def _check_wait(self, item: Item, place: Place, retries: list[Fate], what: str) -> None:
+    def _check_wait(self, item: Item, place: Place, retries: list[Disposition], what: str) -> None:
         # What would be due after it expires is looked at when it expires.
         dues = {min(self._due_at(each, place.attempts), place.expires_at or FOR_EVER) for each in retries}
         if place.kind == DUE:
@@ -222,11 +222,11 @@ class Trail:
         else:
             check(min(dues) <= self.turn.now, f"{item.payload}: {what} too early")
 
-    def _due_at(self, fate: Fate, attempts: int) -> Millis:
-        if fate.retry_at is not None:
-            return fate.retry_at
-        if fate.retry_after is not None:
-            return self.turn.now + fate.retry_after
+    def _due_at(self, disposition: Disposition, attempts: int) -> Millis:
+        if disposition.retry_at is not None:
+            return disposition.retry_at
+        if disposition.retry_after is not None:
+            return self.turn.now + disposition.retry_after
         return self.turn.now + (0 if self.record.retry_backoff is None else self.record.retry_backoff.after(attempts))
 
     def _is_leased(self, item: Item, place: Place) -> None:
@@ -281,7 +281,7 @@ class Trail:
             due = there.due_at == was.due_at or (not there.due_at and was.due_at <= self.turn.now)
             check(due and there.attempts == was.attempts, f"{item.payload} has changed as it went")
         # Its id was never leased, and nothing is remembered of such.
-        self.fates[there.offset] = {"settled", "not_leased"}
+        self.dispositions[there.offset] = {"settled", "not_leased"}
         if item.payload in self._limits:
             way.limits[item.payload] = self._limits.pop(item.payload)
         way.places[item.payload] = there
@@ -312,7 +312,7 @@ class Trail:
                 check(number is None and cleared, f"{item.payload} is lost")
                 self._steps["cleared"] += 1
             # Ids that were never leased are not remembered one by one.
-            self.fates[offset] = {"settled", "not_leased"}
+            self.dispositions[offset] = {"settled", "not_leased"}
         self._limits.pop(item.payload, None)
         item.home, item.way, item.ended = None, way, way is None
 
@@ -329,24 +329,24 @@ class Trail:
             check(to_dead, f"{item.payload} goes elsewhere than to the dead queue")
             check(dies, f"{item.payload} dies without a cause")
             self._check_reason(item, transfer.transfer or "", spent, stale)
-            self.fates[was.offset] = {"expired"} if ran_out and not asked else {"expired", "dead"} if ran_out else {"dead"}
+            self.dispositions[was.offset] = {"expired"} if ran_out and not asked else {"expired", "dead"} if ran_out else {"dead"}
             return
-        fates: set[IgnoredReason] = {"completed", "settled"} if "done" in asked else set()
+        dispositions: set[IgnoredReason] = {"completed", "settled"} if "done" in asked else set()
         if dies and self.record.dead_queue is None:
-            fates.add("dead")
+            dispositions.add("dead")
         elif self.asks.clears(scheduled=False) or (counted and self.asks.clears(scheduled=True)):
             # Offered again, or put off by the back-off, and cleared in the same turn. What is released is never put off.
             again: set[IgnoredReason] = {"expired"} if ran_out else set()
             again |= {"retried"} if "retry" in asked else set()
             if self.asks.clears(scheduled=False) and ("release" in asked or (not ran_out and self._may_be_given_back(was.lease))):
                 again.add("released")
-            check(bool(fates | again), f"{item.payload} is lost")
+            check(bool(dispositions | again), f"{item.payload} is lost")
             self._steps[min(again) if again else ""] += 1
-            self._unsure |= len(again) + bool(fates) > 1
-            fates |= again
+            self._unsure |= len(again) + bool(dispositions) > 1
+            dispositions |= again
         else:
-            check(bool(fates), f"{item.payload} is lost")
-        self.fates[was.offset] = {"expired"} if ran_out and not asked else fates | {"expired"} if ran_out else fates
+            check(bool(dispositions), f"{item.payload} is lost")
+        self.dispositions[was.offset] = {"expired"} if ran_out and not asked else dispositions | {"expired"} if ran_out else dispositions
 
     def _may_be_given_back(self, lease: int) -> bool:
         return (self.partition, lease) not in self.heard and self.old.leases[lease].lease_key is None

@@ -10,7 +10,7 @@ import pyarrow as pa
 from simulation.scene import Place
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.items import batch_from_rows
-from sluiceway.model.requests import Fate, Produced, ProduceKey
+from sluiceway.model.requests import Disposition, Produced, ProduceKey
 
 
 @dataclass(slots=True, eq=False)
@@ -80,8 +80,8 @@ class Held:
     items: dict[int, Item]
     """Those that it has not settled, by offset."""
     offsets: tuple[int, ...] = ()
-    staged: dict[int, Fate] = field(default_factory=dict)
-    maybe_staged: dict[int, set[Fate]] = field(default_factory=dict)
+    staged: dict[int, Disposition] = field(default_factory=dict)
+    maybe_staged: dict[int, set[Disposition]] = field(default_factory=dict)
     loose: bool = False
     uncertain: bool = False
 

@@ -34,7 +34,7 @@ else:
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
-MOST_STEPS = 2_000_000
+MAX_STEPS = 2_000_000
 """Callbacks that a history may run: more is a loop without end."""
 LAST_STEPS = 10_000
 """Of those, what may happen while everything is cancelled at the end."""
@@ -122,7 +122,7 @@ class Loop(_Base):
     What a task raises and nobody hears of, and what a callback raises, ends the run. There are no threads, no files and no sockets.
     """
 
-    def __init__(self, random: Random, *, shuffle: bool = True, most_steps: int = MOST_STEPS) -> None:
+    def __init__(self, random: Random, *, shuffle: bool = True, most_steps: int = MAX_STEPS) -> None:
         # From the beginning, so that a history is the same whatever was lived before it in this process.
         globals()["_serials"] = count()
         self.random = random

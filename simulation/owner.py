@@ -18,7 +18,7 @@ from sluiceway.core.partition.key_slots import home_of
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import LONGEST_SAMPLE, Lane, LaneState
+from sluiceway.core.queue.partition_executor import LONGEST_SAMPLE, LaneState, PartitionExecutor
 from sluiceway.core.queue.tickets import (
     Commit,
     Compact,
@@ -87,16 +87,16 @@ class WatchedQueue(LogicalQueue):
         self.tolerance = 0
         self._scatter = scatter
 
-    def _target(self, home: Lane, request: Produce) -> Lane:
+    def _target(self, home: PartitionExecutor, request: Produce) -> PartitionExecutor:
         target = super()._target(home, request)
-        quick = [lane.has_or_will for lane in self.lanes.values() if lane.takes_items and not lane.degraded]
+        quick = [executor.has_or_will for executor in self.executors.values() if executor.takes_items and not executor.degraded]
         if target is home and quick and not home.degraded:
             more = max(self.tolerance, request.batch.num_rows // 2, min(quick) // 8)
             check(home.has_or_will <= min(quick) + more, "a produce with a key goes to its home, and another partition has far less")
         check(target is home or target.takes_items, "a produce with a key is to go to a partition that takes none")
         if self._scatter is None or home.degraded:
             return target
-        return self._scatter.choice([lane for lane in self.lanes.values() if lane.takes_items] or [home])
+        return self._scatter.choice([executor for executor in self.executors.values() if executor.takes_items] or [home])
 
 
 class Owner:
@@ -110,7 +110,7 @@ class Owner:
             WatchedQueue(queue.incarnation, side, queue.record.lease_timeout, world.random if world.seed % 4 else None)
             for side in queue.sides
         ]
-        self.machine_of = {number: machine for machine in self.machines for number in machine.lanes}
+        self.machine_of = {number: machine for machine in self.machines for number in machine.executors}
         self.configure()
         self.waiting: dict[Ticket, Waiting] = {}
         self.answered: set[Ticket] = set()
@@ -139,8 +139,8 @@ class Owner:
             world.after(self._compacting.randint(0, COMPACTION_PAUSE), self._compact)
 
     @property
-    def lanes(self) -> dict[int, Lane]:
-        return {number: machine.lanes[number] for number, machine in self.machine_of.items()}
+    def executors(self) -> dict[int, PartitionExecutor]:
+        return {number: machine.executors[number] for number, machine in self.machine_of.items()}
 
     def now(self) -> Millis:
         # Not within a moment: its events and its turn are one.
@@ -262,35 +262,42 @@ class Owner:
         """Nobody waits for what is there."""
         if "lease" in self.record.paused:
             return
-        if any(lane.state is LaneState.READY and lane.partition.ready_count for lane in machine.lanes.values()):
+        if any(executor.state is LaneState.READY and executor.partition.ready_count for executor in machine.executors.values()):
             waits = any(not ticket.keyed for ticket in machine.waiters.values())
             check(not waits, "items are ready, and a consumer waits")
             # A closed partition that was open cannot hold leases of a key that nobody has used before.
-            known = all(lane.takes_work or lane.knows_keys or lane.state is LaneState.STOPPED for lane in machine.lanes.values())
+            known = all(
+                executor.takes_work or executor.knows_keys or executor.state is LaneState.STOPPED for executor in machine.executors.values()
+            )
             new = known and any(self.queue.lease_keys[name] == 1 for ticket in machine.waiters.values() if (name := ticket.key_name))
             check(not new, "items are ready, and a consumer with a new lease key waits")
 
     def _check_hung(self, machine: LogicalQueue) -> None:
         """No produce that could be done elsewhere waits behind a commit that hangs, while half of the partitions are quick."""
-        open_lanes = [lane for lane in machine.lanes.values() if lane.takes_work]
-        if len(open_lanes) < 2:
+        open_executors = [executor for executor in machine.executors.values() if executor.takes_work]
+        if len(open_executors) < 2:
             return
-        taking = {lane.number: self.now() - lane.committing_since if lane.state is LaneState.COMMITTING else 0 for lane in open_lanes}
-        typical = sorted(max(taking[lane.number], self._longest[lane.number]) for lane in open_lanes)[(len(open_lanes) - 1) // 2]
-        for lane in open_lanes:
-            if taking[lane.number] > max(200, 5 * typical):
-                stuck = any(isinstance(work, Produce) and work.key is None and not ticket.done for ticket, work in lane.waiting)
+        taking = {
+            executor.number: self.now() - executor.committing_since if executor.state is LaneState.COMMITTING else 0
+            for executor in open_executors
+        }
+        typical = sorted(max(taking[executor.number], self._longest[executor.number]) for executor in open_executors)[
+            (len(open_executors) - 1) // 2
+        ]
+        for executor in open_executors:
+            if taking[executor.number] > max(200, 5 * typical):
+                stuck = any(isinstance(work, Produce) and work.key is None and not ticket.done for ticket, work in executor.waiting)
                 check(not stuck, "a produce waits behind a commit that hangs, though it could be done elsewhere")
 
     def _check_given_back(self) -> None:
         """A client that went away before it was told holds nothing."""
         if not self._gone and not self._returned:
             return
-        for lane in self.lanes.values():
-            if lane.state is LaneState.READY:
-                for lease in lane.partition.leases.values():
-                    kept = lease.client_id in self._gone or (lane.number, lease.number) in self._returned
-                    check(not kept or lease.number in lane.given_back, "a client that went away before it was told holds a lease")
+        for executor in self.executors.values():
+            if executor.state is LaneState.READY:
+                for lease in executor.partition.leases.values():
+                    kept = lease.client_id in self._gone or (executor.number, lease.number) in self._returned
+                    check(not kept or lease.number in executor.given_back, "a client that went away before it was told holds a lease")
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Reply):
@@ -394,9 +401,9 @@ class Owner:
         world.note(self.queue.incarnation, "commit", effect.partition, flight.fence, "txn", effect.changes.txn, kind)
         if kind and self._compacts:
             # What is settled in this turn is open again if it does not land.
-            lane = self.lanes[effect.partition]
-            lane.compactions()
-            self._begin_to_compact(lane)
+            executor = self.executors[effect.partition]
+            executor.compactions()
+            self._begin_to_compact(executor)
 
     def _committed(self, effect: Commit, flight: Flight, outcome: Outcome) -> None:
         if outcome is Outcome.DONE:
@@ -405,9 +412,9 @@ class Owner:
             self._openings[effect.partition] = (0, 0)
         self.world.note(self.queue.incarnation, "commit", effect.partition, flight.fence, "txn", effect.changes.txn, "is", outcome.value)
         machine = self.machine_of[effect.partition]
-        lane = machine.lanes[effect.partition]
-        if effect.opening == lane.opening:
-            took = min(LONGEST_SAMPLE, self.now() - lane.committing_since)
+        executor = machine.executors[effect.partition]
+        if effect.opening == executor.opening:
+            took = min(LONGEST_SAMPLE, self.now() - executor.committing_since)
             self._longest[effect.partition] = max(took, self._longest[effect.partition])
         # Nothing may depend on the store's word for it.
         machine.committed(effect.partition, effect.opening, outcome, self.now(), at_once=bool(effect.changes.txn & 8))
@@ -419,17 +426,17 @@ class Owner:
         """Look for sparse blobs of whatever size, and compact each after a while, as long as clients come."""
         if self not in self.world.actors or self.stopping or self.world.now > START + COMPACTS_FOR:
             return
-        for lane in self.lanes.values():
-            if lane.takes_work:
-                blobs = lane.partition.blobs
-                for blob, rows in open_rows(lane.partition, blobs).items():
+        for executor in self.executors.values():
+            if executor.takes_work:
+                blobs = executor.partition.blobs
+                for blob, rows in open_rows(executor.partition, blobs).items():
                     check(len(rows) == blobs[blob].open, "the open rows of a blob are not those that are counted")
-                self._begin_to_compact(lane)
+                self._begin_to_compact(executor)
         self.world.after(self._compacting.randint(50, COMPACTION_PAUSE), self._compact)
 
-    def _begin_to_compact(self, lane: Lane) -> None:
-        for wanted in lane.compactions():
-            self.world.after(self._compacting.randint(0, 500), partial(self._rewrite, lane.number, lane.opening, wanted))
+    def _begin_to_compact(self, executor: PartitionExecutor) -> None:
+        for wanted in executor.compactions():
+            self.world.after(self._compacting.randint(0, 500), partial(self._rewrite, executor.number, executor.opening, wanted))
 
     def _rewrite(self, number: int, opening: int, wanted: Compaction) -> None:
         store = self.queue.stores[number]
@@ -449,7 +456,7 @@ class Owner:
 
     def make_a_mistake(self, partition: int, step: str) -> None:
         """The next time that the partition takes that step, it fails, unless the world has healed."""
-        machine = self.lanes[partition].partition
+        machine = self.executors[partition].partition
 
         def fail(*arguments: object) -> object:
             delattr(machine, step)
@@ -461,7 +468,7 @@ class Owner:
 
     def stop_partition(self, partition: int, problem: str) -> None:
         self.world.note(self.queue.incarnation, "partition", partition, "is stopped:", problem)
-        self.machine_of[partition].stop_lane(partition, problem, self.now())
+        self.machine_of[partition].stop_executor(partition, problem, self.now())
         self.dirty = True
 
     # ---- replies ----------------------------------------------------------------------------------------------
@@ -493,7 +500,7 @@ class Owner:
         for grant in grants:
             partition, number = grant.info[:2]
             machine = self.machine_of[partition]
-            if machine.lanes[partition].takes_work:
+            if machine.executors[partition].takes_work:
                 self._returned.add((partition, number))
             machine.give_back(partition, number)
         self.dirty = True

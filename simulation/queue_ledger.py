@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 import pyarrow as pa
 
 from simulation.causes import Asks
-from simulation.item_history import Trail
+from simulation.item_history import ItemHistory
 from simulation.known_items import Batch, Held, Item, Way
 from simulation.promises import check
 from simulation.scene import LEASED
@@ -35,7 +35,7 @@ class Ledger:
         self.told: dict[str, set[tuple[int, ...]]] = {}
         """Of those leases that were answered in time, by client (each asks once): all that may ever be taken for it."""
         self.asks = Asks()
-        self.trails = [Trail(incarnation, number, self.items, self.asks, self.leases) for number in range(partitions)]
+        self.trails = [ItemHistory(incarnation, number, self.items, self.asks, self.leases) for number in range(partitions)]
         for store, trail in zip(self.stores, self.trails, strict=True):
             store.trail = trail
         self.tally: Counter[str] = Counter()
@@ -185,17 +185,20 @@ class Ledger:
         for offset, allowed in verdicts.items():
             if offset in ignored:
                 continue
-            fates = trail.fates.get(offset)
-            check(fates is not None, "a settle was answered before it was durable")
-            assert fates is not None
+            dispositions = trail.dispositions.get(offset)
+            check(dispositions is not None, "a settle was answered before it was durable")
+            assert dispositions is not None
             # A retry or a release may have been the item's last; and an earlier call, of which nobody heard, may have done it.
             outcomes = {OUTCOME[verdict] for verdict in allowed} | {"dead"}
-            check(held.uncertain or bool(fates & outcomes), "a settle did something else than was asked")
-            check("expired" not in fates, "an item was settled after its lease ran out")
-            seen.update(("completed" if "completed" in fates else min(fates),))
+            check(held.uncertain or bool(dispositions & outcomes), "a settle did something else than was asked")
+            check("expired" not in dispositions, "an item was settled after its lease ran out")
+            seen.update(("completed" if "completed" in dispositions else min(dispositions),))
             held.items.pop(offset, None)
         told = {"completed": answer.completed, "retried": answer.retried, "dead": answer.dead, "released": answer.released}
-        check(held.uncertain or told == {fate: seen[fate] for fate in told}, f"a settle counts {told}, and {dict(seen)} happened")
+        check(
+            held.uncertain or told == {disposition: seen[disposition] for disposition in told},
+            f"a settle counts {told}, and {dict(seen)} happened",
+        )
         self.tally.update({verdict: told[OUTCOME[verdict]] for verdict in OUTCOME})
 
     def check_ignored(self, partition: int, client_id: str | None, answer: Iterable[tuple[str, IgnoredReason]]) -> None:
@@ -219,7 +222,7 @@ class Ledger:
             elif offset in live:
                 allowed = {"not_leased"}
             else:
-                allowed = trail.fates.get(offset, {"settled", "not_leased"})
+                allowed = trail.dispositions.get(offset, {"settled", "not_leased"})
             check(reason in allowed | then, f"{name} is said to be {reason}, and is {' or '.join(sorted(allowed)) or 'leased'}")
 
     def check_lease_ignored(self, held: Held, client_id: str | None, reason: IgnoredReason) -> None:
@@ -230,8 +233,8 @@ class Ledger:
         trail = self.trails[held.partition]
         if reason == "not_yours" and held.number in trail.old.leases and client_id not in (None, held.client_id):
             return  # the same turn has ended it
-        fates = trail.fates
-        known = [fates.get(offset, set()) for offset in held.offsets]
+        dispositions = trail.dispositions
+        known = [dispositions.get(offset, set()) for offset in held.offsets]
         allowed: set[IgnoredReason] = {"completed", "settled"}
         for end in ("released", "expired"):
             # For sure, or perhaps: where several causes could have had the same effect.

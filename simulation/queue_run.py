@@ -212,22 +212,31 @@ class History:
     def _recover(self) -> None:
         """A partition that was slow is used again, after a few produces."""
         for _ in range(20):
-            slow = [(queue, lane) for queue in self.queues if queue.owner for lane in queue.owner.lanes.values() if lane.degraded]
+            slow = [
+                (queue, executor)
+                for queue in self.queues
+                if queue.owner
+                for executor in queue.owner.executors.values()
+                if executor.degraded
+            ]
             if not slow:
                 return
-            for queue, lane in slow:
+            for queue, executor in slow:
                 items, rows = new_rows(queue.incarnation, [next(self.numbers)], [None])
                 queue.ledger.add(None, items, rows).unknown = True
-                queue.submit(Produce(rows, 1_000), lambda _: None, lane.number)
+                queue.submit(Produce(rows, 1_000), lambda _: None, executor.number)
             self.world.run(self.world.now + 1_500)
         check(False, "a partition that was slow is avoided for ever")
 
     def _check_open(self, with_stopped: bool) -> None:
         for queue in self.queues:
             assert queue.owner is not None
-            for lane in queue.owner.lanes.values():
-                stopped = with_stopped and queue.hurt and lane.state is LaneState.STOPPED
-                check(lane.state is LaneState.READY or stopped, f"{queue.incarnation}.{lane.number} did not recover: {lane.state.value}")
+            for executor in queue.owner.executors.values():
+                stopped = with_stopped and queue.hurt and executor.state is LaneState.STOPPED
+                check(
+                    executor.state is LaneState.READY or stopped,
+                    f"{queue.incarnation}.{executor.number} did not recover: {executor.state.value}",
+                )
 
     def _probe(self) -> None:
         """A damaged partition takes nothing along: the queue's others serve."""
@@ -251,7 +260,7 @@ class History:
 
         owner = clients.queue.owner
         assert owner is not None
-        sound = next(lane.number for lane in owner.lanes.values() if lane.state is LaneState.READY)
+        sound = next(executor.number for executor in owner.executors.values() if executor.state is LaneState.READY)
         items, rows = new_rows(clients.queue.incarnation, [next(self.numbers)], [None])
         clients.ledger.add(None, items, rows).unknown = True
         clients.queue.submit(Produce(rows, 5_000), answered, sound)
@@ -289,7 +298,7 @@ class History:
 
 def _ready(queue: SimQueue) -> int:
     assert queue.owner is not None
-    return sum(lane.state is LaneState.READY for lane in queue.owner.lanes.values())
+    return sum(executor.state is LaneState.READY for executor in queue.owner.executors.values())
 
 
 def run_history(seed: int, log: EventLog | None = None) -> History:

@@ -31,7 +31,7 @@ CALM: Millis = 12_000
 """Time without faults, at most, in which everything must come to rest; and once more, in which everything must finish."""
 QUIET: Millis = 500
 """So long nothing may be appended at rest."""
-MOST_ACTORS = 12
+MAX_ACTORS = 12
 
 
 @dataclass
@@ -202,7 +202,7 @@ class TasksWorld:
         return [self.random.choice(alive)] if alive else []
 
     def _join(self) -> None:
-        if len(self.actors) < MOST_ACTORS:
+        if len(self.actors) < MAX_ACTORS:
             self._start()
 
     def _start(self) -> None:

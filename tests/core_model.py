@@ -18,8 +18,8 @@ from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.leased_items import Slice, take_rows
 from sluiceway.model.queue import Backoff
-from sluiceway.model.requests import DONE, Fate, IgnoredReason, Offsets, ProduceKey, Settled
-from sluiceway.model.small_batch import Few, Rows, in_columns
+from sluiceway.model.requests import DONE, Disposition, IgnoredReason, Offsets, ProduceKey, Settled
+from sluiceway.model.small_batch import Rows, SmallBatch, in_columns
 from sluiceway.model.sparse import SparseBatch, compacted, decode_stored, encode_sparse
 
 START: Millis = 1_000_000_000_000
@@ -47,7 +47,7 @@ def either_form(rows: Sequence[Row]) -> Rows:
     if len(rows) % 2 == 0 or any(row.enqueue_at is not None for row in rows):
         return batch_of(rows)
     kinds = [row.kind for row in rows]
-    return Few([row.payload for row in rows], {"kind": kinds} if any(kinds) else {}, sum(len(row.payload) + 4 for row in rows))
+    return SmallBatch([row.payload for row in rows], {"kind": kinds} if any(kinds) else {}, sum(len(row.payload) + 4 for row in rows))
 
 
 def array_of(offsets: Iterable[int]) -> Offsets:
@@ -163,10 +163,10 @@ class Rig:
         return lease
 
     def settle(
-        self, offsets: Iterable[int], fate: Fate = DONE, now: Millis = START, *, stage: bool = False
+        self, offsets: Iterable[int], disposition: Disposition = DONE, now: Millis = START, *, stage: bool = False
     ) -> tuple[Settled, list[tuple[int, IgnoredReason]]]:
         result = Settled()
-        return result, self.machine.settle_offsets(array_of(offsets), fate, now, stage, result)
+        return result, self.machine.settle_offsets(array_of(offsets), disposition, now, stage, result)
 
     def close(self, lease: LeaseState, now: Millis = START) -> Settled:
         result = Settled()
@@ -204,7 +204,7 @@ def picture(machine: Partition) -> dict[str, Any]:
         "served next": [_plain(piece) for piece in ready_slices(machine, EVERYTHING)],
         "leases": {n: (lease.count, lease.client_id, lease.deadline, lease.lease_key) for n, lease in leases.items()},
         "transfers": {n: (lease.transfer, lease.target, lease.dues) for n, lease in leases.items()},
-        "told": {n: sorted(lease.fates.items()) for n, lease in leases.items()},
+        "told": {n: sorted(lease.dispositions.items()) for n, lease in leases.items()},
         "closed": {n: machine.closed.record(n) for n in range(machine.header.lease_number + 1)},
         "open": {number: [_plain(piece) for piece in open_slices(lease)] for number, lease in leases.items()},
         "staged": {number: list(lease.staged.items()) for number, lease in leases.items()},

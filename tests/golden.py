@@ -25,7 +25,7 @@ from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
 from sluiceway.instance.service import Service
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Fate, Lease, Leased, Produce, ProduceKey, Selection, Settle
+from sluiceway.model.requests import Disposition, Lease, Leased, Produce, ProduceKey, Selection, Settle
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, PartitionStore
 
@@ -61,13 +61,13 @@ async def take(service: Service, count: int, until: int, key: str | None = None,
     return await service.lease(queue, Lease("consumer", count, 0, until - system.now(), 1, key))
 
 
-async def settle_some(service: Service, leased: Leased, fates: dict[str, Fate], stage: bool = False) -> None:
-    """State the fates of those payloads of a lease."""
+async def settle_some(service: Service, leased: Leased, dispositions: dict[str, Disposition], stage: bool = False) -> None:
+    """State the dispositions of those payloads of a lease."""
     (batch,) = map(in_columns, leased.batches)
     at = {payload: batch.column("offset")[row].as_py() for row, payload in enumerate(payloads([batch]))}
-    selections = [Selection(fate, offsets=np.array([at[payload]], np.int64)) for payload, fate in fates.items()]
+    selections = [Selection(disposition, offsets=np.array([at[payload]], np.int64)) for payload, disposition in dispositions.items()]
     settled = await service.settle("q", Settle({0: selections}, 10_000, stage))
-    assert settled.total == len(fates)
+    assert settled.total == len(dispositions)
 
 
 async def _finish_some(service: Service) -> None:
@@ -76,16 +76,26 @@ async def _finish_some(service: Service) -> None:
     row = {"kind": "order", "encoding": "text", "reference": "r1", "headers": [("trace", "t1")]}
     batch = batch_from_rows([{**row, "payload": f"b{n}".encode()} for n in range(4)])
     await service.produce("q", Produce(batch, 10_000))
-    fates = {"b0": Fate("dead", reason="bad"), "b1": Fate("retry"), "b2": Fate("done"), "b3": Fate("retry")}
-    await settle_some(service, await take(service, 4, FAR), fates)
+    dispositions = {
+        "b0": Disposition("dead", reason="bad"),
+        "b1": Disposition("retry"),
+        "b2": Disposition("done"),
+        "b3": Disposition("retry"),
+    }
+    await settle_some(service, await take(service, 4, FAR), dispositions)
     await eventually(lambda: service.stats("dead").partitions[0].ready == 1 and not service.stats("q").partitions[0].transferring)
 
 
 async def _lease_some(service: Service) -> None:
     assert payloads((await take(service, 2, FAR, "key-1")).batches) == ["b1", "b3"]
     await produce(service, "q", *(f"c{n}" for n in range(20)))
-    await settle_some(service, await take(service, 10, FAR), {f"c{n}": Fate("done") for n in (0, 2, 4)})
-    staged = {"c10": Fate("dead", reason="broken"), "c11": Fate("retry", retry_at=FAR), "c12": Fate("retry"), "c13": Fate("done")}
+    await settle_some(service, await take(service, 10, FAR), {f"c{n}": Disposition("done") for n in (0, 2, 4)})
+    staged = {
+        "c10": Disposition("dead", reason="broken"),
+        "c11": Disposition("retry", retry_at=FAR),
+        "c12": Disposition("retry"),
+        "c13": Disposition("done"),
+    }
     await settle_some(service, await take(service, 5, FAR), staged, stage=True)
     assert payloads((await take(service, 2, system.now() + HOUR // 2)).batches) == ["c15", "c16"]
 
@@ -94,7 +104,7 @@ async def _schedule_some(service: Service) -> None:
     waits = [FAR, FAR, system.now() + HOUR // 2]
     batch = batch_from_rows([{"payload": f"d{n}".encode(), "enqueue_at": at} for n, at in enumerate(waits)])
     await service.produce("q", Produce(batch, 10_000))
-    await settle_some(service, await take(service, 1, FAR), {"c17": Fate("retry", retry_at=FAR)})
+    await settle_some(service, await take(service, 1, FAR), {"c17": Disposition("retry", retry_at=FAR)})
 
 
 async def _let_some_die_and_stop(service: Service, store: PartitionStore, incarnation: str) -> None:
@@ -105,7 +115,7 @@ async def _let_some_die_and_stop(service: Service, store: PartitionStore, incarn
         return Outcome.REFUSED if ref.incarnation == incarnation else await apply(ref, changes, fence)
 
     with mock.patch.object(store, "apply", refuse):
-        await settle_some(service, await take(service, 1, FAR), {"c18": Fate("dead", reason="poison")})
+        await settle_some(service, await take(service, 1, FAR), {"c18": Disposition("dead", reason="poison")})
         await eventually(lambda: service.stats("dead").partitions[0].failures > 0)
         await service.stop()
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from sluiceway.client import CallError, Ignored, Lease, Leased, LeasedItem, Retry
-from sluiceway.client.lease_manager import Ask, Effect, Extend, HangUp, Keeper, Lost, Outcome, Settle
+from sluiceway.client.lease_manager import Ask, Effect, Extend, HangUp, LeaseManager, Lost, Outcome, Settle
 
 LEASE_TIMEOUT = 900
 AT = datetime(2026, 1, 31, tzinfo=UTC)
@@ -32,7 +32,7 @@ def outcomes(settle: Settle) -> dict[str, Outcome]:
 
 @dataclass
 class World:
-    keeper: Keeper
+    keeper: LeaseManager
     now: int = 1_000
     leases: dict[str, Held] = field(default_factory=dict)
     outcome: dict[str, Outcome] = field(default_factory=dict)

@@ -14,7 +14,7 @@ from sluiceway.instance.service import Service
 from sluiceway.model.backends import BackendSettings
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import DONE, Fate, Lease, Leased, Produce, Produced, ProduceKey, QueueSpec, Selection, Settle, Settled
+from sluiceway.model.requests import DONE, Disposition, Lease, Leased, Produce, Produced, ProduceKey, QueueSpec, Selection, Settle, Settled
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef, PartitionStore, Snapshot, StoreUnavailableError
 
@@ -148,12 +148,12 @@ async def lease(service: Service, queue: str, count: int = 100, timeout: int = 0
     return await service.lease(queue, Lease("c", count, timeout, lease_timeout, most))
 
 
-async def settle(service: Service, queue: str, leased: Leased, fate: Fate = DONE) -> Settled:
-    """The same fate for every item that was leased."""
+async def settle(service: Service, queue: str, leased: Leased, disposition: Disposition = DONE) -> Settled:
+    """The same disposition for every item that was leased."""
     selections: dict[int, list[Selection]] = {}
     for batch in map(in_columns, leased.batches):
         partition = batch.column("partition")[0].as_py()
-        selections.setdefault(partition, []).append(Selection(fate, offsets=batch.column("offset").to_numpy()))
+        selections.setdefault(partition, []).append(Selection(disposition, offsets=batch.column("offset").to_numpy()))
     return await service.settle(queue, Settle(selections, 10_000))
 
 

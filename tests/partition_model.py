@@ -16,7 +16,7 @@ from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.records import MOVED, Header
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW, MAX_CLOCK_STEP
-from sluiceway.model.requests import DONE, MOVE_GROUP, RELEASE, TRANSFER_GROUP, Fate, IgnoredReason, Life, ProduceKey, Settled
+from sluiceway.model.requests import DONE, MOVE_GROUP, RELEASE, TRANSFER_GROUP, Disposition, IgnoredReason, MovedItem, ProduceKey, Settled
 
 LIVE: tuple[Place, ...] = ("ready", "leased", "due", "dying")
 
@@ -34,7 +34,7 @@ class Item:
     due_at: Millis | None = None
     reason: str = ""
     target: str | None = None
-    staged: Fate | None = None
+    staged: Disposition | None = None
     expires_at: Millis = 0
     together: int = 0
     """The largest lease that may hold it; 0: any."""
@@ -48,17 +48,17 @@ class ModelLease:
     client_id: str
     deadline: Millis
     lease_key: str | None
-    fates: dict[int, IgnoredReason] = field(default_factory=dict)
+    dispositions: dict[int, IgnoredReason] = field(default_factory=dict)
 
     @property
     def is_told_apart(self) -> bool:
         """Whether not all of it was completed. Only then is it stored when it is over."""
-        return any(fate != "completed" for fate in self.fates.values())
+        return any(disposition != "completed" for disposition in self.dispositions.values())
 
     def how(self) -> IgnoredReason:
         """What is said of the lease once it is over."""
-        fates = set(self.fates.values())
-        return "expired" if "expired" in fates else "released" if "released" in fates else "completed"
+        dispositions = set(self.dispositions.values())
+        return "expired" if "expired" in dispositions else "released" if "released" in dispositions else "completed"
 
 
 class Group(NamedTuple):
@@ -136,7 +136,7 @@ class Model:
             kept = known.keys if known and known.sequence == key.sequence else {}
             self.groups[key.group] = Group(key.sequence, {**kept, key.key: (rows, first)}, now)
 
-    def arrive(self, rows: list[Row], lives: list[Life], now: Millis, key: ProduceKey) -> tuple[int, int, bool]:
+    def arrive(self, rows: list[Row], lives: list[MovedItem], now: Millis, key: ProduceKey) -> tuple[int, int, bool]:
         """The rows come from another partition, each with a life of its own."""
         self.forget_keys(now)
         at, first = self.moment(now), self.header.next
@@ -193,7 +193,7 @@ class Model:
         return taken
 
     def settle(
-        self, offsets: Iterable[int], fate: Fate, now: Millis, stage: bool, client_id: str | None
+        self, offsets: Iterable[int], disposition: Disposition, now: Millis, stage: bool, client_id: str | None
     ) -> tuple[Settled, dict[int, set[IgnoredReason]]]:
         """What must be counted, and which offsets must be ignored, and with what reasons."""
         by_offset = {item.offset: item for item in self.leased()}
@@ -210,10 +210,10 @@ class Model:
                 found.append(item)
         if stage:
             for item in found:
-                item.staged = None if fate.verdict == "done" else fate
-            setattr(result, {"done": "completed", "retry": "retried", "dead": "dead"}[fate.verdict], len(found))
+                item.staged = None if disposition.verdict == "done" else disposition
+            setattr(result, {"done": "completed", "retry": "retried", "dead": "dead"}[disposition.verdict], len(found))
         else:
-            self._befall(found, fate, now, result)
+            self._befall(found, disposition, now, result)
         return result, ignored
 
     def close(self, number: int, now: Millis) -> Settled:
@@ -236,7 +236,7 @@ class Model:
             passed = all(offset < (item.offset or 0) for item in self.at("ready"))
             return {"not_leased", "settled"} if passed else {"not_leased"}
         lease = self.leases.get(number) or self.closed.get(number)
-        return {lease.fates[offset] if lease else "settled"}
+        return {lease.dispositions[offset] if lease else "settled"}
 
     def why_lease(self, number: int) -> IgnoredReason:
         """What is said of a lease that is not live."""
@@ -244,27 +244,27 @@ class Model:
             return self.closed[number].how()
         return "settled" if 0 < number <= self.header.lease_number else "unknown"
 
-    def _befall(self, items: list[Item], fate: Fate, now: Millis, result: Settled) -> None:
+    def _befall(self, items: list[Item], disposition: Disposition, now: Millis, result: Settled) -> None:
         for item in items:
             self.moment(now)
-            counts = fate.verdict != "release"
-            if fate.verdict == "done":
+            counts = disposition.verdict != "release"
+            if disposition.verdict == "done":
                 self.header.completed += 1
                 result.completed += 1
                 self._leave(item, "completed")
                 item.place = "completed"
                 continue
-            reason = (fate.reason or "rejected") if fate.verdict == "dead" else self._dies_of(item, now, counts)
+            reason = (disposition.reason or "rejected") if disposition.verdict == "dead" else self._dies_of(item, now, counts)
             if reason:
                 result.dead += 1
                 self._leave(item, "dead")
-                self._die(item, reason + (f": {fate.reason}" if fate.reason and fate.verdict == "retry" else ""))
+                self._die(item, reason + (f": {disposition.reason}" if disposition.reason and disposition.verdict == "retry" else ""))
             elif counts:
                 self.header.retried += 1
                 result.retried += 1
                 self._leave(item, "retried")
                 item.attempts += 1
-                self._put_back(item, self._due_at(item, fate, now), now)
+                self._put_back(item, self._due_at(item, disposition, now), now)
                 item.together = 0
             else:
                 self.header.released += 1
@@ -272,11 +272,11 @@ class Model:
                 self._leave(item, "released")
                 self._put_back(item, now, now)
 
-    def _leave(self, item: Item, fate: IgnoredReason) -> None:
+    def _leave(self, item: Item, disposition: IgnoredReason) -> None:
         number, offset = item.number, item.offset
         assert number is not None
         assert offset is not None
-        self.leases[number].fates[offset] = fate
+        self.leases[number].dispositions[offset] = disposition
         item.number, item.staged, item.place = None, None, "ready"
         if not self.leased(number):
             self.closed[number] = self.leases.pop(number)
@@ -289,10 +289,10 @@ class Model:
             return f"max_attempts {most} reached"
         return "expired while it was leased" if 0 < item.expires_at <= now else ""
 
-    def _due_at(self, item: Item, fate: Fate | None, now: Millis) -> Millis:
-        if fate is not None and fate.retry_at is not None:
-            return fate.retry_at
-        backoff, after = self.rules.backoff, None if fate is None else fate.retry_after
+    def _due_at(self, item: Item, disposition: Disposition | None, now: Millis) -> Millis:
+        if disposition is not None and disposition.retry_at is not None:
+            return disposition.retry_at
+        backoff, after = self.rules.backoff, None if disposition is None else disposition.retry_after
         if after is None and backoff is not None:
             return now + min(backoff.most, backoff.first << item.attempts - 1)
         return now + (after or 0)

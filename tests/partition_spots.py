@@ -10,7 +10,7 @@ from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.queries import open_slices, ready_slices
 from sluiceway.core.partition.records import EXPIRED_READY, REDRIVEN, to_array
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.requests import Fate
+from sluiceway.model.requests import Disposition
 
 Place = Literal["ready", "leased", "due", "dying", "completed", "dead", "cleared", "redriven", "moved"]
 
@@ -24,7 +24,7 @@ class Spot(NamedTuple):
     offset: int | None
     number: int | None
     due_at: Millis | None
-    staged: Fate | None = None
+    staged: Disposition | None = None
     expires_at: Millis = 0
     reason: str = ""
     target: str | None = None
@@ -44,12 +44,12 @@ def spots_of(machine: Partition) -> Iterator[Spot]:
         due_at = {part.first + n: at for part in lease.parts if (at := lease.due_at().get(part.base)) for n in range(part.count)}
         for piece in open_slices(lease):
             for row, offset in zip(piece.rows.tolist(), piece.offsets.tolist(), strict=True):
-                staged = [fate for fate, bits in lease.staged.items() if position[offset] in bits]
-                assert len(staged) < 2, "two fates are staged for one item"
-                fate, reason = staged[0] if staged else None, lease.transfer or ""
+                staged = [disposition for disposition, bits in lease.staged.items() if position[offset] in bits]
+                assert len(staged) < 2, "two dispositions are staged for one item"
+                disposition, reason = staged[0] if staged else None, lease.transfer or ""
                 before = piece.attempts - (lease.transfer not in (REDRIVEN, EXPIRED_READY) and lease.moves_to is None)
                 later, at = due_at.get(offset), piece.enqueued_at
-                yield Spot(piece.blob + row, place, before, offset, number, later, fate, expiry[offset], reason, lease.target, at)
+                yield Spot(piece.blob + row, place, before, offset, number, later, disposition, expiry[offset], reason, lease.target, at)
     for due in machine.dues.values():
         for row in to_array(due.rows).tolist():
             yield Spot(

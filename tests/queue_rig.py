@@ -18,7 +18,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import (
     DONE,
-    Fate,
+    Disposition,
     Lease,
     LeaseInfo,
     Offsets,
@@ -59,13 +59,13 @@ def array(offsets: Iterable[int]) -> Offsets:
 
 def settle(
     offsets: Mapping[int, Iterable[int]],
-    fate: Fate = DONE,
+    disposition: Disposition = DONE,
     timeout: Millis = 5_000,
     *,
     stage: bool = False,
     client: str | None = None,
 ) -> Settle:
-    return Settle({n: [Selection(fate, offsets=array(those))] for n, those in offsets.items()}, timeout, stage, client_id=client)
+    return Settle({n: [Selection(disposition, offsets=array(those))] for n, those in offsets.items()}, timeout, stage, client_id=client)
 
 
 class Rig:
@@ -168,7 +168,7 @@ class Rig:
     def fill(self, partition: int, count: int) -> None:
         """Put ready items into that very partition, durably."""
         ticket = Ticket(produce(count), self.now + 1_000)
-        self.queue.lanes[partition].put(ticket, produce(count))
+        self.queue.executors[partition].put(ticket, produce(count))
         self.turn()
         self.end_all()
         assert self.produced(ticket).partition == partition

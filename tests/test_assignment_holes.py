@@ -12,7 +12,7 @@ from simulation.bugs_group import RARE
 from simulation.group import ModelStore
 from simulation.planting import Bug, planted
 from sluiceway.core.group.group_records import (
-    MOST_TOLD,
+    MAX_TOLD,
     Decision,
     Keys,
     Look,
@@ -283,5 +283,5 @@ def test_the_largest_commit_is_as_large_as_it_may_get() -> None:
     keys = [KEYS.mark(10**9, name) for name in [*old, *new]] + [KEYS.member(name) for name in old]
     size = len(msgspec.json.encode(after)) + sum(map(len, keys)) + sum(len(name) + 3 for name in new)
     noted = len(msgspec.json.encode(tuple(told(plan, after))))
-    assert MOST_TOLD - 400 < noted <= MOST_TOLD + 2
+    assert MAX_TOLD - 400 < noted <= MAX_TOLD + 2
     assert size + noted < largest_commit(KEYS, items, before) < 3 * size

@@ -27,7 +27,7 @@ from sluiceway.core.group.group_records import (
     read_group,
     rounds_of,
 )
-from sluiceway.core.group.item_placement import MOST_CLAIM_WRITES, begin, era_of, place, remove
+from sluiceway.core.group.item_placement import MAX_CLAIM_WRITES, begin, era_of, place, remove
 from sluiceway.core.group.plan import moves, sticky
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS
@@ -301,12 +301,12 @@ def test_placing_and_removing_leave_room_in_the_commit() -> None:
     many = [f"{n:016}" for n in range(1_000)]
     rig = settled("a", items=("x",), strategy="claims")
     placing = place(rig.view(), KEYS, many)
-    assert len(placing.puts) == MOST_CLAIM_WRITES + 1 < MAX_COMMIT_KEYS
+    assert len(placing.puts) == MAX_CLAIM_WRITES + 1 < MAX_COMMIT_KEYS
     commit(rig, placing)
     rig.go_on("a")
     assert owned(rig, "a").keys() == {"x", *many}
     removing = remove(rig.view(), KEYS, many)
-    assert len(removing.deletes) == MOST_CLAIM_WRITES
+    assert len(removing.deletes) == MAX_CLAIM_WRITES
 
 
 def test_both_records_of_a_full_group_fit_into_one_commit() -> None:

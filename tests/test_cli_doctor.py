@@ -13,7 +13,7 @@ from cli_shell import Shell
 from fake_service import FakeService, serving
 from server_process import closed_port
 from sluiceway.cli import doctor, doctor_checks
-from sluiceway.cli.doctor_checks import LEAST_FREE, OTHER_FILES, Check
+from sluiceway.cli.doctor_checks import MIN_FREE, OTHER_FILES, Check
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import ClusterInfo, InstanceInfo
 
@@ -57,9 +57,9 @@ def found(shell: Shell, *arguments: str) -> tuple[int, dict[str, Check]]:
         (doctor_checks.cluster({"a": "alive", "b": "leaving"}), "ok"),
         (doctor_checks.cluster({"a": "alive", "b": "silent"}), "warning"),
         (doctor_checks.cluster({"a": "joining", "b": "alive"}), "warning"),
-        (doctor_checks.disk("/data", LEAST_FREE, 100 * LEAST_FREE), "ok"),
-        (doctor_checks.disk("/data", LEAST_FREE - 1, 100 * LEAST_FREE), "failed"),
-        (doctor_checks.disk("/data", LEAST_FREE - 1, LEAST_FREE), "ok"),
+        (doctor_checks.disk("/data", MIN_FREE, 100 * MIN_FREE), "ok"),
+        (doctor_checks.disk("/data", MIN_FREE - 1, 100 * MIN_FREE), "failed"),
+        (doctor_checks.disk("/data", MIN_FREE - 1, MIN_FREE), "ok"),
         (doctor_checks.files(OTHER_FILES + 30, 10), "ok"),
         (doctor_checks.files(OTHER_FILES + 29, 10), "failed"),
         (doctor_checks.files(-1, 10**6), "ok"),

@@ -194,7 +194,7 @@ def test_release(service: FakeService, shell: Shell) -> None:
     assert shell.json("release", "q", ITEM) == [{"released": 1, "ignored": []}]
     whole, items, _ = (asked.selections for asked in service.asked)  # type: ignore[attr-defined]
     assert whole == {2: [Selection(RELEASE, lease=4)]}
-    assert (items[0][0].fate, items[0][0].offsets.tolist()) == (RELEASE, [7, 9])
+    assert (items[0][0].disposition, items[0][0].offsets.tolist()) == (RELEASE, [7, 9])
 
 
 def test_a_release_that_fails_half_way_says_how_far_it_came(service: FakeService, shell: Shell) -> None:

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from keeper_world import AWAY, LEASE_TIMEOUT, World
 from sluiceway.client import CallError, DeadItem, Ignored, Retry, RetryItem, SluicewayError, consumer_common
-from sluiceway.client.lease_manager import HANG_UP_TIME, QUIET_TIME, Ask, Extend, HangUp, Keeper, Lost, Settle
+from sluiceway.client.lease_manager import HANG_UP_TIME, QUIET_TIME, Ask, Extend, HangUp, LeaseManager, Lost, Settle
 from sluiceway.kernel.errors import KINDS
 
 
 def world(concurrency: int = 2, prefetch: int = 4, linger: int = 50) -> World:
-    return World(Keeper(concurrency, prefetch, LEASE_TIMEOUT, linger, patience=2_000))
+    return World(LeaseManager(concurrency, prefetch, LEASE_TIMEOUT, linger, patience=2_000))
 
 
 def filled(count: int = 6, **options: int) -> World:

@@ -13,9 +13,9 @@ from sluiceway.cluster import transfer_sender
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Clear, Fate, Produce, Redrive
+from sluiceway.model.requests import Clear, Disposition, Produce, Redrive
 
-DEAD = Fate("dead", reason="bad")
+DEAD = Disposition("dead", reason="bad")
 
 
 async def queues(at: Service) -> None:

@@ -19,8 +19,8 @@ from sluiceway.model.requests import (
     DONE,
     RELEASE,
     Clear,
+    Disposition,
     Extend,
-    Fate,
     Lease,
     LeaseInfo,
     Peek,
@@ -96,17 +96,20 @@ def test_produce_goes_elsewhere_when_no_partition_here_takes_it(tmp_path: Path) 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("fate", [DONE, RELEASE, Fate("retry"), Fate("dead", reason="bad")])
+@pytest.mark.parametrize("disposition", [DONE, RELEASE, Disposition("retry"), Disposition("dead", reason="bad")])
 @pytest.mark.parametrize("by_lease", [True, False])
-def test_settle_over_three_owners(tmp_path: Path, fate: Fate, by_lease: bool) -> None:
+def test_settle_over_three_owners(tmp_path: Path, disposition: Disposition, by_lease: bool) -> None:
     async def run() -> None:
         async with cluster(tmp_path, "a", "b", "c") as (made, _):
             services = await filled(made, "x")
             found = await leased(services[1])
             if by_lease:
-                selections = {number: [Selection(fate if fate is RELEASE else DONE, lease=each.number)] for number, each in found.items()}
+                selections = {
+                    number: [Selection(disposition if disposition is RELEASE else DONE, lease=each.number)]
+                    for number, each in found.items()
+                }
             else:
-                selections = {number: [Selection(fate, offsets=NEVER)] for number in NUMBERS}
+                selections = {number: [Selection(disposition, offsets=NEVER)] for number in NUMBERS}
             answer = await services[2].settle("q", Settle(selections, 10_000, foreign=("other.0.5",)))
             assert answer.total == 6
             ignored: dict[str, str] = dict(answer.ignored)
@@ -117,7 +120,7 @@ def test_settle_over_three_owners(tmp_path: Path, fate: Fate, by_lease: bool) ->
             # To repeat it does nothing, and says why.
             again = await services[0].settle("q", Settle(selections, 10_000))
             assert again.total == 0
-            back = fate.verdict in ("release", "retry") and not (by_lease and fate is not RELEASE)
+            back = disposition.verdict in ("release", "retry") and not (by_lease and disposition is not RELEASE)
             assert counts(await services[0].count("q")) == dict.fromkeys(NUMBERS, (1, 0) if back else (0, 0))
 
     asyncio.run(run())
@@ -141,7 +144,7 @@ def test_staged_outcomes_take_effect_when_their_leases_are_closed_at_another_ins
         async with cluster(tmp_path, "a", "b", "c") as (made, _):
             services = await filled(made, "x")
             found = await leased(services[0])
-            staged = {number: [Selection(Fate("retry") if number % 2 else DONE, offsets=SOME)] for number in NUMBERS}
+            staged = {number: [Selection(Disposition("retry") if number % 2 else DONE, offsets=SOME)] for number in NUMBERS}
             assert (await services[1].settle("q", Settle(staged, 10_000, stage=True))).total == 6
             assert counts(await services[2].count("q")) == dict.fromkeys(NUMBERS, (0, 1))
             closing = {number: [Selection(DONE, lease=each.number)] for number, each in found.items()}

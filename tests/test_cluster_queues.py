@@ -13,7 +13,7 @@ from sluiceway.cluster import meta_watch, queue_changes
 from sluiceway.cluster.queue_changes import CLOSING, DROPPING
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.peers import Ask, Close, Learn, PeerRequest
-from sluiceway.model.requests import DONE, Fate, Produce, QueuePatch, Redrive, Selection, Settle
+from sluiceway.model.requests import DONE, Disposition, Produce, QueuePatch, Redrive, Selection, Settle
 
 
 def closing(_: str, request: PeerRequest) -> bool:
@@ -162,7 +162,7 @@ def test_a_queue_that_items_of_another_instance_are_on_their_way_to_is_not_delet
             await put(a, "q", 0, "x")
             # The dead queue takes nothing for the moment.
             gate = made.stores[made.name(home)].on_apply = Gate(only=lambda ref: ref.incarnation == a.queue("dead").incarnation)
-            await settle(a, "q", await lease(a, "q", timeout=20_000), Fate("dead", reason="bad"))
+            await settle(a, "q", await lease(a, "q", timeout=20_000), Disposition("dead", reason="bad"))
             await gate.reached.wait()
             await b.update_queue("q", QueuePatch({"dead_queue": None}))
             other = b if source is a else a

@@ -24,7 +24,7 @@ from sluiceway.kernel.limits import MAX_CONSUMERS, MAX_CONSUMERS_SHOWN, MAX_QUER
 from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState
 from sluiceway.model.peers import ListConsumers
 from sluiceway.model.requests import Lease, QueueSpec
-from sluiceway.wire.json_consumers import MOST_QUEUES, page
+from sluiceway.wire.json_consumers import MAX_QUEUES, page
 
 NOW = 1_000_000
 
@@ -118,7 +118,7 @@ def test_the_largest_answer_is_of_some_megabytes() -> None:
     consumers = [Consumer(longest, 1, n, NOW, 1, NOW) for n in range(MAX_CONSUMERS_SHOWN)]
     consumers[0].queries = queries
     found = Consumers(consumers=consumers)
-    assert len(page([(f"q{n:0127}", found) for n in range(MOST_QUEUES)], None, ())) < 32_000_000
+    assert len(page([(f"q{n:0127}", found) for n in range(MAX_QUEUES)], None, ())) < 32_000_000
 
 
 # ---- over HTTP --------------------------------------------------------------------------------------------------------

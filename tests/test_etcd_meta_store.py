@@ -14,7 +14,7 @@ import pytest
 
 from etcd_server import EtcdServer, etcd_or_skip
 from sluiceway.adapters.meta import etcd
-from sluiceway.adapters.meta.etcd import MOST_AT_ONCE, MOST_OPS, TRACE_BYTES, EtcdMetaStore
+from sluiceway.adapters.meta.etcd import MAX_AT_ONCE, MAX_OPS, TRACE_BYTES, EtcdMetaStore
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.group import open_meta_store
 from sluiceway.kernel.errors import SluicewayError
@@ -216,7 +216,7 @@ async def test_traces_go_once_nobody_relies_on_them(
     server: EtcdServer, name: str, open_store: OpenStore[MetaStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(etcd, "HISTORY", 100)
-    monkeypatch.setattr(etcd, "MOST_FORGOTTEN", 3)
+    monkeypatch.setattr(etcd, "MAX_FORGOTTEN", 3)
     count = 0
 
     async def commit(times: int, **writes: object) -> Stamp:
@@ -285,8 +285,8 @@ async def test_the_longest_commits_go_through_as_one(server: EtcdServer, open_st
     longest = f"{next(numbers):0128}"
     store = EtcdMetaStore(server.url(longest))
     # Beside as many compares as etcd may do by itself.
-    checks: dict[str, Stamp | None] = dict.fromkeys(f"{number:600}" for number in range(MOST_OPS))
-    assert sum(map(len, checks)) <= etcd.MOST_COMPARED_BYTES
+    checks: dict[str, Stamp | None] = dict.fromkeys(f"{number:600}" for number in range(MAX_OPS))
+    assert sum(map(len, checks)) <= etcd.MAX_COMPARED_BYTES
     first = await store.commit(checks, puts=dict.fromkeys(keys, b""))
     view = await store.read(prefixes=[""])
     assert view == View(first, dict.fromkeys(keys, Entry(b"", first)))
@@ -329,7 +329,7 @@ async def test_as_many_checks_as_you_like(open_store: OpenStore[MetaStore]) -> N
 @driven
 async def test_many_checks_hold_at_the_moment_of_the_commit(open_store: OpenStore[MetaStore]) -> None:
     """Each adds to a total and puts a key of its own, and says that all that it has seen is as it was: none may be lost."""
-    fixed: dict[str, Stamp | None] = dict.fromkeys(f"none{number}" for number in range(MOST_OPS))
+    fixed: dict[str, Stamp | None] = dict.fromkeys(f"none{number}" for number in range(MAX_OPS))
 
     async def count(store: MetaStore) -> None:
         for _ in range(10):
@@ -370,7 +370,7 @@ class Between:
 
 @driven
 async def test_all_of_a_view_is_of_one_moment(open_store: OpenStore[MetaStore]) -> None:
-    keys = [f"k{number}" for number in range(2 * MOST_AT_ONCE + 1)]
+    keys = [f"k{number}" for number in range(2 * MAX_AT_ONCE + 1)]
     async with Opened(open_store) as store, Opened(open_store) as writer:
         assert isinstance(store, EtcdMetaStore)
         stamp = await writer.commit(puts=dict.fromkeys(keys, b""))

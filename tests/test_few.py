@@ -21,7 +21,7 @@ from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.peers import Ask
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, ProduceKey
-from sluiceway.model.small_batch import MOST, MOST_BYTES, Few, Served, as_few, in_columns, join
+from sluiceway.model.small_batch import MAX_BYTES, MOST, Served, SmallBatch, as_few, in_columns, join
 from sluiceway.wire import answers, peer
 from sluiceway.wire.arrow_codec import produce_request
 from sluiceway.wire.json_items import Item, ProduceFields, batch_of, decode_produce, few_of
@@ -35,7 +35,7 @@ SOME = [
 ]
 
 
-def few(items: Sequence[Item]) -> Few:
+def few(items: Sequence[Item]) -> SmallBatch:
     found = few_of(items)
     assert found is not None
     return found
@@ -86,7 +86,7 @@ def test_a_partition_stores_the_same_bytes_of_either(others: list[Item]) -> None
         assert taken is not None
         (number,) = taken[0].blobs
         stored.append((decode_blob(taken[0].blobs[number], 0b1111), taken[0].header, taken[0].puts[RecordKind.EXTENT, "0"]))
-        assert isinstance(taken[1][number], Few) is (form is few and not others)
+        assert isinstance(taken[1][number], SmallBatch) is (form is few and not others)
         # The key remembers what the rows say: in the other form it is the same call.
         other = few if form is columns else columns
         assert partition.produce(other(SOME[0]), START, ProduceKey("key")).repeated
@@ -138,19 +138,19 @@ def test_another_instance_is_sent_columns() -> None:
     [
         {"utf8": "x", "enqueue_at": format_time(START + 1_000)},
         {"utf8": "x", "kind": "k" * (MAX_TEXT_BYTES // 4 + 1)},
-        {"utf8": "x" * MOST_BYTES},
+        {"utf8": "x" * MAX_BYTES},
         {"utf8": "x", "headers": {"h": "v" * (MAX_HEADER_BYTES // 4)}},
     ],
 )
 def test_what_only_columns_can_tell_goes_by_columns(item: dict[str, object]) -> None:
     call = decode_produce(msgspec.json.encode({"queue_name": "q", "items": [item]}))
-    assert not isinstance(call.request(RECORD, START).batch, Few)
+    assert not isinstance(call.request(RECORD, START).batch, SmallBatch)
 
 
 def test_many_items_go_by_columns() -> None:
     for count, is_few in ((MOST, True), (MOST + 1, False)):
         call = decode_produce(msgspec.json.encode({"queue_name": "q", "items": [{"utf8": "x"}] * count}))
-        assert isinstance(call.request(RECORD, START).batch, Few) is is_few
+        assert isinstance(call.request(RECORD, START).batch, SmallBatch) is is_few
 
 
 @pytest.mark.parametrize("items", SOME[:3])
@@ -164,17 +164,17 @@ def test_few_rows_of_arrow_are_the_same_as_of_json(items: list[Item]) -> None:
     "rows",
     [
         pa.record_batch({"payload": pa.array([b"x"] * (MOST + 1))}),
-        pa.record_batch({"payload": pa.array([b"x" * MOST_BYTES])}),
+        pa.record_batch({"payload": pa.array([b"x" * MAX_BYTES])}),
         pa.record_batch({"payload": pa.array([b"x"]), "enqueue_at": pa.array([START + 1_000], TIME)}),
         pa.record_batch({"payload": pa.array([b"x"]), "headers": pa.array([[("a", "1"), ("a", "2")]], HEADERS)}),
     ],
 )
 def test_of_arrow_too_what_only_columns_can_tell_stays_in_columns(rows: pa.RecordBatch) -> None:
-    def request(batch: pa.RecordBatch) -> Few | pa.RecordBatch:
+    def request(batch: pa.RecordBatch) -> SmallBatch | pa.RecordBatch:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
         return produce_request(ProduceFields(queue_name="q"), sink.getvalue().to_pybytes(), RECORD, START).batch
 
-    assert not isinstance(request(rows), Few)
-    assert isinstance(request(pa.record_batch({"payload": pa.array([b"x"] * MOST)})), Few)
+    assert not isinstance(request(rows), SmallBatch)
+    assert isinstance(request(pa.record_batch({"payload": pa.array([b"x"] * MOST)})), SmallBatch)

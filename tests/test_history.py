@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluiceway.core.partition.partition import Partition
-from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.owned_queue import OwnedQueue
 from sluiceway.core.queue.queue_history import (
     KEPT_PAGES,
     LOOKS,
@@ -28,7 +28,7 @@ from sluiceway.kernel.ids import INCARNATION_LENGTH
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import PartitionRecord, QueueRecord
-from sluiceway.model.queue_minutes import COUNTS, LEVELS, MINUTE, MOST_MINUTES, NO_COUNTS, OLDEST, Minute, Tally
+from sluiceway.model.queue_minutes import COUNTS, LEVELS, MAX_MINUTES, MINUTE, NO_COUNTS, OLDEST, Minute, Tally
 from sluiceway.model.requests import Produce
 
 QUEUES = ("aaaaaaaa", "bbbbbbbb")
@@ -163,12 +163,12 @@ def test_of_a_deleted_queue_nothing_more_is_written() -> None:
 
 def test_what_the_store_never_takes_is_given_up_after_a_day() -> None:
     notes = Notes("w")
-    for minute in range(START, START + 3 * MOST_MINUTES):
+    for minute in range(START, START + 3 * MAX_MINUTES):
         notes.note(minute, "aaaaaaaa", tally(minute))
         notes.looked(minute)
     pages = {key.split("/")[1] for _, key, _ in notes.unwritten()}
     assert len(pages) == KEPT_PAGES
-    assert max(map(int, pages)) == (START + 3 * MOST_MINUTES - 1) // PER_PAGE
+    assert max(map(int, pages)) == (START + 3 * MAX_MINUTES - 1) // PER_PAGE
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class Moving:
 
     def __init__(self) -> None:
         self.produced, self.txn = HAD, 7
-        self.shares = [Share("q", 60_000), Share("q", 60_000)]
+        self.shares = [OwnedQueue("q", 60_000), OwnedQueue("q", 60_000)]
         for share in self.shares:
             share.configure(QueueRecord("q", "q", 0, 0, 60_000, 0, None, "", (PartitionRecord(0),)))
         self.at, self.now = 0, 1_000_000
@@ -209,7 +209,7 @@ class Moving:
         self.turn()
 
     @property
-    def share(self) -> Share:
+    def share(self) -> OwnedQueue:
         return self.shares[self.at]
 
     def turn(self) -> None:
@@ -234,7 +234,7 @@ class Moving:
         commit, self.flying = self.flying, None
         assert commit is not None
         if landed:
-            self.produced, self.txn = self.share.lanes[0].partition.header.produced, commit.changes.txn
+            self.produced, self.txn = self.share.executors[0].partition.header.produced, commit.changes.txn
         self.share.committed(0, commit.opening, outcome, self.now)
         # It is opened again after a while.
         self.now += 2_000

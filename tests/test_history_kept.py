@@ -30,7 +30,7 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import MAX_COMMIT_KEYS
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.queue_minutes import COUNTS, LEVELS, MINUTE, MOST_MINUTES, OLDEST, Minute, Tally
+from sluiceway.model.queue_minutes import COUNTS, LEVELS, MAX_MINUTES, MINUTE, OLDEST, Minute, Tally
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.testing.drive import driven
 
@@ -222,10 +222,10 @@ async def test_what_is_older_than_a_day_goes_whoever_wrote_it(tmp_path: Path) ->
         first = await keys(service)
         later = node_history.QueueHistory(service)
         # As long as somebody may ask for it.
-        now = (start + MOST_MINUTES + PER_PAGE) * MINUTE - 1
+        now = (start + MAX_MINUTES + PER_PAGE) * MINUTE - 1
         await later.sample(now)
-        assert (await later.read("q", MOST_MINUTES, now)).series["ready"][0] is None
-        assert (await later.read("q", MOST_MINUTES, (start + MOST_MINUTES) * MINUTE + SETTLED)).series["ready"][0] == 1
+        assert (await later.read("q", MAX_MINUTES, now)).series["ready"][0] is None
+        assert (await later.read("q", MAX_MINUTES, (start + MAX_MINUTES) * MINUTE + SETTLED)).series["ready"][0] == 1
         assert set(first) < set(await keys(service))
         await end_of(start + (KEPT_PAGES + 1) * PER_PAGE, later)
         assert not set(first) & set(await keys(service))
@@ -242,7 +242,7 @@ async def test_what_an_older_version_wrote_has_no_history_until_now(tmp_path: Pa
     try:
         history = node_history.QueueHistory(service)
         start = later_minute()
-        series = await read(history, start - MOST_MINUTES, MOST_MINUTES)
+        series = await read(history, start - MAX_MINUTES, MAX_MINUTES)
         assert all(each is None for column in series.values() for each in column)
         await end_of(start + 1, history)
         series = await read(history, start, 2)
@@ -358,7 +358,7 @@ def test_a_long_line_has_several_minutes_in_a_block() -> None:
     minutes = [*[1] * 60, *[2] * 60]
     assert spark(minutes, summed=True) == "▄" * 30 + "█" * 30
     assert spark([0, 7, *[0] * 118], summed=False) == "█" + "▁" * 59
-    for length in range(1, MOST_MINUTES):
+    for length in range(1, MAX_MINUTES):
         assert len(spark([1] * length, summed=False)) <= WIDTH
     # The newest block is whole, and as high as the others.
     assert spark([3] * 121, summed=True)[1:] == BLOCKS[-1] * 40

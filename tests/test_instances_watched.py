@@ -125,7 +125,7 @@ def outside(members: int) -> Instances:
 
 @pytest.mark.parametrize(
     ("members", "why"),
-    [(3, "it joins, or has left"), (group_records.MOST_MEMBERS, "it has 200 members, and takes no more")],
+    [(3, "it joins, or has left"), (group_records.MAX_MEMBERS, "it has 200 members, and takes no more")],
 )
 def test_an_instance_that_is_no_member_says_so(members: int, why: str) -> None:
     instances = outside(members)

@@ -75,7 +75,7 @@ def test_what_is_intended_for_a_partition_counts_there() -> None:
     rig.turn()
     rig.end_all()
     assert Counter(rig.produced(ticket).partition for ticket in tickets) == {1: 2, 2: 2}
-    assert [lane.coming for lane in rig.queue.lanes.values()] == [0, 0, 0]
+    assert [executor.coming for executor in rig.queue.executors.values()] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("again", ["at once", "after the home was opened anew", "after both were opened anew"])
@@ -181,7 +181,7 @@ def test_an_intent_whose_target_is_shut_goes_elsewhere_after_it_has_refused() ->
     rig.turn()
     rig.open(0)
     rig.open(1)
-    rig.queue.lanes[1].partition.header.shut = 1
+    rig.queue.executors[1].partition.header.shut = 1
     again = rig.ask(produce(key=HOME_OF_3[0]))
     rig.wait(0)
     assert list(rig.commits) == [1], "that it never takes them is durable first"
@@ -274,6 +274,6 @@ def test_the_target_remembers_longer_than_the_home() -> None:
     ticket = rig.ask(produce(key=key))
     rig.end_all()
     assert rig.produced(ticket).partition == 1
-    home, target = (rig.queue.lanes[number].partition.keys for number in (0, 1))
+    home, target = (rig.queue.executors[number].partition.keys for number in (0, 1))
     (record,), (placed,) = home.records.values(), target.records.values()
     assert placed.until > record.until

@@ -117,7 +117,7 @@ def test_who_asks_a_partition_that_is_damaged_is_told_so() -> None:
     anywhere = rig.ask(lease(1, 5_000, client="d", key="k"))
     rig.end_all()
     for number in (0, 1):
-        rig.queue.stop_lane(number, "no checksum", rig.now)
+        rig.queue.stop_executor(number, "no checksum", rig.now)
     rig.turn()
     assert rig.code(waiting) == "partition_damaged"
     for fields in ({}, {"key": "k"}, {"timeout": 5_000}):

@@ -13,7 +13,7 @@ import pytest
 
 from lineage_rig import Place, aside, names, two_sided
 from server_running import Running, eventually, running
-from sluiceway.client.lineage import MOST_OPEN, QueueLineage, from_options
+from sluiceway.client.lineage import MAX_OPEN, QueueLineage, from_options
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.change_stream import CHANGES, BrokenOffError, ChangeStream, UnknownPositionError
 from sluiceway.testing.change_stream_suite import BranchingStreamSuite, BranchingWorld, next_batch
@@ -308,11 +308,11 @@ async def test_a_partition_that_is_damaged_is_not_at_its_end(tmp_path: Path) -> 
 
 @driven
 async def test_reading_waits_for_what_was_read_to_be_kept(one: Place) -> None:
-    made = await aside(one.produce, MOST_OPEN + 5)
+    made = await aside(one.produce, MAX_OPEN + 5)
     stream = one.open()
     token, upto, records = await first_batch(stream, 1)
     found, positions = names(records), [upto]
-    while len(found) < MOST_OPEN:
+    while len(found) < MAX_OPEN:
         batch = await stream.read(token, positions[-1], limit=1)
         assert batch.upto is not None
         assert len(batch.upto) <= 1_000

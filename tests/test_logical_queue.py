@@ -11,7 +11,7 @@ from sluiceway.core.queue.partition_executor import SOON
 from sluiceway.core.queue.tickets import Commit, Open, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Extend, Extended, Fate, ProduceKey, Selection, Settle
+from sluiceway.model.requests import Disposition, Extend, Extended, ProduceKey, Selection, Settle
 
 REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
 HOME_OF_K = 0
@@ -189,7 +189,7 @@ def test_answers_of_an_earlier_opening_are_not_heard() -> None:
 @pytest.mark.parametrize("step", ["produce", "take_changes"])
 def test_a_mistake_of_ours_is_told_and_the_partition_is_loaded_anew(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rig = Rig(2)
-    monkeypatch.setattr(rig.queue.lanes[0].partition, step, _raise)
+    monkeypatch.setattr(rig.queue.executors[0].partition, step, _raise)
     ticket = rig.ask(produce())
     assert rig.code(ticket) == "internal"
     assert [fault.partition for fault in rig.faults] == [0]
@@ -319,9 +319,9 @@ def test_ids_that_cannot_be_are_ignored_without_a_commit() -> None:
 def test_a_lease_is_closed_once() -> None:
     rig = Rig()
     number = rig.take(0, 3).number
-    rig.ask(settle({0: [1]}, Fate("retry"), stage=True))
+    rig.ask(settle({0: [1]}, Disposition("retry"), stage=True))
     rig.end(0)
-    close = Settle({0: [Selection(Fate("done"), lease=number)]}, 1_000)
+    close = Settle({0: [Selection(Disposition("done"), lease=number)]}, 1_000)
     first, second = rig.submit(close), rig.submit(close)
     rig.turn()
     rig.end(0)
@@ -370,7 +370,7 @@ def test_too_many_requests_wherever_they_wait(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(logical_queue, "MAX_WAITING", 3)
     rig = Rig()
     rig.ask(produce())
-    rig.ask(produce())  # waits in the lane, behind the commit
+    rig.ask(produce())  # waits in the executor, behind the commit
     third = rig.ask(lease(timeout=1_000))
     with pytest.raises(SluicewayError, match="3 requests wait") as refused:
         rig.submit(produce())
@@ -405,7 +405,7 @@ def test_a_stopped_partition_takes_nothing_and_the_others_go_on() -> None:
     hung = rig.ask(produce(timeout=400))
     rig.end(1)
     behind = rig.ask(settle({0: [0]}))
-    rig.queue.stop_lane(0, "blob 7 is damaged", rig.now)
+    rig.queue.stop_executor(0, "blob 7 is damaged", rig.now)
     rig.turn()
     ticket = rig.ask(settle({0: [0]}))
     assert rig.code(ticket) == "partition_damaged"
@@ -436,7 +436,7 @@ def test_stats_say_where_requests_are() -> None:
 
 
 def kill(rig: Rig, partition: int, offsets: list[int]) -> None:
-    rig.ask(settle({partition: offsets}, Fate("dead", reason="bad")))
+    rig.ask(settle({partition: offsets}, Disposition("dead", reason="bad")))
     rig.end_all()
 
 

@@ -131,7 +131,7 @@ def test_clear_drops_what_waits_in_every_partition_and_leaves_what_is_leased(
         rig.take(number, 2)
     for number in range(2):
         rig.fill(number, 3)
-        rig.queue.lanes[number].put(Ticket(produce(), rig.now), produce(4, due=rig.now + 5_000))
+        rig.queue.executors[number].put(Ticket(produce(), rig.now), produce(4, due=rig.now + 5_000))
         rig.turn()
         rig.end_all()
     ticket = rig.ask(Clear(1_000, ready, scheduled))
@@ -144,7 +144,7 @@ def test_clear_drops_what_waits_in_every_partition_and_leaves_what_is_leased(
 
 def test_clear_with_a_partition_down_clears_the_others_and_is_told_to_be_repeated() -> None:
     rig = filled(2, 3, 4)
-    rig.queue.lanes[1].put(Ticket(produce(), rig.now + 1_000), produce())
+    rig.queue.executors[1].put(Ticket(produce(), rig.now + 1_000), produce())
     rig.turn()
     rig.end(1, Outcome.REFUSED)
     rig.end_all()

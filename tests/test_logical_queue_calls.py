@@ -10,7 +10,7 @@ from queue_rig import LEASE_TIMEOUT, Rig, array, lease, produce, settle
 from sluiceway.core.queue import executor_index, lease_scheduler
 from sluiceway.core.queue.tickets import Ticket
 from sluiceway.model.items import batch_from_rows
-from sluiceway.model.requests import RELEASE, Extend, Extended, Fate, Produce, ProduceKey, Selection, Settle
+from sluiceway.model.requests import RELEASE, Disposition, Extend, Extended, Produce, ProduceKey, Selection, Settle
 
 
 def extended(rig: Rig, ticket: Ticket) -> Extended:
@@ -30,7 +30,7 @@ def test_only_what_the_client_has_leased_is_touched_if_it_says_who_it_is() -> No
     answer = rig.settled(ticket)
     assert answer.completed == 1
     assert answer.ignored == [("q.1.0", "not_yours"), ("q.1.1", "not_yours")]
-    leases = {n: [Selection(Fate("done"), lease=info.number)] for n, info in enumerate((mine, theirs))}
+    leases = {n: [Selection(Disposition("done"), lease=info.number)] for n, info in enumerate((mine, theirs))}
     ticket = rig.ask(Settle(leases, 1_000, client_id="c"))
     rig.end_all()
     assert rig.settled(ticket).completed == 1
@@ -94,7 +94,7 @@ def heavy(payload: int, counts: list[int]) -> Rig:
     rig = Rig(len(counts))
     for number, count in enumerate(counts):
         request = Produce(batch_from_rows([{"payload": b"x" * payload}] * count), 1_000)
-        rig.queue.lanes[number].put(Ticket(request, rig.now + 1_000), request)
+        rig.queue.executors[number].put(Ticket(request, rig.now + 1_000), request)
     rig.turn()
     rig.end_all()
     return rig

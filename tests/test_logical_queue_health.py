@@ -16,7 +16,7 @@ KEY = ProduceKey("key-0")
 
 def commit(rig: Rig, number: int, took: int) -> None:
     """Let that partition commit one item, in so many milliseconds."""
-    rig.queue.lanes[number].put(Ticket(produce(), rig.now + 100_000), produce())
+    rig.queue.executors[number].put(Ticket(produce(), rig.now + 100_000), produce())
     rig.turn()
     rig.now += took
     rig.end(number)
@@ -134,7 +134,7 @@ def test_what_waits_behind_a_hung_commit_goes_elsewhere_unless_it_has_a_key() ->
     assert rig.queue.wake_at() == rig.now + 1, "the queue asks for a turn when its patience is over"
     rig.wait(1)
     assert list(rig.commits) == [0, 1]
-    assert (rig.queue.stats().produce_waiting, rig.queue.lanes[0].accepted) == (1, 0)
+    assert (rig.queue.stats().produce_waiting, rig.queue.executors[0].accepted) == (1, 0)
     while rig.commits.keys() - {0}:
         rig.end(max(rig.commits))
     assert sorted(rig.produced(ticket).partition for ticket in behind) == [1, 1, 1]
@@ -194,7 +194,7 @@ def test_a_partition_is_opened_at_once_when_what_kept_it_from_opening_is_over() 
     rig.end(0, Outcome.REFUSED)
     for _ in range(6):
         rig.open(0, SluicewayError("unavailable", "no disk"))
-        rig.wait(rig.queue.lanes[0].retry_at - rig.now)
+        rig.wait(rig.queue.executors[0].retry_at - rig.now)
     rig.open(0, SluicewayError("unavailable", "no disk"))
     assert not rig.opens
     rig.queue.retry_now([0, 1], rig.now)

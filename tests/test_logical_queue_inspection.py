@@ -74,14 +74,14 @@ def test_a_produce_into_one_partition_is_not_taken_from_it_because_it_hangs() ->
 
 
 def reload(rig: Rig) -> None:
-    rig.queue.retry_now(rig.queue.lanes, rig.now, anew=True)
+    rig.queue.retry_now(rig.queue.executors, rig.now, anew=True)
     rig.turn()
 
 
 def test_a_partition_is_loaded_again_with_a_higher_fence() -> None:
     rig = Rig(2)
     held = rig.take(0, 3)
-    before = [lane.opening for lane in rig.queue.lanes.values()]
+    before = [executor.opening for executor in rig.queue.executors.values()]
     reload(rig)
     assert sorted(rig.opens) == [0, 1]
     assert [effect.opening for _, effect in sorted(rig.opens.items())] == [opening + 1 for opening in before]
@@ -116,7 +116,7 @@ def test_what_is_in_flight_while_a_partition_is_loaded_again_is_answered_by_what
 def test_a_stopped_partition_is_loaded_again_when_it_is_asked_for() -> None:
     rig = Rig(1)
     rig.fill(0, 1)
-    rig.queue.stop_lane(0, "damaged", rig.now)
+    rig.queue.stop_executor(0, "damaged", rig.now)
     rig.wait(60_000)
     assert not rig.opens
     reload(rig)

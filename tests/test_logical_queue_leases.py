@@ -8,7 +8,7 @@ from queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
 from sluiceway.core.queue.lease_scheduler import LEASE_PATIENCE
 from sluiceway.core.queue.tickets import Ticket
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Fate, Lease
+from sluiceway.model.requests import Disposition, Lease
 
 REFUSED, UNKNOWN = Outcome.REFUSED, Outcome.UNKNOWN
 
@@ -137,7 +137,7 @@ def test_a_waiter_is_woken_by_a_retry() -> None:
     rig = Rig()
     rig.take(0, 2)
     waiter = rig.ask(lease(5, 1_000))
-    rig.ask(settle({0: [0]}, Fate("retry")))
+    rig.ask(settle({0: [0]}, Disposition("retry")))
     rig.end_all()
     assert rig.grants(waiter)[0].items == 1
 
@@ -387,8 +387,8 @@ def test_a_key_takes_nothing_new_after_a_restart_until_every_partition_is_open()
 
 def keep_busy(rig: Rig) -> None:
     """An item for each partition."""
-    for lane in rig.queue.lanes.values():
-        lane.put(Ticket(produce(), rig.now + 1_000), produce())
+    for executor in rig.queue.executors.values():
+        executor.put(Ticket(produce(), rig.now + 1_000), produce())
 
 
 def test_a_repeated_key_is_answered_though_its_partitions_are_never_idle_at_one_moment() -> None:
@@ -412,7 +412,7 @@ def test_a_stopped_partition_does_not_stop_lease_keys() -> None:
     first = rig.ask(request)
     rig.end_all()
     assert rig.grants(first)[0].partition == 0
-    rig.queue.stop_lane(0, "damaged", rig.now)
+    rig.queue.stop_executor(0, "damaged", rig.now)
     again = rig.ask(request)
     rig.end_all()
     assert rig.grants(again)[0].partition == 1
@@ -421,7 +421,7 @@ def test_a_stopped_partition_does_not_stop_lease_keys() -> None:
 def away(rig: Rig, number: int, outcome: Outcome = REFUSED, *, landed: bool | None = None) -> None:
     """A commit of that partition fails, and so does each opening until `rig.open` says otherwise."""
     rig.end(number, outcome, landed=landed)
-    assert not rig.queue.lanes[number].takes_work
+    assert not rig.queue.executors[number].takes_work
 
 
 def test_while_a_partition_is_away_a_new_key_is_served_from_the_others() -> None:
@@ -430,7 +430,7 @@ def test_while_a_partition_is_away_a_new_key_is_served_from_the_others() -> None
     first = rig.ask(old)
     rig.end_all()
     assert rig.grants(first)[0].partition == 0
-    rig.queue.lanes[0].put(Ticket(produce(), rig.now + 1_000), produce())
+    rig.queue.executors[0].put(Ticket(produce(), rig.now + 1_000), produce())
     rig.turn()
     away(rig, 0)
     new = rig.ask(lease(2, key="new", most=2))

@@ -15,7 +15,7 @@ from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, Shut, Shutted, Shutting, TakeKeys
 from sluiceway.model.queue import MOVING, PartitionRecord, PartitionState, QueueRecord
-from sluiceway.model.requests import Life, Produce, ProduceKey
+from sluiceway.model.requests import MovedItem, Produce, ProduceKey
 
 KEY = ProduceKey("k")
 TIMEOUT: Millis = 5_000
@@ -90,15 +90,15 @@ def test_a_partition_that_is_held_back_gives_out_nothing_before_those_it_follows
     assert [info.partition for info in rig.grants(waiting)] == [1]
 
 
-def test_what_waits_in_a_lane_looks_elsewhere_when_the_partition_may_not_take_it_any_more() -> None:
+def test_what_waits_in_a_executor_looks_elsewhere_when_the_partition_may_not_take_it_any_more() -> None:
     rig = Rig(2)
     rig.ask(Produce(produce().batch, TIMEOUT, partition=0))
     behind = [rig.ask(Produce(produce().batch, TIMEOUT, partition=None)) for _ in range(4)]
-    assert rig.queue.lanes[0].waiting or rig.queue.lanes[1].waiting
+    assert rig.queue.executors[0].waiting or rig.queue.executors[1].waiting
     rig.configure(partitions=parts("draining", "available"))
     rig.end_all()
     assert rig.produced(behind[-1]).partition == 1
-    assert not rig.queue.lanes[0].waiting
+    assert not rig.queue.executors[0].waiting
 
 
 def test_requests_keep_their_order_when_they_look_again() -> None:
@@ -135,7 +135,7 @@ def test_a_new_partition_that_does_not_open_does_not_hold_up_leases_with_keys() 
 def test_stats_show_the_recorded_state_of_what_is_served() -> None:
     rig = Rig(5)
     rig.configure(partitions=parts("available", "preparing", "draining", "paused", "draining"))
-    rig.queue.stop_lane(4, "damaged", rig.now)
+    rig.queue.stop_executor(4, "damaged", rig.now)
     assert [each.state for each in rig.queue.stats().partitions] == ["available", "preparing", "draining", "paused", "error"]
 
 
@@ -149,7 +149,7 @@ def test_a_produce_that_meets_a_shut_partition_goes_elsewhere_at_once() -> None:
     ticket = Ticket(produce(), rig.now + TIMEOUT)
     rig.queue.submit(ticket)
     del rig.queue.produces[ticket.number]
-    rig.queue.lanes[0].put(ticket, produce())
+    rig.queue.executors[0].put(ticket, produce())
     rig.end(0)
     assert rig.queue.wake_at() == rig.now
     rig.turn()
@@ -213,8 +213,8 @@ def test_whether_it_is_shut_is_known_when_the_commit_is(landed: bool) -> None:
         assert rig.answers[ticket] == Shutted("sealed")
     else:
         assert rig.code(ticket) == "unavailable"
-    assert rig.queue.lanes[0].partition.shutting == ("sealed" if landed else "open")
-    assert rig.queue.lanes[0].takes_items != landed
+    assert rig.queue.executors[0].partition.shutting == ("sealed" if landed else "open")
+    assert rig.queue.executors[0].takes_items != landed
 
 
 def test_an_old_coordinator_is_refused() -> None:
@@ -269,7 +269,7 @@ def test_a_key_is_answered_with_its_first_place_wherever_its_home_has_gone() -> 
     rig.configure(partitions=before.partitions, slots=(other,) * len(slots))
     rig.end_all()
     assert rig.produced(waiting) == rig.produced(first)._replace(deduplicated=True)
-    assert rig.queue.lanes[other].partition.header.deduplicated == 1
+    assert rig.queue.executors[other].partition.header.deduplicated == 1
 
 
 def test_a_home_that_has_given_its_keys_away_takes_none_though_the_record_says_so() -> None:
@@ -296,7 +296,7 @@ def test_slots_are_divided_with_the_fewest_moves() -> None:
 # ---- items move -----------------------------------------------------------------------------------------------
 
 
-def move(rig: Rig, partition: int, lives: tuple[Life, ...], number: int = 1, timeout: Millis = TIMEOUT) -> Ticket:
+def move(rig: Rig, partition: int, lives: tuple[MovedItem, ...], number: int = 1, timeout: Millis = TIMEOUT) -> Ticket:
     rows = batch_from_rows([{"payload": b"m", "origin": f"q.9.{n}"} for n in range(sum(life.rows for life in lives))])
     return rig.ask(Produce(rows, timeout, ProduceKey(f"move/q.9/{number}", "move/q.9", number), partition, lives))
 
@@ -311,7 +311,7 @@ def test_a_move_begins_with_what_its_items_have_behind_them() -> None:
     begun = answer(rig, rig.ask(MoveOut(0, 1, 10, 0, TIMEOUT)))
     assert begun == TransferBegun(0, 2, 2)
     (transfer,) = rig.transfers
-    assert (transfer.moves_to, transfer.target, transfer.lives) == (1, "#1", (Life(2, rig.now),))
+    assert (transfer.moves_to, transfer.target, transfer.lives) == (1, "#1", (MovedItem(2, rig.now),))
     assert answer(rig, rig.ask(MoveOut(0, 1, 10, 0, TIMEOUT))) == TransferBegun(0, 0, 0)
     assert answer(rig, shut(rig, 0, "sealed")) == Shutted("open", leased=2, transferring=2, moving=2)
     rig.queue.transferred(0, 2, TransferEnd(done=True), rig.now)
@@ -337,7 +337,7 @@ def test_moved_items_come_in_though_the_queue_is_paused_and_the_partition_takes_
     rig.configure(partitions=parts("draining"), paused=("produce",))
     shut(rig, 0, "read_only")
     rig.end_all()
-    ticket = move(rig, 0, (Life(2, rig.now - 5, 3),))
+    ticket = move(rig, 0, (MovedItem(2, rig.now - 5, 3),))
     rig.end_all()
     assert rig.produced(ticket) == (0, 0, 2, False)
     stats = rig.queue.stats().partitions[0]
@@ -346,7 +346,7 @@ def test_moved_items_come_in_though_the_queue_is_paused_and_the_partition_takes_
 
 def test_a_sealed_partition_says_what_it_took_and_takes_no_more() -> None:
     rig = Rig(1)
-    life = (Life(1, rig.now),)
+    life = (MovedItem(1, rig.now),)
     first = move(rig, 0, life)
     rig.end_all()
     rig.ask(lease())
@@ -363,7 +363,7 @@ def test_a_sealed_partition_says_what_it_took_and_takes_no_more() -> None:
 
 def test_lives_that_do_not_fit_are_refused() -> None:
     rig = Rig(1)
-    ticket = rig.ask(Produce(produce(3).batch, TIMEOUT, ProduceKey("move/q.9/1", "move/q.9", 1), 0, (Life(2, 0),)))
+    ticket = rig.ask(Produce(produce(3).batch, TIMEOUT, ProduceKey("move/q.9/1", "move/q.9", 1), 0, (MovedItem(2, 0),)))
     rig.end_all()
     error = rig.answers[ticket]
     assert isinstance(error, SluicewayError)
@@ -380,7 +380,7 @@ def test_a_produce_by_key_that_waits_in_its_home_looks_again_when_the_home_moves
     rig.configure(partitions=parts("available", "available"), slots=tuple(slots))
     busy = rig.ask(Produce(produce().batch, TIMEOUT, partition=0))
     keyed = rig.ask(produce(key=KEY))
-    assert [ticket for ticket, _ in rig.queue.lanes[0].waiting] == [keyed]
+    assert [ticket for ticket, _ in rig.queue.executors[0].waiting] == [keyed]
     rig.configure(partitions=parts("available", "available"), slots=(MOVING,) * 256)
     rig.end_all()
     assert busy in rig.answers

@@ -8,9 +8,9 @@ from queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import Backoff
-from sluiceway.model.requests import RELEASE, Extend, Extended, Fate
+from sluiceway.model.requests import RELEASE, Disposition, Extend, Extended
 
-RETRY = Fate("retry")
+RETRY = Disposition("retry")
 
 
 # ---- pause ----------------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ def test_what_is_leased_can_be_settled_and_extended_while_all_is_paused() -> Non
     rig = Rig()
     number = rig.take(0, 4).number
     rig.configure(paused=("produce", "lease"))
-    tickets = [rig.submit(settle({0: [n]}, fate)) for n, fate in enumerate([Fate("done"), RETRY, RELEASE])]
+    tickets = [rig.submit(settle({0: [n]}, disposition)) for n, disposition in enumerate([Disposition("done"), RETRY, RELEASE])]
     extended = rig.submit(Extend([(0, number)], 1_000, 90_000))
     rig.turn()
     rig.end(0)
@@ -116,7 +116,7 @@ def test_a_new_back_off_holds_at_the_next_retry_and_not_for_one_that_names_its_t
     rig.configure(retry_backoff=Backoff(4_000, 60_000))
     rig.ask(settle({0: [0]}, RETRY))
     rig.end(0)
-    rig.ask(settle({0: [1]}, Fate("retry", retry_after=0)))
+    rig.ask(settle({0: [1]}, Disposition("retry", retry_after=0)))
     rig.end(0)
     assert rig.durable(0) == (1, 1, 1)
     rig.wait(3_999)

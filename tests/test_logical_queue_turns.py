@@ -8,11 +8,11 @@ import pytest
 
 from queue_rig import START, Rig, lease, produce, settle
 from sluiceway.core.queue import logical_queue
-from sluiceway.core.queue.partition_executor import SOON, Lane
+from sluiceway.core.queue.partition_executor import SOON, PartitionExecutor
 from sluiceway.kernel.limits import BLOB_BYTES
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Fate, Produce
+from sluiceway.model.requests import Disposition, Produce
 
 # ---- together -------------------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def test_idle_consumers_do_not_count_as_requests_under_way() -> None:
     assert not rig.answers.keys() & set(waiters)
 
 
-def test_requests_that_wait_in_a_lane_count() -> None:
+def test_requests_that_wait_in_a_executor_count() -> None:
     rig = Rig(2)
     tickets = []
     for count in (3, 2, 2):
@@ -82,7 +82,7 @@ def test_a_partition_that_hangs_has_not_got_most_of_the_consumers(consumers: int
 
 def at_once(rig: Rig) -> Rig:
     """Each partition has items, and its store has been quick."""
-    for number in rig.queue.lanes:
+    for number in rig.queue.executors:
         rig.ask(produce(100))
         rig.end(number, at_once=True)
     return rig
@@ -120,7 +120,7 @@ def test_a_partition_that_failed_is_not_held_to_be_quick() -> None:
     (number,) = rig.commits
     rig.end(number, Outcome.UNKNOWN, at_once=True)
     rig.open(number)
-    assert [lane.at_once for lane in rig.queue.lanes.values()] == [each != number for each in range(4)]
+    assert [executor.at_once for executor in rig.queue.executors.values()] == [each != number for each in range(4)]
 
 
 def test_a_slow_partition_serves_one_consumer_of_a_turn() -> None:
@@ -128,8 +128,8 @@ def test_a_slow_partition_serves_one_consumer_of_a_turn() -> None:
     for _ in range(4):
         rig.ask(produce(100))
         rig.end_all()
-    rig.queue.lanes[2].commit_time = 1_000
-    rig.queue.lanes[2].touch()
+    rig.queue.executors[2].commit_time = 1_000
+    rig.queue.executors[2].touch()
     tickets = [rig.submit(lease()) for _ in range(12)]
     rig.turn()
     rig.end_all()
@@ -158,7 +158,7 @@ def test_a_produce_does_not_wait_for_a_commit_that_takes_long() -> None:
     rig = in_flight(Rig(4), SOON + 1)
     assert list(rig.commits) == [0, 1, 2]
     rig = Rig(4)
-    rig.queue.lanes[1].commit_time = SOON + 1
+    rig.queue.executors[1].commit_time = SOON + 1
     assert list(in_flight(rig).commits) == [0, 1, 2]
 
 
@@ -166,8 +166,8 @@ def test_a_produce_does_not_wait_for_a_commit_that_takes_long() -> None:
 def test_a_produce_does_not_wait_for_a_partition_that_is_much_slower(takes: int, commits: list[int]) -> None:
     rig = Rig(2)
     for number, each in ((0, takes), (1, 1)):
-        rig.queue.lanes[number].commit_time = each
-        rig.queue.lanes[number].touch()
+        rig.queue.executors[number].commit_time = each
+        rig.queue.executors[number].touch()
     rig.ask(produce())
     two_more(rig)
     assert list(rig.commits) == commits
@@ -197,13 +197,13 @@ def test_partitions_take_turns_also_if_none_ever_has_much(monkeypatch: pytest.Mo
 
 def test_a_slow_partition_that_was_stopped_is_not_slow_any_more() -> None:
     rig = Rig(2)
-    rig.queue.lanes[0].commit_time = 1_000
-    rig.queue.lanes[0].touch()
+    rig.queue.executors[0].commit_time = 1_000
+    rig.queue.executors[0].touch()
     rig.turn()
-    slow = [rig.queue.lanes[0].degraded]
-    rig.queue.stop_lane(0, "damaged", rig.now)
+    slow = [rig.queue.executors[0].degraded]
+    rig.queue.stop_executor(0, "damaged", rig.now)
     rig.turn()
-    assert [*slow, rig.queue.lanes[0].degraded] == [True, False]
+    assert [*slow, rig.queue.executors[0].degraded] == [True, False]
     assert not rig.queue.board.may_be_slow(rig.now)
 
 
@@ -245,13 +245,13 @@ def test_what_is_leased_in_one_turn_is_completed_in_as_few_transactions() -> Non
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The partitions whose timers somebody has looked at."""
     numbers: list[int] = []
-    wakes_at = Lane.wakes_at
+    wakes_at = PartitionExecutor.wakes_at
 
-    def noted(self: Lane) -> int | None:
+    def noted(self: PartitionExecutor) -> int | None:
         numbers.append(self.number)
         return wakes_at(self)
 
-    monkeypatch.setattr(Lane, "wakes_at", noted)
+    monkeypatch.setattr(PartitionExecutor, "wakes_at", noted)
     return numbers
 
 
@@ -301,15 +301,15 @@ def test_what_is_filed_follows_partitions_that_fail_come_and_go() -> None:
     rig.fill(0, 3)
     ticket = rig.ask(lease(3))
     rig.end_all()
-    rig.ask(settle({0: [0]}, Fate("retry", retry_after=500)))
+    rig.ask(settle({0: [0]}, Disposition("retry", retry_after=500)))
     rig.end(0, Outcome.UNKNOWN)
     assert not rig.queue.board.overlooked()
     assert rig.opens
     rig.open(0)
     rig.end_all()
-    rig.queue.stop_lane(1, "damaged", rig.now)
+    rig.queue.stop_executor(1, "damaged", rig.now)
     rig.turn()
-    assert [lane.number for lane in rig.queue.board.closed()] == [1]
+    assert [executor.number for executor in rig.queue.board.closed()] == [1]
     assert rig.queue.board.working == 2
     rig.wait(70_000)
     rig.end_all()
@@ -319,8 +319,8 @@ def test_what_is_filed_follows_partitions_that_fail_come_and_go() -> None:
 
 def test_a_partition_that_changes_without_a_word_is_noticed() -> None:
     rig = Rig(2)
-    rig.queue.lanes[1].retry_at = 5
-    rig.queue.lanes[1].commit_time = 1_000
+    rig.queue.executors[1].retry_at = 5
+    rig.queue.executors[1].commit_time = 1_000
     assert rig.queue.board.overlooked() == [1]
 
 
@@ -333,7 +333,7 @@ def test_a_waiting_lease_with_a_key_or_over_its_time_is_found_among_many() -> No
     assert rig.grants(keyed) == [held]
     assert rig.grants(late) == []
     assert not rig.answers.keys() & set(many)
-    rig.queue.stop_lane(0, "damaged", rig.now)
+    rig.queue.stop_executor(0, "damaged", rig.now)
     rig.wait(10_000)
     assert all(rig.grants(ticket) == [] for ticket in many)
     assert logical_queue.LogicalQueue.wake_at(rig.queue) is None

@@ -12,12 +12,12 @@ from node_rig import PATIENCE, Store, down, eventually, fine, lease, payloads, p
 from sluiceway.cluster import transfer_sender
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Fate, Peek
+from sluiceway.model.requests import Disposition, Peek
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 
-DEAD = Fate("dead", reason="bad")
+DEAD = Disposition("dead", reason="bad")
 
 
 async def end(work: asyncio.Future[Any]) -> str:
@@ -79,7 +79,7 @@ async def test_origins_survive_death(tmp_path: Path) -> None:
         for _ in range(2):
             leased = await lease(service, "q", timeout=10_000)
             assert leased.leases
-            await settle(service, "q", leased, Fate("retry"))
+            await settle(service, "q", leased, Disposition("retry"))
         got = await lease(service, "dead", timeout=10_000)
         origins = [origin for batch in map(in_columns, got.batches) for origin in batch.column("origin").to_pylist()]
         assert origins == [f"{record.incarnation}.0.{produced.first_offset + n}" for n in range(2)]
@@ -317,7 +317,7 @@ async def test_a_transfer_whose_answer_was_lost_buries_once(tmp_path: Path, monk
         await settle(service, "q", leased, DEAD)
         await eventually(lambda: tries == 1)
         # Longer than its timeout, so the source has been told that the outcome is unknown.
-        await eventually(lambda: not service._drivers["q"]._queue.lanes[0].transferring)
+        await eventually(lambda: not service._drivers["q"]._queue.executors[0].transferring)
         held_up.set()
         await eventually(lambda: total(service, "q") == 0)
         assert service.stats("q").partitions[0].dead == 1

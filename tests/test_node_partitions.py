@@ -24,7 +24,19 @@ from sluiceway.model.inspection import DeleteItems, ListItems
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import MOVING, PartitionState, QueueRecord
-from sluiceway.model.requests import DONE, Extend, Fate, Life, Peek, Produce, Produced, ProduceKey, QueueStats, Selection, Settle
+from sluiceway.model.requests import (
+    DONE,
+    Disposition,
+    Extend,
+    MovedItem,
+    Peek,
+    Produce,
+    Produced,
+    ProduceKey,
+    QueueStats,
+    Selection,
+    Settle,
+)
 from sluiceway.ports.partition_store import PartitionRef
 from sluiceway.testing.drive import driven
 from sluiceway.wire import json_inspection, json_outcomes
@@ -266,7 +278,7 @@ async def test_what_is_moved_is_as_it_was(tmp_path: Path) -> None:
         batch = batch_from_rows([{"payload": b"a", **about}, {"payload": b"b"}, {"payload": b"later", "enqueue_at": due}])
         await service.produce("q", Produce(batch, 10_000, partition=0))
         once = await lease(service, "q", 1)
-        await settle(service, "q", once, Fate("retry"))
+        await settle(service, "q", once, Disposition("retry"))
         before = (await service.list_items("q", ListItems(0, 0, 9))).rows
         later = (await service.list_items("q", ListItems(0, 0, 9, True))).rows
         await drain(service, "q", 0, 1)
@@ -424,9 +436,9 @@ async def test_a_move_to_a_partition_that_is_gone_is_kept(tmp_path: Path, monkey
 
 
 def test_pieces_hold_all_rows_and_their_lives_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer_sender, "MOST_BYTES", 150)
+    monkeypatch.setattr(transfer_sender, "MAX_BYTES", 150)
     batch = batch_from_rows([{"payload": bytes([n]) * (10 * n)} for n in range(1, 12)])
-    lives = (Life(3, 1), Life(1, 2, due_at=9), Life(7, 3, attempts=4))
+    lives = (MovedItem(3, 1), MovedItem(1, 2, due_at=9), MovedItem(7, 3, attempts=4))
     found = pieces(Piece(batch, lives))
     assert len(found) > 3
     assert all(each.batch.nbytes <= 150 or each.batch.num_rows == 1 for each in found)
@@ -441,7 +453,7 @@ def test_pieces_hold_all_rows_and_their_lives_in_order(monkeypatch: pytest.Monke
 @driven
 async def test_what_is_too_large_for_one_message_goes_in_several(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """Else it could never arrive on another instance. Exactly once, though the answer to one of them is lost."""
-    monkeypatch.setattr(transfer_sender, "MOST_BYTES", 1_000)
+    monkeypatch.setattr(transfer_sender, "MAX_BYTES", 1_000)
     monkeypatch.setattr(transfer_sender, "SEND_TIMEOUT", 200)
     async with serving(tmp_path) as (service, store):
         dead = await service.create_queue(spec("dead", 1))
@@ -468,7 +480,7 @@ async def test_what_is_too_large_for_one_message_goes_in_several(tmp_path: Path,
         store.on_applied = lose
         if way == "dead":
             leased = await lease(service, "q", 100)
-            assert (await settle(service, "q", leased, Fate("dead", reason="bad"))).dead == 40
+            assert (await settle(service, "q", leased, Disposition("dead", reason="bad"))).dead == 40
         else:
             await shut(service, "q", 0, "read_only")
             assert await move(service, "q", 0, 1) == (40, 40)

@@ -21,7 +21,7 @@ from sluiceway.local.blob_cache import ENTRY_BYTES
 from sluiceway.local.row_fetcher import Delivery
 from sluiceway.model.items import batch_from_rows, stored_schema
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import DONE, Extend, Fate, Lease, Peek, Produce, ProduceKey, Selection, Settle
+from sluiceway.model.requests import DONE, Disposition, Extend, Lease, Peek, Produce, ProduceKey, Selection, Settle
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import PartitionRef
@@ -413,12 +413,12 @@ async def test_no_such_queue(tmp_path: Path) -> None:
 
 
 @driven
-async def test_fates(tmp_path: Path) -> None:
+async def test_dispositions(tmp_path: Path) -> None:
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
         await produce(service, "q", "a")
-        await settle(service, "q", await lease(service, "q"), Fate("retry"))
-        await settle(service, "q", await lease(service, "q"), Fate("dead"))
+        await settle(service, "q", await lease(service, "q"), Disposition("retry"))
+        await settle(service, "q", await lease(service, "q"), Disposition("dead"))
         assert total(service, "q") == 0
         (stats,) = service.stats("q").partitions
         assert (stats.produced, stats.leased, stats.retried, stats.dead) == (1, 2, 1, 1)

@@ -11,7 +11,7 @@ import pytest
 from node_rig import down, eventually, lease, payloads, produce, serving, settle, spec, total
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import Backoff
-from sluiceway.model.requests import RELEASE, Clear, Fate, QueuePatch, QueueSpec
+from sluiceway.model.requests import RELEASE, Clear, Disposition, QueuePatch, QueueSpec
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError, Stamp
 from sluiceway.testing.drive import driven
 
@@ -64,7 +64,7 @@ async def test_a_change_takes_effect_at_once(tmp_path: Path) -> None:
         await service.create_queue(spec("q"))
         await produce(service, "q", "a")
         await service.update_queue("q", QueuePatch({"max_attempts": 1, "dead_queue": "dead"}))
-        await settle(service, "q", await lease(service, "q"), Fate("retry"))
+        await settle(service, "q", await lease(service, "q"), Disposition("retry"))
         await eventually(lambda: total(service, "dead") == 1)
 
 

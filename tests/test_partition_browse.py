@@ -13,7 +13,7 @@ from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes
 from sluiceway.model.inspection import BrowseState, Standing
-from sluiceway.model.requests import DONE, Fate
+from sluiceway.model.requests import DONE, Disposition
 
 ALL: tuple[BrowseState, ...] = get_args(BrowseState)
 EVERYTHING = 1_000_000
@@ -74,7 +74,11 @@ def anything(rig: Rig, chance: Random, now: Millis) -> None:
         rig.close(machine.leases[chance.choice(live)], now)
     elif which == 5 and live:
         offsets = [each.piece.offsets[0] for each in take(machine, ["leased"]).listed(0, EVERYTHING)]
-        rig.settle(chance.sample(offsets, 1), chance.choice([DONE, Fate("retry"), Fate("retry", retry_after=50), Fate("dead")]), now)
+        rig.settle(
+            chance.sample(offsets, 1),
+            chance.choice([DONE, Disposition("retry"), Disposition("retry", retry_after=50), Disposition("dead")]),
+            now,
+        )
     elif which == 6:
         found = take(machine, ["ready", "scheduled"]).listed(0, EVERYTHING)
         if found:

@@ -8,10 +8,10 @@ from core_model import START, Rig, Row, array_of, batch_of
 from sluiceway.core.partition import closed_leases
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import lives_of
-from sluiceway.core.partition.transfers import MOST_PIECES
+from sluiceway.core.partition.transfers import MAX_PIECES
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.changes import Changes, RecordKind
-from sluiceway.model.requests import Fate, ProduceKey
+from sluiceway.model.requests import Disposition, ProduceKey
 
 ITEMS = 10_000
 PAYLOAD = b"p" * 100
@@ -96,7 +96,7 @@ def test_a_delayed_retry_of_many_writes_no_payload_and_few_bytes() -> None:
     rig = backlog(1, ITEMS)
     rig.lease(ITEMS)
     rig.commit()
-    rig.settle(range(ITEMS), Fate("retry", retry_after=50))
+    rig.settle(range(ITEMS), Disposition("retry", retry_after=50))
     assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
     rig.machine.tick(START + 50)
     assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
@@ -108,7 +108,7 @@ def test_a_dying_lease_of_many_writes_no_payload_and_few_bytes() -> None:
     rig.produce([Row(PAYLOAD)] * ITEMS)
     rig.lease(ITEMS)
     rig.commit()
-    rig.settle(range(ITEMS), Fate("dead"))
+    rig.settle(range(ITEMS), Disposition("dead"))
     assert put_bytes(rig) < 0.01 * ITEMS * len(PAYLOAD)
 
 
@@ -226,10 +226,10 @@ def test_items_that_move_cost_no_more_than_a_lease_and_a_produce() -> None:
 
 def test_a_mass_of_scheduled_items_that_moves_leaves_nothing_in_the_line() -> None:
     rig = backlog(1)
-    for n in range(MOST_PIECES):
+    for n in range(MAX_PIECES):
         rig.produce([Row(PAYLOAD, START + 1_000 + n)])
     rig.commit()
-    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MOST_PIECES
+    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MAX_PIECES
     assert len(rig.machine.ready) == 1
     rig.commit()
 
@@ -237,9 +237,9 @@ def test_a_mass_of_scheduled_items_that_moves_leaves_nothing_in_the_line() -> No
 def test_items_that_lie_apart_move_a_few_at_a_time() -> None:
     """Each costs as much as a blob full of neighbours, and clients wait for a turn."""
     rig = backlog(200, 1)
-    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, False, START)[1] == MOST_PIECES
+    assert rig.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, False, START)[1] == MAX_PIECES
     later = Rig()
     for due_at in range(200):
         later.produce([Row(PAYLOAD, enqueue_at=START + 1_000 + due_at)])
     later.commit()
-    assert later.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MOST_PIECES
+    assert later.machine.move_out(ITEMS, MAX_LEASE_BYTES, 1, True, START)[1] == MAX_PIECES

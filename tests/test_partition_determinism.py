@@ -11,9 +11,9 @@ from pathlib import Path
 
 from core_model import START, Rig, Row, array_of, batch_of
 from sluiceway.core.partition.queries import ready_slices
-from sluiceway.model.requests import DONE, Fate, Life, ProduceKey, Settled
+from sluiceway.model.requests import DONE, Disposition, MovedItem, ProduceKey, Settled
 
-FATES = (DONE, Fate("retry"), Fate("retry", retry_after=30), Fate("dead", reason="bad"))
+DISPOSITIONS = (DONE, Disposition("retry"), Disposition("retry", retry_after=30), Disposition("dead", reason="bad"))
 
 
 def history(seed: int, turns: int = 50) -> str:
@@ -29,7 +29,7 @@ def history(seed: int, turns: int = 50) -> str:
         rig.produce([Row(b"%d" % n, now + chance.randrange(-20, 20), chance.choice([None, "k"])) for n in range(5)], now, key)
         rig.machine.lease(chance.randrange(1, 9), "c", now + chance.randrange(60), now, chance.choice([None, "k"]))
         offsets = array_of(chance.randrange(rig.machine.header.next) for _ in range(8))
-        rig.machine.settle_offsets(offsets, chance.choice(FATES), now, chance.random() < 0.5, Settled())
+        rig.machine.settle_offsets(offsets, chance.choice(DISPOSITIONS), now, chance.random() < 0.5, Settled())
         for number in list(rig.machine.leases)[: chance.randrange(2)]:
             rig.machine.close_lease(rig.machine.leases[number], now, Settled())
         rebalance(rig, chance, now, turn)
@@ -48,7 +48,7 @@ def history(seed: int, turns: int = 50) -> str:
 def rebalance(rig: Rig, chance: random.Random, now: int, turn: int) -> None:
     """Items go to another partition, others come from there; keys go, and come back."""
     rig.machine.move_out(chance.randrange(1, 4), 1 << 20, 1, chance.random() < 0.5, now)
-    lives = [Life(chance.randrange(1, 3), now - chance.randrange(3), 1, 0, now + chance.choice([0, 40])) for _ in range(3)]
+    lives = [MovedItem(chance.randrange(1, 3), now - chance.randrange(3), 1, 0, now + chance.choice([0, 40])) for _ in range(3)]
     rows = [Row(b"m")] * sum(life.rows for life in lives)
     rig.machine.produce(batch_of(rows), now, ProduceKey("m", "move/q.1", turn), lives)
     slots = chance.sample(range(16), 5)

@@ -12,7 +12,7 @@ from sluiceway.core.partition.records import Header, pack, unpack_header, unpack
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import KEY_WINDOW
 from sluiceway.model.peers import Shutting
-from sluiceway.model.requests import DONE, Fate, Life, ProduceKey
+from sluiceway.model.requests import DONE, Disposition, MovedItem, ProduceKey
 
 OF = 8
 ALL = range(OF)
@@ -56,7 +56,7 @@ def test_a_partition_is_sealed_only_when_it_has_nothing() -> None:
         if step == "ready":
             rig.lease(1)
         elif step == "leased":
-            rig.settle([0], Fate("retry", retry_after=50))
+            rig.settle([0], Disposition("retry", retry_after=50))
         elif step == "due":
             number, _ = rig.machine.move_out(1, EVERYTHING, 1, True, START)
         rig.reload()
@@ -114,7 +114,7 @@ def moved(number: int) -> ProduceKey:
 
 def test_what_was_on_its_way_arrives_until_the_partition_is_sealed() -> None:
     rig = Rig()
-    body, lives = batch_of(rows_of("a")), [Life(1, START - 5)]
+    body, lives = batch_of(rows_of("a")), [MovedItem(1, START - 5)]
     rig.machine.shut("read_only", 1)
     assert rig.machine.refuses(None)
     assert rig.machine.refuses(ProduceKey("k"))
@@ -129,8 +129,10 @@ def test_what_was_on_its_way_arrives_until_the_partition_is_sealed() -> None:
     assert rig.machine.produce(body, START, moved(1), lives).repeated
 
 
-@pytest.mark.parametrize("lives", [[Life(1, START)], [Life(2, START), Life(1, START)], [Life(2, START), Life(0, START)]])
-def test_lives_are_those_of_all_rows(lives: list[Life]) -> None:
+@pytest.mark.parametrize(
+    "lives", [[MovedItem(1, START)], [MovedItem(2, START), MovedItem(1, START)], [MovedItem(2, START), MovedItem(0, START)]]
+)
+def test_lives_are_those_of_all_rows(lives: list[MovedItem]) -> None:
     rig = Rig()
     with pytest.raises(SluicewayError) as error:
         rig.machine.produce(batch_of(rows_of("a", "b")), START, moved(1), lives)
@@ -140,7 +142,12 @@ def test_lives_are_those_of_all_rows(lives: list[Life]) -> None:
 
 def test_items_keep_their_time_and_share_blobs_by_it() -> None:
     rig = Rig(expire_timeout=10)
-    lives = [Life(1, START - 9, 2), Life(2, START - 9, 3, START + 50), Life(1, START - 8, 0, 0, START + 7), Life(1, START - 8, 1, 0, START)]
+    lives = [
+        MovedItem(1, START - 9, 2),
+        MovedItem(2, START - 9, 3, START + 50),
+        MovedItem(1, START - 8, 0, 0, START + 7),
+        MovedItem(1, START - 8, 1, 0, START),
+    ]
     rig.machine.produce(batch_of(rows_of("a", "b", "c", "d", "e")), START, moved(1), lives)
     rig.machine.produce(batch_of(rows_of("f")), START)
     rig.reload()
@@ -180,7 +187,7 @@ def test_items_that_come_alone_are_moved_together() -> None:
     rig.machine.tick(START + 1)
     number, items = rig.machine.move_out(9, EVERYTHING, 1, False, START + 1)
     assert items == 3
-    assert lives_of(rig.machine.transfers[number]) == (Life(3, START, 1, together=1),)
+    assert lives_of(rig.machine.transfers[number]) == (MovedItem(3, START, 1, together=1),)
 
 
 def test_scheduled_items_go_by_their_time_in_pieces_and_leave_nothing_in_the_line() -> None:
@@ -213,7 +220,7 @@ def test_scheduled_items_go_by_their_time_in_pieces_and_leave_nothing_in_the_lin
 def test_given_keys_are_answered_elsewhere_as_they_were_here() -> None:
     here, there = Rig(), Rig()
     for key in (ProduceKey("k"), ProduceKey("x", "g", 3), ProduceKey("y", "g", 3), ProduceKey("t", "transfer/p.0", 9), moved(1)):
-        here.machine.produce(batch_of(rows_of("a")), START, key, [Life(1, START)] if key == moved(1) else ())
+        here.machine.produce(batch_of(rows_of("a")), START, key, [MovedItem(1, START)] if key == moved(1) else ())
     given = here.machine.give_keys(ALL, OF, 1, 0)
     assert sorted(given) == ["gg", "gtransfer/p.0", "kk"], "what partitions moved stays with them"
     here.reload()
@@ -316,11 +323,11 @@ def test_a_full_memory_does_not_hold_up_what_is_moved(monkeypatch: pytest.Monkey
     rig.produce(rows_of("x"), START, ProduceKey("a"))
     with pytest.raises(SluicewayError):
         rig.produce(rows_of("x"), START, ProduceKey("b"))
-    assert not rig.machine.produce(batch_of(rows_of("x")), START, moved(1), [Life(1, START)]).repeated
+    assert not rig.machine.produce(batch_of(rows_of("x")), START, moved(1), [MovedItem(1, START)]).repeated
 
 
 def test_a_move_group_is_remembered_for_ever() -> None:
     rig = Rig()
-    rig.machine.produce(batch_of(rows_of("x")), START, moved(1), [Life(1, START)])
+    rig.machine.produce(batch_of(rows_of("x")), START, moved(1), [MovedItem(1, START)])
     rig.settle([rig.lease(1).parts[0].first], DONE)
-    assert rig.machine.produce(batch_of(rows_of("x")), START + 10_000 * KEY_WINDOW, moved(1), [Life(1, START)]).repeated
+    assert rig.machine.produce(batch_of(rows_of("x")), START + 10_000 * KEY_WINDOW, moved(1), [MovedItem(1, START)]).repeated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from core_model import START, Rig, Row, Served, rows_of
 from sluiceway.core.partition.queries import open_slices, ready_slices, stats_of
 from sluiceway.kernel.limits import BLOB_BYTES, MAX_LEASE_BYTES
-from sluiceway.model.requests import Fate, Settled
+from sluiceway.model.requests import Disposition, Settled
 
 LARGE = BLOB_BYTES * 3
 
@@ -162,7 +162,7 @@ def test_a_look_at_what_comes_next_takes_nothing() -> None:
     rig = Rig()
     rig.produce(rows_of("a", "b", "c"))
     rig.lease(1)
-    rig.settle([0], Fate("retry"))
+    rig.settle([0], Disposition("retry"))
     rig.commit()
     assert rig.served(ready_slices(rig.machine, 1)) == [Served(1, 1, 0, b"b")]
     assert rig.served(ready_slices(rig.machine, 3)) == [Served(1, 1, 0, b"b"), Served(2, 2, 0, b"c"), Served(3, 0, 1, b"a")]
@@ -175,8 +175,8 @@ def test_the_counts_balance() -> None:
     rig.produce([*rows_of("a", "b", "c", "d", "e", "f"), Row(b"later", START + 1_000)])
     rig.lease(5)
     rig.settle([0])
-    rig.settle([1], Fate("retry"))
-    rig.settle([2], Fate("dead"))
+    rig.settle([1], Disposition("retry"))
+    rig.settle([2], Disposition("dead"))
     rig.machine.tick(START + 100)
     rig.lease(1, START + 100)
     stats = stats_of(rig.machine, 3)

@@ -19,7 +19,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
 from sluiceway.model.queue import Backoff
-from sluiceway.model.requests import DONE, RELEASE, Fate, Life, ProduceKey, Settled
+from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, ProduceKey, Settled
 
 REMEMBERS = 4
 """Closed leases, so that a history of some fifty steps forgets many."""
@@ -33,12 +33,12 @@ DELAYS = st.none() | st.sampled_from([-5, 0, 1, 10, 60])
 ROWS = st.lists(st.tuples(DELAYS, st.none() | st.just("kind")), min_size=1, max_size=7)
 GROUPED = st.builds(ProduceKey, st.sampled_from("ab"), st.sampled_from(["a", "a", "transfer/a"]), st.integers(0, 3))
 KEYS = st.sampled_from("ab").map(ProduceKey) | GROUPED
-FATES = st.one_of(
+DISPOSITIONS = st.one_of(
     st.just(DONE),
-    st.sampled_from(["", "bad"]).map(lambda reason: Fate("dead", reason=reason)),
-    st.sampled_from(["", "again"]).map(lambda reason: Fate("retry", reason=reason)),
-    st.sampled_from([0, 1, 10, 60]).map(lambda after: Fate("retry", retry_after=after)),
-    st.integers(START - 10, START + 300).map(lambda at: Fate("retry", retry_at=at)),
+    st.sampled_from(["", "bad"]).map(lambda reason: Disposition("dead", reason=reason)),
+    st.sampled_from(["", "again"]).map(lambda reason: Disposition("retry", reason=reason)),
+    st.sampled_from([0, 1, 10, 60]).map(lambda after: Disposition("retry", retry_after=after)),
+    st.integers(START - 10, START + 300).map(lambda at: Disposition("retry", retry_at=at)),
 )
 RULES = st.builds(
     Rules,
@@ -50,7 +50,7 @@ RULES = st.builds(
 )
 CLIENTS = st.sampled_from([None, None, "c", "d"])
 LIVES = st.builds(
-    Life,
+    MovedItem,
     st.integers(1, 3),
     st.integers(0, 3),
     st.integers(0, 2),
@@ -118,17 +118,17 @@ class PartitionMachine(RuleBasedStateMachine):
     @rule(
         picks=PICKS,
         wild=st.lists(st.integers(-1, 60), max_size=6),
-        fate=FATES | st.just(RELEASE),
+        disposition=DISPOSITIONS | st.just(RELEASE),
         stage=st.sampled_from([False, False, True]),
         client=CLIENTS,
     )
-    def settle(self, picks: list[int], wild: list[int], fate: Fate, stage: bool, client: str | None) -> None:
+    def settle(self, picks: list[int], wild: list[int], disposition: Disposition, stage: bool, client: str | None) -> None:
         leased = [item.offset for item in self.model.leased() if item.offset is not None]
         offsets = array_of([*wild, *(leased[pick % len(leased)] for pick in picks if leased)])
-        stage = stage and fate != RELEASE
-        expected = self.model.settle(offsets.tolist(), fate, self.now, stage, client)
+        stage = stage and disposition != RELEASE
+        expected = self.model.settle(offsets.tolist(), disposition, self.now, stage, client)
         result = Settled()
-        ignored = self.rig.machine.settle_offsets(offsets, fate, self.now, stage, result, client)
+        ignored = self.rig.machine.settle_offsets(offsets, disposition, self.now, stage, result, client)
         assert (result, [offset for offset, _ in ignored]) == (expected[0], list(expected[1]))
         assert all(reason in expected[1][offset] for offset, reason in ignored)
 
@@ -186,7 +186,7 @@ class PartitionMachine(RuleBasedStateMachine):
         ]
 
     @rule(lives=st.lists(LIVES, min_size=1, max_size=5), shift=st.sampled_from([0, 0, -40]))
-    def others_arrive(self, lives: list[Life], shift: Millis) -> None:
+    def others_arrive(self, lives: list[MovedItem], shift: Millis) -> None:
         """From another partition. It may take longer than it was to be until they are due, or expire."""
         first = self.rig.machine.header.next
         lives = [

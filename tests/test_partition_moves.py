@@ -24,14 +24,16 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.peers import Shutting
-from sluiceway.model.requests import DONE, MOVE_GROUP, RELEASE, Fate, ProduceKey, Settled
+from sluiceway.model.requests import DONE, MOVE_GROUP, RELEASE, Disposition, ProduceKey, Settled
 
 T = TypeVar("T")
 Luck = Literal["heard", "unheard", "lost"]
 LUCK = st.sampled_from(["heard", "heard", "heard", "unheard", "lost"])
 SIDE = st.integers(0, 1)
 LATER = st.sampled_from([True, True, False])
-FATES = st.sampled_from([DONE, RELEASE, Fate("retry"), Fate("retry", retry_after=30), Fate("retry", retry_after=9)])
+DISPOSITIONS = st.sampled_from(
+    [DONE, RELEASE, Disposition("retry"), Disposition("retry", retry_after=30), Disposition("retry", retry_after=9)]
+)
 SLOTS = 4
 EXPIRE: Millis = 1_000_000
 HEADERS = [("trace", "t1")]
@@ -155,10 +157,10 @@ class TwoPartitions(RuleBasedStateMachine):
         if not placed.repeated:
             self._note(side, rows, placed)
 
-    @rule(side=SIDE, want=st.integers(1, 6), fate=FATES)
-    def handle(self, side: int, want: int, fate: Fate) -> None:
+    @rule(side=SIDE, want=st.integers(1, 6), disposition=DISPOSITIONS)
+    def handle(self, side: int, want: int, disposition: Disposition) -> None:
         self.lease(side, want, "heard")
-        self.settle(side, 1, fate, "heard")
+        self.settle(side, 1, disposition, "heard")
 
     @rule(side=SIDE, want=st.integers(1, 6), luck=LUCK)
     def lease(self, side: int, want: int, luck: str) -> None:
@@ -167,15 +169,15 @@ class TwoPartitions(RuleBasedStateMachine):
     @rule(
         side=SIDE,
         part=st.integers(1, 4),
-        fate=FATES,
+        disposition=DISPOSITIONS,
         luck=LUCK,
     )
-    def settle(self, side: int, part: int, fate: Fate, luck: str) -> None:
+    def settle(self, side: int, part: int, disposition: Disposition, luck: str) -> None:
         leased = [found for found in self._found(side) if found.spot.place == "leased"][:: max(1, part - 2)]
         offsets = [found.spot.offset or 0 for found in leased]
 
         def step(machine: Partition) -> bool:
-            ignored = machine.settle_offsets(array_of(offsets), fate, self.now, False, Settled())
+            ignored = machine.settle_offsets(array_of(offsets), disposition, self.now, False, Settled())
             assert not ignored
             return True
 
@@ -183,12 +185,12 @@ class TwoPartitions(RuleBasedStateMachine):
             return
         for found in leased:
             fact = self.facts[found.payload]
-            if fate is DONE:
+            if disposition is DONE:
                 del self.facts[found.payload]
                 self.finished += 1
             else:
-                due_at = self.now + fate.retry_after if fate.retry_after else None
-                self.facts[found.payload] = replace(fact, attempts=fact.attempts + (fate is not RELEASE), due_at=due_at)
+                due_at = self.now + disposition.retry_after if disposition.retry_after else None
+                self.facts[found.payload] = replace(fact, attempts=fact.attempts + (disposition is not RELEASE), due_at=due_at)
 
     @rule(step=st.sampled_from([1, 8, 20, 60]), luck=LUCK)
     def time_passes(self, step: Millis, luck: str) -> None:

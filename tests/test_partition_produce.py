@@ -9,7 +9,7 @@ from sluiceway.core.partition import idempotency_keys as keys_module
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import BLOB_BYTES, GROUP_KEEP, KEY_WINDOW
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.requests import Fate, ProduceKey
+from sluiceway.model.requests import Disposition, ProduceKey
 
 
 def refused(rig: Rig, rows: list[Row], key: ProduceKey, now: int = START) -> str:
@@ -64,7 +64,7 @@ def test_an_item_that_is_put_back_between_two_produces_does_not_upset_the_rows()
     rig.commit()
     rig.lease(1)
     rig.produce(rows_of("b"))
-    rig.settle([0], Fate("retry"))
+    rig.settle([0], Disposition("retry"))
     rig.produce(rows_of("c"))
     rig.commit()
     assert rig.ready() == [Served(1, 1, 0, b"b"), Served(2, 0, 1, b"a"), Served(3, 3, 0, b"c")]

@@ -12,9 +12,9 @@ from sluiceway.core.partition import closed_leases
 from sluiceway.core.partition.closed_leases import ClosedLeases, unknown_extent
 from sluiceway.core.partition.queries import explain
 from sluiceway.core.partition.records import LeaseState, Part
-from sluiceway.model.requests import RELEASE, Fate, Settled
+from sluiceway.model.requests import RELEASE, Disposition, Settled
 
-RETRY, DEAD = Fate("retry"), Fate("dead", reason="bad")
+RETRY, DEAD = Disposition("retry"), Disposition("dead", reason="bad")
 
 
 def filled(*bodies: str, keeps_dead: bool = False, max_attempts: int = 0) -> Rig:
@@ -39,8 +39,8 @@ def test_each_item_of_a_closed_lease_is_told_apart_also_by_another_owner() -> No
     rig = filled("abcde")
     lease = rig.lease(5, timeout=10)
     rig.settle([0])
-    for offset, fate in enumerate([RETRY, RELEASE, DEAD], 1):
-        rig.settle([offset], fate)
+    for offset, disposition in enumerate([RETRY, RELEASE, DEAD], 1):
+        rig.settle([offset], disposition)
     assert reasons(rig, 0, 1, 2, 3) == ["completed", "retried", "released", "dead"], "while the lease lives"
     rig.machine.tick(START + 10)
     rig.reload()

@@ -9,9 +9,9 @@ from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.model.changes import RecordKind
 from sluiceway.model.queue import Backoff
-from sluiceway.model.requests import DONE, RELEASE, Fate, Settled
+from sluiceway.model.requests import DONE, RELEASE, Disposition, Settled
 
-RETRY = Fate("retry")
+RETRY = Disposition("retry")
 
 
 def filled(bodies: str, **options: int) -> Rig:
@@ -45,10 +45,10 @@ def test_released_items_come_back_at_the_tail_and_their_attempt_is_not_counted()
     assert (rig.machine.header.released, rig.machine.header.leased) == (3, 3)
 
 
-def test_a_lease_that_is_released_drops_its_staged_fates() -> None:
+def test_a_lease_that_is_released_drops_its_staged_dispositions() -> None:
     rig = filled("ab")
     lease = rig.lease(2)
-    rig.settle([0], Fate("dead"), stage=True)
+    rig.settle([0], Disposition("dead"), stage=True)
     rig.commit()
     assert rig.release(lease) == Settled(released=2)
     rig.commit()
@@ -126,12 +126,12 @@ def test_a_retry_without_a_time_waits_twice_as_long_each_time_up_to_a_limit() ->
     assert waits == [100, 200, 400, 500, 500]
 
 
-@pytest.mark.parametrize(("fate", "wait"), [(Fate("retry", retry_after=7), 7), (Fate("retry", retry_at=START + 9), 9)])
-def test_a_retry_with_a_time_of_its_own_does_not_back_off(fate: Fate, wait: int) -> None:
+@pytest.mark.parametrize(("disposition", "wait"), [(Disposition("retry", retry_after=7), 7), (Disposition("retry", retry_at=START + 9), 9)])
+def test_a_retry_with_a_time_of_its_own_does_not_back_off(disposition: Disposition, wait: int) -> None:
     rig = filled("a")
     rig.follow(Rules(backoff=Backoff(100, 500)))
     rig.lease(1)
-    rig.settle([0], fate)
+    rig.settle([0], disposition)
     assert rig.machine.next_timer() == START + wait
 
 
@@ -241,7 +241,7 @@ def test_what_comes_back_with_other_attempts_is_not_joined() -> None:
     rig.lease(1, timeout=10)
     rig.machine.tick(START + 10)
     rig.lease(1, START + 10)
-    rig.settle([1], Fate("retry", retry_after=0), START + 10)
+    rig.settle([1], Disposition("retry", retry_after=0), START + 10)
     rig.commit()
     assert [(served.payload, served.attempts) for served in rig.ready()] == [(b"a", 1), (b"b", 1)]
     rig.lease(1, START + 20, timeout=10)
@@ -322,7 +322,7 @@ def test_a_retry_keeps_the_time_at_which_the_item_expires() -> None:
 def test_an_item_that_is_due_after_it_has_expired_is_not_offered() -> None:
     rig = filled("a", expire_timeout=50)
     rig.lease(1)
-    rig.settle([0], Fate("retry", retry_after=70))
+    rig.settle([0], Disposition("retry", retry_after=70))
     rig.commit()
     rig.machine.tick(START + 70)
     rig.commit()

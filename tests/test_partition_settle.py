@@ -1,4 +1,4 @@
-"""Complete, retry, dead, staged fates, and transfers."""
+"""Complete, retry, dead, staged dispositions, and transfers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from core_model import START, Rig, Row, Served, rows_of
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.requests import DONE, Fate, Settled
+from sluiceway.model.requests import DONE, Disposition, Settled
 
-RETRY = Fate("retry")
+RETRY = Disposition("retry")
 
 
 def filled(*bodies: str, **options: int) -> Rig:
@@ -99,13 +99,13 @@ def test_a_stale_id_does_not_touch_the_items_newer_life() -> None:
     rig.commit()
 
 
-@pytest.mark.parametrize("fate", [DONE, RETRY, Fate("dead")])
-def test_an_item_that_is_dying_can_no_longer_be_settled(fate: Fate) -> None:
+@pytest.mark.parametrize("disposition", [DONE, RETRY, Disposition("dead")])
+def test_an_item_that_is_dying_can_no_longer_be_settled(disposition: Disposition) -> None:
     rig = filled("ab", keeps_dead=1)
     rig.lease(2)
-    rig.settle([0], Fate("dead", reason="bad"))
+    rig.settle([0], Disposition("dead", reason="bad"))
     rig.reload()
-    assert rig.settle([0], fate) == (Settled(), [(0, "dead")])
+    assert rig.settle([0], disposition) == (Settled(), [(0, "dead")])
     assert rig.machine.header.completed == 0
 
 
@@ -136,16 +136,16 @@ def test_retried_items_come_back_in_order_at_the_tail_with_their_origin() -> Non
 
 
 @pytest.mark.parametrize(
-    ("fate", "due_at"),
+    ("disposition", "due_at"),
     [
-        (Fate("retry", retry_after=30), START + 30),
-        (Fate("retry", retry_at=START + 40), START + 40),
+        (Disposition("retry", retry_after=30), START + 30),
+        (Disposition("retry", retry_at=START + 40), START + 40),
     ],
 )
-def test_a_delayed_retry_waits_beside_the_line(fate: Fate, due_at: int) -> None:
+def test_a_delayed_retry_waits_beside_the_line(disposition: Disposition, due_at: int) -> None:
     rig = filled("ab")
     rig.lease(2)
-    assert rig.settle([0], fate)[0] == Settled(retried=1)
+    assert rig.settle([0], disposition)[0] == Settled(retried=1)
     rig.reload()
     assert (rig.machine.scheduled_count, rig.machine.ready_count) == (1, 0)
     assert rig.machine.tick(due_at - 1) == 0
@@ -154,11 +154,13 @@ def test_a_delayed_retry_waits_beside_the_line(fate: Fate, due_at: int) -> None:
     assert rig.ready() == [Served(2, 0, 1, b"a")]
 
 
-@pytest.mark.parametrize("fate", [Fate("retry", retry_at=START - 1), Fate("retry", retry_at=START), Fate("retry", retry_after=0)])
-def test_a_retry_at_a_time_that_has_come_is_at_once(fate: Fate) -> None:
+@pytest.mark.parametrize(
+    "disposition", [Disposition("retry", retry_at=START - 1), Disposition("retry", retry_at=START), Disposition("retry", retry_after=0)]
+)
+def test_a_retry_at_a_time_that_has_come_is_at_once(disposition: Disposition) -> None:
     rig = filled("a")
     rig.lease(1)
-    rig.settle([0], fate)
+    rig.settle([0], disposition)
     assert rig.machine.ready_count == 1
     rig.commit()
 
@@ -168,7 +170,7 @@ def test_a_retry_of_the_last_attempt_is_death() -> None:
     rig.lease(1)
     rig.settle([0], RETRY)
     rig.lease(2)
-    assert rig.settle([1, 2], Fate("retry", retry_after=30, reason="timeout"))[0] == Settled(retried=1, dead=1)
+    assert rig.settle([1, 2], Disposition("retry", retry_after=30, reason="timeout"))[0] == Settled(retried=1, dead=1)
     rig.reload()
     (transfer,) = rig.machine.transfers.values()
     assert transfer.transfer == "max_attempts 2 reached: timeout"
@@ -179,7 +181,7 @@ def test_a_retry_of_the_last_attempt_is_death() -> None:
 def test_a_dead_item_waits_in_a_transfer_until_it_has_arrived() -> None:
     rig = filled("abc", "de", keeps_dead=1)
     lease = rig.lease(5)
-    assert rig.settle([1, 4], Fate("dead", reason="bad"))[0] == Settled(dead=2)
+    assert rig.settle([1, 4], Disposition("dead", reason="bad"))[0] == Settled(dead=2)
     rig.close(lease)
     rig.reload()
     (number,) = rig.machine.transfers
@@ -199,14 +201,14 @@ def test_a_dead_item_waits_in_a_transfer_until_it_has_arrived() -> None:
 def test_a_dead_item_without_a_reason_is_called_rejected() -> None:
     rig = filled("a", keeps_dead=1)
     rig.lease(1)
-    rig.settle([0], Fate("dead"))
+    rig.settle([0], Disposition("dead"))
     assert [transfer.transfer for transfer in rig.machine.transfers.values()] == ["rejected"]
 
 
 def test_without_a_dead_queue_a_dead_item_is_dropped_and_counted() -> None:
     rig = filled("ab", max_attempts=1)
     rig.lease(2)
-    assert rig.settle([0], Fate("dead"))[0] == Settled(dead=1)
+    assert rig.settle([0], Disposition("dead"))[0] == Settled(dead=1)
     assert rig.settle([1], RETRY)[0] == Settled(dead=1)
     rig.commit()
     assert (rig.machine.header.dead, len(rig.machine.transfers)) == (2, 0)
@@ -216,22 +218,22 @@ def test_without_a_dead_queue_a_dead_item_is_dropped_and_counted() -> None:
 def test_a_transfer_is_neither_completed_nor_extended_by_a_client() -> None:
     rig = filled("ab", keeps_dead=1)
     rig.lease(2)
-    rig.settle([0], Fate("dead"))
+    rig.settle([0], Disposition("dead"))
     (number,) = rig.machine.transfers
     assert rig.machine.lease_of(number, None) == "settled"
     rig.machine.transferred(next(iter(rig.machine.leases)))
     assert rig.machine.leased_count == 1
 
 
-# Staged fates
+# Staged dispositions
 
 
-def test_a_staged_fate_takes_effect_when_the_lease_is_closed() -> None:
+def test_a_staged_disposition_takes_effect_when_the_lease_is_closed() -> None:
     rig = filled("abcdef", keeps_dead=1)
     lease = rig.lease(6)
     assert rig.settle([0], DONE, stage=True) == (Settled(completed=1), [])
-    assert rig.settle([1, 2], Fate("retry", retry_after=50), stage=True) == (Settled(retried=2), [])
-    assert rig.settle([3], Fate("dead", reason="bad"), stage=True) == (Settled(dead=1), [])
+    assert rig.settle([1, 2], Disposition("retry", retry_after=50), stage=True) == (Settled(retried=2), [])
+    assert rig.settle([3], Disposition("dead", reason="bad"), stage=True) == (Settled(dead=1), [])
     rig.reload()
     lease = rig.machine.leases[lease.number]
     assert lease.open == 6
@@ -241,13 +243,13 @@ def test_a_staged_fate_takes_effect_when_the_lease_is_closed() -> None:
     assert [transfer.transfer for transfer in rig.machine.transfers.values()] == ["bad"]
 
 
-def test_a_fate_that_is_staged_anew_replaces_the_first() -> None:
+def test_a_disposition_that_is_staged_anew_replaces_the_first() -> None:
     rig = filled("abc", keeps_dead=1)
     lease = rig.lease(3)
     rig.settle([0, 1, 2], RETRY, stage=True)
-    rig.settle([1], Fate("dead"), stage=True)
+    rig.settle([1], Disposition("dead"), stage=True)
     rig.settle([2], DONE, stage=True)
-    rig.settle([1], Fate("dead", reason="worse"), stage=True)
+    rig.settle([1], Disposition("dead", reason="worse"), stage=True)
     rig.commit()
     assert rig.close(lease) == Settled(completed=1, retried=1, dead=1)
     assert [transfer.transfer for transfer in rig.machine.transfers.values()] == ["worse"]
@@ -255,7 +257,7 @@ def test_a_fate_that_is_staged_anew_replaces_the_first() -> None:
     rig.commit()
 
 
-def test_an_item_that_is_settled_outright_does_not_meet_its_staged_fate() -> None:
+def test_an_item_that_is_settled_outright_does_not_meet_its_staged_disposition() -> None:
     rig = filled("ab")
     lease = rig.lease(2)
     rig.settle([0, 1], RETRY, stage=True)
@@ -274,10 +276,10 @@ def test_staging_ignores_what_is_not_leased_and_then_writes_nothing() -> None:
     assert rig.commit() is None
 
 
-def test_staged_fates_are_dropped_when_the_lease_expires() -> None:
+def test_staged_dispositions_are_dropped_when_the_lease_expires() -> None:
     rig = filled("ab", keeps_dead=1)
     rig.lease(2, timeout=10)
-    rig.settle([0], Fate("dead"), stage=True)
+    rig.settle([0], Disposition("dead"), stage=True)
     rig.reload()
     rig.machine.tick(START + 10)
     rig.commit()

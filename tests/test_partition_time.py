@@ -8,7 +8,7 @@ from core_model import START, Rig, Row, Served, rows_of
 from sluiceway.core.partition import partition as partition_module
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.kernel.limits import MAX_CLOCK_STEP
-from sluiceway.model.requests import Fate, Settled
+from sluiceway.model.requests import Disposition, Settled
 
 HOUR = 3_600_000
 
@@ -113,7 +113,7 @@ def test_all_is_decided_by_the_owners_clock_whatever_time_was_noted(behind: int)
     assert (rig.machine.ready_count, rig.machine.scheduled_count) == (1, 1)
     assert rig.machine.next_timer() == START + 40
     rig.lease(1, START)
-    rig.settle([1], Fate("retry", retry_after=30), START)
+    rig.settle([1], Disposition("retry", retry_after=30), START)
     assert rig.machine.next_timer() == START + 30
     rig.machine.tick(START + 30)
     assert rig.machine.next_timer() == START + 40
@@ -137,7 +137,7 @@ def test_an_item_that_keeps_coming_back_late_keeps_its_attempts() -> None:
         rig.commit()
         (served,) = rig.served(open_slices(lease))
         assert (served.attempts, served.origin) == (attempt, 0)
-        rig.settle([served.offset], Fate("retry", retry_after=1), START + attempt)
+        rig.settle([served.offset], Disposition("retry", retry_after=1), START + attempt)
         rig.reload()
     assert rig.machine.scheduled_count == 1
     assert rig.machine.header.retried == 3

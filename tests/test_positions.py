@@ -81,7 +81,7 @@ async def test_a_commit_is_one_commit_of_the_store() -> None:
 
 @driven
 async def test_openings_that_are_not_remembered_any_more_cost_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meta_positions, "MOST_REMEMBERED", 2)
+    monkeypatch.setattr(meta_positions, "MAX_REMEMBERED", 2)
     store = Watched(MemoryMetaStore())
     keeper = MetaPositions(store, "orders")
     one, two, three = [(await keeper.open(token, 1))[0] for token in ("p", "q", "r")]

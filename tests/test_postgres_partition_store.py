@@ -19,7 +19,7 @@ from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.postgres_schema import MIGRATIONS
 from sluiceway.instance.service import Service
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Fate
+from sluiceway.model.requests import Disposition
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, PartitionStore, RecordKind, StoreUnavailableError
 from sluiceway.testing.drive import OpenStore, driven
 from sluiceway.testing.partition_store_suite import FENCE, OTHER, REF, PartitionStoreSuite, after, turn
@@ -255,7 +255,7 @@ async def test_a_service_on_postgres(server: PostgresServer, schema: str, tmp_pa
     assert (await settle(first, "q", leased)).completed == 6
     kept = await lease(first, "q", 2)
     back = await lease(first, "q", 2)
-    await settle(first, "q", back, Fate("retry"))
+    await settle(first, "q", back, Disposition("retry"))
     await first.stop()
 
     second = service()

@@ -373,7 +373,7 @@ async def test_partitions_that_fail_once_each_are_soon_asked_again(tmp_path: Pat
         assert {run._back_off(number) for number in range(50)} == {2 * rebalance_run.BACK_OFF}
         for _ in range(20):
             run._fail(7, SluicewayError("unavailable", "it is being opened"))
-        assert run._back_off(7) == rebalance_run.MOST_BACK_OFF
+        assert run._back_off(7) == rebalance_run.MAX_BACK_OFF
         run._succeed(7)
         assert run._back_off(7) == rebalance_run.BACK_OFF
 

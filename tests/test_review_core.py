@@ -18,12 +18,12 @@ from sluiceway.core.partition.records import LeaseState
 from sluiceway.core.queue import logical_queue
 from sluiceway.core.queue.executor_health import DEGRADED
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.core.queue.tickets import Grant, TakeOut, Ticket, TransferBegun
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Fate, ProduceKey, Settled
+from sluiceway.model.requests import Disposition, ProduceKey, Settled
 
 HOUR = 3_600_000
 
@@ -59,7 +59,7 @@ def test_a_closed_lease_over_neighbours_is_remembered_as_one_part() -> None:
         rig.machine.take_changes()
     taken = rig.lease(1_000)
     assert len(taken.parts) == 1_000
-    rig.settle([500], Fate("retry"))
+    rig.settle([500], Disposition("retry"))
     rig.close(taken)
     assert rig.machine.closed._spans.starts == [0]
     assert [rig.machine.closed.why_offset(offset) for offset in (0, 499, 501, 999)] == ["completed"] * 4
@@ -73,7 +73,7 @@ def test_a_closed_lease_over_a_gap_is_remembered_as_what_it_was() -> None:
     rig.machine.redrive(array_of([2, 3]), "elsewhere", START)
     taken = rig.lease(4)
     assert [(part.first, part.count) for part in taken.parts] == [(0, 2), (4, 2)]
-    rig.settle([1, 5], Fate("retry"))
+    rig.settle([1, 5], Disposition("retry"))
     rig.close(taken)
     rig.commit()
     told = ["completed", "retried", None, None, "completed", "retried"]
@@ -119,7 +119,7 @@ def test_what_falls_due_after_it_has_expired_is_never_in_the_line() -> None:
     rig = Rig(expire_timeout=10_000)
     rig.produce(rows_of("a"))
     rig.lease(1)
-    rig.settle([0], Fate("retry", retry_after=HOUR))
+    rig.settle([0], Disposition("retry", retry_after=HOUR))
     assert rig.machine.tick(START + 60_000, 1) > 0
     rig.commit()
     assert (rig.machine.ready_count, rig.machine.scheduled_count, rig.machine.header.dead) == (0, 0, 1)
@@ -148,21 +148,21 @@ def test_a_lease_gets_what_lies_behind_more_expired_items_than_a_turn_has_timers
     retried = rig.ask(lease(1))
     rig.end_all()
     assert rig.offsets(retried) == [0]
-    rig.ask(settle({0: [0]}, Fate("retry", retry_after=HOUR)))
+    rig.ask(settle({0: [0]}, Disposition("retry", retry_after=HOUR)))
     rig.end_all()
     rig.now += 60_000
-    rig.queue.lanes[0].put(Ticket(produce(), rig.now + 1_000), produce())
+    rig.queue.executors[0].put(Ticket(produce(), rig.now + 1_000), produce())
     ticket = rig.ask(lease(9))
     while rig.commits:
-        assert all(served_at > rig.now for served_at in leased_expiries(rig.queue.lanes[0]))
+        assert all(served_at > rig.now for served_at in leased_expiries(rig.queue.executors[0]))
         rig.end_all()
         rig.wait(1)
     assert rig.offsets(ticket) == [4], "3 was the retried one, when it fell due"
-    assert rig.queue.lanes[0].partition.header.dead == 3
+    assert rig.queue.executors[0].partition.header.dead == 3
 
 
-def leased_expiries(lane: Lane) -> list[Millis]:
-    return [part.extent.expires_at for taken in lane.partition.leases.values() for part in taken.parts]
+def leased_expiries(executor: PartitionExecutor) -> list[Millis]:
+    return [part.extent.expires_at for taken in executor.partition.leases.values() for part in taken.parts]
 
 
 # ---- idempotency groups ---------------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ def test_a_group_takes_so_many_keys_of_a_sequence(monkeypatch: pytest.MonkeyPatc
 
 def test_what_was_seen_before_a_partition_was_opened_anew_is_not_taken_out_of_it() -> None:
     rig = QueueRig()
-    seen = rig.queue.lanes[0].opening
+    seen = rig.queue.executors[0].opening
     lost = rig.ask(produce(1, 200, text="lost"))
     rig.end(0, Outcome.REFUSED)
     rig.wait(200)
@@ -198,7 +198,7 @@ def test_what_was_seen_before_a_partition_was_opened_anew_is_not_taken_out_of_it
     assert rig.code(stale) == "unavailable"
     assert rig.code(lost) == "unavailable"
     assert rig.durable(0) == (1, 0, 0)
-    fresh = rig.ask(TakeOut(0, array_of([0]), "elsewhere", 1_000, rig.queue.lanes[0].opening))
+    fresh = rig.ask(TakeOut(0, array_of([0]), "elsewhere", 1_000, rig.queue.executors[0].opening))
     rig.end_all()
     begun = rig.answers[fresh]
     assert isinstance(begun, TransferBegun)
@@ -216,7 +216,7 @@ def test_a_lease_without_time_waits_for_a_commit_but_not_for_a_hung_one() -> Non
     assert list(rig.commits) == [0]
     assert patient not in rig.answers, "the partition has items, and is about to be free"
     rig.wait(DEGRADED[0] + 1)
-    assert rig.queue.lanes[0].degraded
+    assert rig.queue.executors[0].degraded
     ticket = rig.ask(lease(1))
     assert rig.answers[ticket] == []
 
@@ -225,7 +225,7 @@ def test_keys_that_hold_no_lease_are_not_looked_up(monkeypatch: pytest.MonkeyPat
     looked: list[Ticket] = []
     real = LogicalQueue._keyed
 
-    def counting(queue: LogicalQueue, ticket: Ticket, now: Millis) -> list[tuple[Lane, Grant]]:
+    def counting(queue: LogicalQueue, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
         looked.append(ticket)
         return real(queue, ticket, now)
 
@@ -241,7 +241,7 @@ def test_keys_that_hold_no_lease_are_not_looked_up(monkeypatch: pytest.MonkeyPat
     assert looked == [again]
     assert rig.grants(again) == rig.grants(held)
     looked.clear()
-    rig.queue.lanes[0].put(Ticket(produce(10), rig.now + 1_000), produce(10))
+    rig.queue.executors[0].put(Ticket(produce(10), rig.now + 1_000), produce(10))
     rig.turn()
     rig.end_all()
     assert sum(ticket in rig.answers for ticket in waiting) == 10

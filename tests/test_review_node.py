@@ -16,7 +16,7 @@ from sluiceway.local import redrive as redrive_module
 from sluiceway.local.backend import Backend
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import Fate, Produce, QueuePatch, Redrive, Selection, Settle, Settled
+from sluiceway.model.requests import Disposition, Produce, QueuePatch, Redrive, Selection, Settle, Settled
 from sluiceway.ports.meta_store import MetaUnknownError, Stamp
 from sluiceway.ports.partition_store import Changes, Fence, PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven
@@ -39,7 +39,7 @@ async def on_the_way(service: Service, then: str | None) -> None:
     await service.create_queue(spec("q", dead_queue="d1"))
     await service.pause("d1", ["produce"], True)
     await produce(service, "q", "a")
-    await settle(service, "q", await lease(service, "q"), Fate("dead"))
+    await settle(service, "q", await lease(service, "q"), Disposition("dead"))
     await service.update_queue("q", QueuePatch({"dead_queue": then}))
 
 
@@ -263,7 +263,7 @@ def item(text: str, queue: str) -> Produce:
 
 
 async def retry(service: Service, offset: int) -> Settled:
-    return await service.settle("dead", Settle({0: [Selection(Fate("retry"), offsets=np.array([offset]))]}, 20_000))
+    return await service.settle("dead", Settle({0: [Selection(Disposition("retry"), offsets=np.array([offset]))]}, 20_000))
 
 
 @driven
@@ -275,7 +275,7 @@ async def test_a_redrive_does_not_take_what_it_saw_before_a_commit_failed_for_wh
         for name, queue in (("a", "q1"), ("b", "q2")):
             await service.produce("dead", item(name, queue))
         driver = service._drivers["dead"]
-        lane = driver._queue.lanes[0]
+        executor = driver._queue.executors[0]
         assert payloads((await lease(service, "dead")).batches) == ["x", "a", "b"]
         await retry(service, 0)
         held, go_on = asyncio.Event(), asyncio.Event()
@@ -301,9 +301,9 @@ async def test_a_redrive_does_not_take_what_it_saw_before_a_commit_failed_for_wh
         store.on_read = hold
         redrive = asyncio.ensure_future(service.redrive("dead", Redrive(20_000, 10)))
         await reading.wait()
-        store.on_read, opening = fine, lane.opening
+        store.on_read, opening = fine, executor.opening
         go_on.set()
-        await eventually(lambda: lane.opening > opening and lane.takes_work)
+        await eventually(lambda: executor.opening > opening and executor.takes_work)
         with pytest.raises(SluicewayError):
             await failing
         await retry(service, 2)
@@ -312,5 +312,5 @@ async def test_a_redrive_does_not_take_what_it_saw_before_a_commit_failed_for_wh
             await redrive
         except SluicewayError as error:
             assert error.code == "unavailable"
-        await eventually(lambda: not lane.partition.transfers)
+        await eventually(lambda: not executor.partition.transfers)
         assert "b" not in payloads((await lease(service, "q1")).batches), "what was meant for q2 is in q1"

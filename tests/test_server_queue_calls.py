@@ -137,7 +137,7 @@ def test_release(service: FakeService, client: Client) -> None:
     assert (released.released, released.ignored) == (3, [Ignored(id="k7f3q2ma.0.9", reason="completed")])
     (asked,) = service.asked
     (items,) = asked.selections[0]  # type: ignore[attr-defined]
-    assert (items.fate, items.offsets.tolist()) == (RELEASE, [7, 9])
+    assert (items.disposition, items.offsets.tolist()) == (RELEASE, [7, 9])
     assert asked.selections[2] == [Selection(RELEASE, lease=4)]  # type: ignore[attr-defined]
     assert (asked.client_id, asked.strict) == ("c", False)  # type: ignore[attr-defined]
 

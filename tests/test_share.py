@@ -8,7 +8,7 @@ import pytest
 from sluiceway.core.partition.key_slots import slot
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.queries import load
-from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.owned_queue import OwnedQueue
 from sluiceway.core.queue.partition_executor import LaneState
 from sluiceway.core.queue.tickets import Commit, Effect, Open, Reply, Request, Ticket, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
@@ -17,7 +17,7 @@ from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import GiveKeys, Load, Shut
 from sluiceway.model.queue import PartitionRecord, PartitionState, QueueRecord
-from sluiceway.model.requests import DONE, Lease, Life, Produce, Produced, ProduceKey, Selection, Settle
+from sluiceway.model.requests import DONE, Lease, MovedItem, Produce, Produced, ProduceKey, Selection, Settle
 
 TIMEOUT = 5_000
 GRACE = 300
@@ -28,7 +28,7 @@ class World:
 
     def __init__(self, *numbers: int, grace: int = 0) -> None:
         self.now = 1_000_000
-        self.share = Share("q", 60_000, grace)
+        self.share = OwnedQueue("q", 60_000, grace)
         self.configure("available", "available", "available")
         self.commits: dict[int, Commit] = {}
         self.opens: dict[int, Open] = {}
@@ -124,7 +124,7 @@ def test_a_commit_in_flight_ends_before_its_partition_goes() -> None:
     world.land(0)
     assert isinstance(world.answers[ticket], Produced)
     assert world.code(late) == "not_here"
-    assert 0 not in world.share.lanes
+    assert 0 not in world.share.executors
 
 
 def test_after_a_drop_nobody_knows_what_became_of_a_commit() -> None:
@@ -152,25 +152,25 @@ def test_what_waits_for_a_partition_that_goes_is_told_that_it_may_be_done_in_par
 
 def test_under_one_grant_no_opening_is_used_twice() -> None:
     world = World(0)
-    first = world.share.lanes[0].opening
+    first = world.share.executors[0].opening
     world.share.drop(0)
     world.gain(0)
-    assert world.share.lanes[0].opening > first
+    assert world.share.executors[0].opening > first
 
 
 def test_late_events_of_a_partition_that_has_gone_are_nobodys() -> None:
     world = World(0)
-    opening = world.share.lanes[0].opening
+    opening = world.share.executors[0].opening
     world.share.drop(0)
     world.share.committed(0, opening, Outcome.DONE, world.now)
     world.share.opened(0, opening, Partition(), world.now)
     world.share.transferred(0, 1, TransferEnd(done=True), world.now)
     world.share.give_back(0, 1)
-    world.share.stop_lane(0, "damaged", world.now)
+    world.share.stop_executor(0, "damaged", world.now)
     world.share.retry_now([0], world.now)
     world.gain(0)
     world.share.committed(0, opening, Outcome.UNKNOWN, world.now)
-    assert world.share.lanes[0].state is LaneState.READY
+    assert world.share.executors[0].state is LaneState.READY
 
 
 @pytest.mark.parametrize("has_items", [True, False])
@@ -200,7 +200,7 @@ def test_no_lease_runs_out_just_after_its_partition_came_here() -> None:
     changes = taken[0]
     world.now += 100
     world.gain(0, load(Snapshot(changes.txn, changes.header, dict(changes.puts))))
-    assert world.share.lanes[0].partition.leased_count == 1
+    assert world.share.executors[0].partition.leased_count == 1
     assert world.share.wake_at() == world.now + GRACE
     opened_at, world.now = world.now, world.now + 200
     world.share.retry_now([0], world.now, anew=True)
@@ -210,7 +210,7 @@ def test_no_lease_runs_out_just_after_its_partition_came_here() -> None:
     assert world.share.wake_at() == opened_at + GRACE
     world.now = opened_at + GRACE
     world.turn()
-    assert world.share.lanes[0].partition.leased_count == 0
+    assert world.share.executors[0].partition.leased_count == 0
 
 
 def test_the_load_tells_what_nobody_here_waits_for() -> None:
@@ -233,9 +233,9 @@ def test_a_share_says_whether_it_will_serve_a_lease_in_a_moment() -> None:
     second = world.ask(Lease("c", 1, TIMEOUT))
     assert not world.share.will_serve(first), "it is one item, and two wait"
     assert world.share.withdraw(second)
-    world.share.lanes[0].degraded = True
+    world.share.executors[0].degraded = True
     assert not world.share.will_serve(first), "its partition hangs"
-    world.share.lanes[0].degraded = False
+    world.share.executors[0].degraded = False
     world.land(0)
     assert first not in world.answers
     assert world.share.will_serve(first), "it is being written itself"
@@ -321,7 +321,7 @@ def test_a_partition_that_is_gained_follows_the_record() -> None:
     world.configure("paused", "draining", "available")
     world.gain(0)
     assert world.code(world.ask(produce())) == "not_here"
-    assert [lane.shown for lane in world.share.lanes.values()] == ["draining", "paused"]
+    assert [executor.shown for executor in world.share.executors.values()] == ["draining", "paused"]
 
 
 def test_a_shut_partition_is_not_offered() -> None:
@@ -338,7 +338,7 @@ def test_a_lease_is_not_waited_for_where_nothing_is_given_out() -> None:
     world.land(0)
     world.configure("paused", "available", "available")
     world.ask(Shut(0, "read_only", 1, TIMEOUT))
-    assert world.share.lanes[0].state is LaneState.COMMITTING
+    assert world.share.executors[0].state is LaneState.COMMITTING
     assert not world.share.will_serve(world.ask(Lease("c", 1, TIMEOUT)))
 
 
@@ -348,7 +348,7 @@ def test_moved_items_wait_for_their_partition_though_it_is_sealed() -> None:
     world.ask(Shut(0, "sealed", 1, TIMEOUT))
     world.land(0)
     key = ProduceKey("move/q.1/1", "move/q.1", 1)
-    ticket = world.ask(Produce(batch_from_rows([{"payload": b"a"}]), TIMEOUT, key, 0, (Life(1, 0),)))
+    ticket = world.ask(Produce(batch_from_rows([{"payload": b"a"}]), TIMEOUT, key, 0, (MovedItem(1, 0),)))
     assert ticket not in world.answers
     world.now += TIMEOUT
     world.turn()

@@ -15,7 +15,7 @@ from queue_rig import lease as lease_request
 from queue_rig import produce as produce_request
 from sluiceway.adapters import system
 from sluiceway.core.partition.queries import load
-from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.owned_queue import OwnedQueue
 from sluiceway.core.queue.tickets import Commit, Effect
 from sluiceway.core.queue.timer_pacing import FIRST_SLICE, MIN_SLICE, TimerPace
 from sluiceway.kernel.limits import TIMER_BATCH, TIMER_SLICE
@@ -185,16 +185,16 @@ async def test_slices_follow_the_processor_time_of_a_turn(tmp_path: Path, monkey
         return spent
 
     done: list[int] = []
-    original = Share.turn
+    original = OwnedQueue.turn
 
-    def turn(self: Share, now: int, timers: int | None = None) -> Any:
+    def turn(self: OwnedQueue, now: int, timers: int | None = None) -> Any:
         effects = original(self, now, timers)
         if self.timers_done:
             done.append(self.timers_done)
         return effects
 
     monkeypatch.setattr(system, "cpu_seconds", cpu_seconds)
-    monkeypatch.setattr(Share, "turn", turn)
+    monkeypatch.setattr(OwnedQueue, "turn", turn)
     count = FIRST_SLICE + FIRST_SLICE // 2 + 2 * MIN_SLICE
     async with serving(tmp_path) as (service, _):
         await service.create_queue(spec("q"))
@@ -266,7 +266,7 @@ async def test_a_large_partition_is_not_scanned_again_once_it_is_loaded(tmp_path
         gc.unfreeze()
         await service._drivers["q"].reload(10 * SECOND)
         frozen, kept = gc.get_freeze_count(), gc.get_objects()
-        leases = service._drivers["q"].lane(0).partition.leases
+        leases = service._drivers["q"].executor(0).partition.leases
         gc.unfreeze()
     assert frozen
     assert len(leases) == 1

@@ -18,7 +18,7 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PAYLOAD_BYTES, MAX_SCHE
 from sluiceway.model.items import HEADERS, TIME
 from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
-from sluiceway.model.requests import Fate, Leased, LeaseInfo, ProduceKey
+from sluiceway.model.requests import Disposition, Leased, LeaseInfo, ProduceKey
 from sluiceway.model.small_batch import in_columns
 from sluiceway.wire import answers
 from sluiceway.wire.arrow_codec import METADATA_KEY, produce_request, settle_request
@@ -245,25 +245,25 @@ def settled(rows: pa.RecordBatch, incarnation: str = "k7f3q2ma") -> Any:
     return settle_request(SettleQuery(queue_name="q", incarnation=incarnation), stream(rows), RECORD)
 
 
-fates = st.one_of(
+dispositions = st.one_of(
     st.just(("done", None, None)),
     st.tuples(st.just("retry"), st.sampled_from([None, 0, 5]), st.just(None)),
     st.tuples(st.just("dead"), st.just(None), st.sampled_from([None, "", "a", "b"])),
 )
 
 
-@given(st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 50)), fates, min_size=1, max_size=60))
+@given(st.dictionaries(st.tuples(st.integers(0, 4), st.integers(0, 50)), dispositions, min_size=1, max_size=60))
 def test_settle_groups_rows_as_a_loop_would(wanted: dict[tuple[int, int], tuple[str, int | None, str | None]]) -> None:
-    expected: dict[int, dict[Fate, list[int]]] = {}
+    expected: dict[int, dict[Disposition, list[int]]] = {}
     for (partition, offset), (outcome, delay, reason) in wanted.items():
-        fate = Fate(outcome, retry_after=delay, reason=reason or "")  # type: ignore[arg-type]
-        expected.setdefault(partition, {}).setdefault(fate, []).append(offset)
-    request = settled(settle_batch((partition, offset, *fate) for (partition, offset), fate in wanted.items()))
-    got: dict[int, dict[Fate, list[int]]] = {}
+        disposition = Disposition(outcome, retry_after=delay, reason=reason or "")  # type: ignore[arg-type]
+        expected.setdefault(partition, {}).setdefault(disposition, []).append(offset)
+    request = settled(settle_batch((partition, offset, *disposition) for (partition, offset), disposition in wanted.items()))
+    got: dict[int, dict[Disposition, list[int]]] = {}
     for partition, chosen in request.selections.items():
         for selection in chosen:
             assert selection.offsets.tolist() == sorted(set(selection.offsets.tolist()))
-            got.setdefault(partition, {}).setdefault(selection.fate, []).extend(selection.offsets.tolist())
+            got.setdefault(partition, {}).setdefault(selection.disposition, []).extend(selection.offsets.tolist())
     assert {p: {f: sorted(o) for f, o in by.items()} for p, by in got.items()} == {
         p: {f: sorted(o) for f, o in by.items()} for p, by in expected.items()
     }

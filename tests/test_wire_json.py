@@ -21,7 +21,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PAYLOAD_BYTES, MAX_SCHEDULE, MAX_TEXT_BYTES
 from sluiceway.model.leased_items import Slice, served
 from sluiceway.model.queue import PartitionRecord, QueueRecord
-from sluiceway.model.requests import DONE, RELEASE, Fate, Leased, LeaseInfo, Peek, Produce, ProduceKey, Selection
+from sluiceway.model.requests import DONE, RELEASE, Disposition, Leased, LeaseInfo, Peek, Produce, ProduceKey, Selection
 from sluiceway.model.small_batch import in_columns
 from sluiceway.wire import answers, json_items, json_outcomes
 from sluiceway.wire.outcome_selection import group_items
@@ -277,7 +277,7 @@ def test_ids_are_grouped_by_partition_sorted_and_unique() -> None:
     assert request.selections[0][0].offsets.tolist() == [2, 9]
     assert request.selections[0][0].offsets.dtype == np.int64
     assert request.selections[1][0].offsets.tolist() == [5]
-    assert (request.selections[2][0].fate, request.selections[2][0].lease) == (DONE, 4)
+    assert (request.selections[2][0].disposition, request.selections[2][0].lease) == (DONE, 4)
     assert request.foreign == ["other.0.1", "other.2.L4"], "which partitions there were is for the queue to say"
     assert not request.stage
 
@@ -300,9 +300,9 @@ def test_ids_are_grouped_by_partition_sorted_and_unique() -> None:
     ],
 )
 def test_ids_of_one_place_are_grouped_as_any_others(ids: list[str]) -> None:
-    def grouped(fates: Iterable[Fate]) -> object:
+    def grouped(dispositions: Iterable[Disposition]) -> object:
         try:
-            found = group_items(ids, fates, RECORD, "ids[{}]".format)
+            found = group_items(ids, dispositions, RECORD, "ids[{}]".format)
         except SluicewayError as error:
             return error.code, error.field, error.detail
         return {
@@ -316,7 +316,7 @@ def test_all_that_is_named_is_released_alike_and_only_from_its_owner() -> None:
     fields = {"ids": ["k7f3q2ma.0.9", "k7f3q2ma.0.2", "other.0.1"], "lease_ids": ["k7f3q2ma.2.L4"], "client_id": "c", "strict": True}
     request = call(json_outcomes.decode_select, RECORD, RELEASE, **fields)
     assert (request.client_id, request.strict, request.stage, request.foreign) == ("c", True, False, ["other.0.1"])
-    assert (request.selections[0][0].fate, request.selections[0][0].offsets.tolist()) == (RELEASE, [2, 9])
+    assert (request.selections[0][0].disposition, request.selections[0][0].offsets.tolist()) == (RELEASE, [2, 9])
     assert request.selections[2] == [Selection(RELEASE, lease=4)]
     assert complete(ids=["k7f3q2ma.0.1"])().client_id is None  # type: ignore[attr-defined]
 
@@ -329,7 +329,7 @@ def test_an_extension_names_leases_items_or_both() -> None:
     assert (request.client_id, request.strict, request.lease_timeout, request.request_timeout) == ("c", True, None, 30_000)
 
 
-def test_retries_are_grouped_by_fate() -> None:
+def test_retries_are_grouped_by_disposition() -> None:
     request = call(
         json_outcomes.decode_retry,
         RECORD,
@@ -342,12 +342,12 @@ def test_retries_are_grouped_by_fate() -> None:
             {"id": "k7f3q2ma.0.5", "dead": True, "reason": "bad"},
         ],
     )
-    assert [(chosen.fate, chosen.offsets.tolist()) for chosen in request.selections[0]] == [
-        (Fate("retry"), [1]),
-        (Fate("retry", retry_after=0), [2]),
-        (Fate("retry", retry_after=5_000), [3]),
-        (Fate("retry", retry_at=NOW + 1000), [4]),
-        (Fate("dead", reason="bad"), [5]),
+    assert [(chosen.disposition, chosen.offsets.tolist()) for chosen in request.selections[0]] == [
+        (Disposition("retry"), [1]),
+        (Disposition("retry", retry_after=0), [2]),
+        (Disposition("retry", retry_after=5_000), [3]),
+        (Disposition("retry", retry_at=NOW + 1000), [4]),
+        (Disposition("dead", reason="bad"), [5]),
     ]
 
 

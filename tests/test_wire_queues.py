@@ -16,7 +16,7 @@ from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId
-from sluiceway.kernel.limits import KEY_WINDOW, LEAST_KEY_WINDOW, MAX_LEASE_TIMEOUT, MAX_REQUEST_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES
+from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT, MAX_REQUEST_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES, MIN_KEY_WINDOW
 from sluiceway.model.queue import Backoff, PartitionRecord, QueueRecord
 from sluiceway.model.requests import (
     Clear,
@@ -190,7 +190,7 @@ durations = st.integers(1, MAX_SCHEDULE)
             "dead_queue": st.none() | st.from_regex(r"[a-z0-9_]{1,9}", fullmatch=True),
             "expire_timeout": st.integers(0, MAX_SCHEDULE),
             "retry_backoff": st.none() | st.tuples(durations, durations).map(lambda pair: Backoff(min(pair), max(pair))),
-            "idempotency_window": st.integers(LEAST_KEY_WINDOW, KEY_WINDOW),
+            "idempotency_window": st.integers(MIN_KEY_WINDOW, KEY_WINDOW),
             "write_timeout": st.none() | st.integers(1, MAX_REQUEST_TIMEOUT),
             "logical_queues": st.none() | st.integers(1, 1_000) | st.just("auto"),
             "reference": st.text(max_size=20),

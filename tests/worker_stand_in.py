@@ -28,7 +28,7 @@ def parent(folder: Path, count: int, behaviour: str) -> None:
     sock = socket.create_server(("127.0.0.1", 0))
     order = pickle.dumps((str(folder), behaviour))
     if behaviour == "watched":
-        module.MOST_MISSED = 3
+        module.MAX_MISSED = 3
     if behaviour == "stuck":
         module.KILL_AFTER = 0
     supervisor = Supervisor(count, order, [sock], 0 if behaviour == "stuck" else SHUTDOWN_TIMEOUT, [sys.executable, __file__])

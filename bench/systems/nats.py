@@ -27,7 +27,7 @@ ALWAYS = (2, 10)
 """The first version that has `sync_interval: always`."""
 PATIENCE = 5.0
 """Seconds that a lease waits for items."""
-MOST_PENDING = 1_000_000
+MAX_PENDING = 1_000_000
 """Items that are delivered and not acknowledged: as many as the clients may hold."""
 
 
@@ -69,7 +69,7 @@ async def _drive(address: str, work: Work, seconds: float) -> Done:
     stream = connections[0].jetstream()
     # A stream of its own for each slice: what a slice leaves behind is not in the way of the next.
     await stream.add_stream(name="bench", subjects=["bench"], retention=api.RetentionPolicy.WORK_QUEUE, storage=api.StorageType.FILE)
-    consumer = api.ConsumerConfig(durable_name="bench", ack_policy=api.AckPolicy.EXPLICIT, max_ack_pending=MOST_PENDING, max_waiting=1_000)
+    consumer = api.ConsumerConfig(durable_name="bench", ack_policy=api.AckPolicy.EXPLICIT, max_ack_pending=MAX_PENDING, max_waiting=1_000)
     await stream.add_consumer("bench", consumer)
     clients = [Nats(each, work) for each in connections]
     for client in clients:

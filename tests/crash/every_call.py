@@ -22,13 +22,13 @@ import pyarrow as pa
 
 from node_rig import eventually, produce, spec, total
 from sluiceway.instance.service import Service
-from sluiceway.model.requests import DONE, Fate, Lease, ProduceKey, Selection, Settle
+from sluiceway.model.requests import DONE, Disposition, Lease, ProduceKey, Selection, Settle
 from test_sqlite_faults import Disk, DiskFile
 
 BASE_ITEMS = ("a", "b", "c", "d", "e", "f")
 """a, b, e and f are in partition 0, of which a and b are in lease 1; c and d are in partition 1."""
 NEW_ITEMS = ("x", "y", "z")
-MOST_CALLS = 500
+MAX_CALLS = 500
 
 
 class DyingDisk(Disk):
@@ -105,8 +105,8 @@ async def lease_keyed(service: Service) -> Any:
     return [[lease.partition, lease.number, lease.items] for lease in leased.leases]
 
 
-def _first_two(fate: Fate) -> Settle:
-    return Settle({0: [Selection(fate, offsets=np.array([0, 1]))]}, 10_000)
+def _first_two(disposition: Disposition) -> Settle:
+    return Settle({0: [Selection(disposition, offsets=np.array([0, 1]))]}, 10_000)
 
 
 async def complete(service: Service) -> Any:
@@ -115,14 +115,14 @@ async def complete(service: Service) -> Any:
 
 async def bury(service: Service) -> Any:
     """To the dead queue, and all the way."""
-    await service.settle("q", _first_two(Fate("dead", reason="bad")))
+    await service.settle("q", _first_two(Disposition("dead", reason="bad")))
     await eventually(lambda: total(service, "dead") == 2 and total(service, "q") == len(BASE_ITEMS) - 2)
     return True
 
 
 async def close(service: Service) -> Any:
     """State that the first is to be tried again, and close the lease: it is put back, and the second is completed."""
-    staged = Settle({0: [Selection(Fate("retry"), offsets=np.array([0]))]}, 10_000, stage=True)
+    staged = Settle({0: [Selection(Disposition("retry"), offsets=np.array([0]))]}, 10_000, stage=True)
     await service.settle("q", staged)
     settled = await service.settle("q", Settle({0: [Selection(DONE, lease=1)]}, 10_000))
     return [settled.completed, settled.retried]
@@ -181,7 +181,7 @@ def main() -> None:
     pa.array([b""])
     for halfway in (False, True):
         for nth in itertools.count():
-            assert nth < MOST_CALLS, "it never ends"
+            assert nth < MAX_CALLS, "it never ends"
             name = f"{call}-{nth}{'-half' if halfway else ''}"
             shutil.copytree(base, copies / name)
             code, answer = crash(call, copies / name, nth, halfway)

@@ -296,9 +296,9 @@ class Consumer(Worker):
 
     def _mix(self, names: dict[str, str], leases: dict[str, list[str]]) -> None:
         """Some are put back, some die, the rest is completed."""
-        fates = {item_id: self.random.choices(("done", "retry", "dead"), (5, 3, 2))[0] for item_id in names}
+        dispositions = {item_id: self.random.choices(("done", "retry", "dead"), (5, 3, 2))[0] for item_id in names}
         for verdict in ("retry", "dead"):
-            those = {item_id: names[item_id] for item_id, fate in fates.items() if fate == verdict}
+            those = {item_id: names[item_id] for item_id, disposition in dispositions.items() if disposition == verdict}
             if those:
                 more: dict[str, Any] = (
                     {"dead": True, "reason": "asked"} if verdict == "dead" else self.random.choice(({}, {"retry_after": "200ms"}))
@@ -306,21 +306,24 @@ class Consumer(Worker):
                 self.ledger.trying(list(those.values()), verdict)
                 body, in_doubt = self.until_done("queue.retry", items=[{"id": item_id, **more} for item_id in those])
                 self._settled(those, body, in_doubt, verdict)
-        rest = {item_id: names[item_id] for item_id, fate in fates.items() if fate == "done"}
+        rest = {item_id: names[item_id] for item_id, disposition in dispositions.items() if disposition == "done"}
         if rest:
             self._complete(rest, leases)
 
     def _close(self, names: dict[str, str], leases: dict[str, list[str]]) -> None:
         """State outcomes, then close the lease: they take effect together."""
         for lease, ids in leases.items():
-            fates = {item_id: self.random.choices(("done", "retry", "dead"), (6, 2, 2))[0] for item_id in ids if item_id in names}
-            stated = [{"id": item_id, "outcome": fate} for item_id, fate in fates.items() if fate != "done"]
+            dispositions = {item_id: self.random.choices(("done", "retry", "dead"), (6, 2, 2))[0] for item_id in ids if item_id in names}
+            stated = [{"id": item_id, "outcome": disposition} for item_id, disposition in dispositions.items() if disposition != "done"]
             if stated and self.until_done("queue.settle", items=stated)[0]["ignored"]:
                 continue  # the lease has run out
-            by_fate = {fate: [names[item_id] for item_id, each in fates.items() if each == fate] for fate in ("done", "retry", "dead")}
-            for fate, those in by_fate.items():
-                self.ledger.trying(those, fate)
+            by_disposition = {
+                disposition: [names[item_id] for item_id, each in dispositions.items() if each == disposition]
+                for disposition in ("done", "retry", "dead")
+            }
+            for disposition, those in by_disposition.items():
+                self.ledger.trying(those, disposition)
             body, _ = self.until_done("queue.complete", lease_ids=[lease])
             if not body["ignored"]:
-                for fate, those in by_fate.items():
-                    self.ledger.fated(those, fate)
+                for disposition, those in by_disposition.items():
+                    self.ledger.fated(those, disposition)

@@ -23,7 +23,7 @@ from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.instance.service import Service
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.requests import DONE, Fate, Lease, Produce, ProduceKey
+from sluiceway.model.requests import DONE, Disposition, Lease, Produce, ProduceKey
 from sluiceway.ports.partition_store import Changes, DamagedError, Fence, RecordKind, Snapshot, StoreUnavailableError
 
 pytestmark = pytest.mark.crash
@@ -108,9 +108,11 @@ class Run:
         if not leased.leases:
             return
         names = [name_of(payload) or "torn" for payload in payloads(leased.batches)]
-        verb, fate = chance.choice((("completed", DONE), ("completed", DONE), ("killed", Fate("dead")), ("retried", Fate("retry"))))
+        verb, disposition = chance.choice(
+            (("completed", DONE), ("completed", DONE), ("killed", Disposition("dead")), ("retried", Disposition("retry")))
+        )
         self.diary.append(Entry(verb, names, False))
-        settled = await settle(service, "q", leased, fate)
+        settled = await settle(service, "q", leased, disposition)
         assert settled.total == len(names)
         self.diary.append(Entry(verb, names, True))
 

@@ -17,7 +17,7 @@ from sluiceway.model.items import HEADERS, TIME, batch_from_rows, decode_blob, d
 from sluiceway.model.leased_items import Slice
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Leased, LeaseInfo
-from sluiceway.model.small_batch import Few, Rows, Served, in_columns
+from sluiceway.model.small_batch import Rows, Served, SmallBatch, in_columns
 from sluiceway.wire import answers
 from sluiceway.wire.arrow_codec import produce_request, settle_request
 from sluiceway.wire.json_items import ProduceFields
@@ -64,7 +64,7 @@ def sound() -> list[bytes]:
     times = pa.array([NOW + 5, None, 0], TIME)
     full = {"payload": payload, "kind": texts, "encoding": texts, "reference": texts, "headers": headers, "enqueue_at": times}
     ids = {"partition": pa.array([0, 1, 0], pa.int32()), "offset": pa.array([5, 6, 7], pa.int64())}
-    fates = {"retry_after_ms": pa.array([None, 5, None], pa.int64()), "reason": texts}
+    dispositions = {"retry_after_ms": pa.array([None, 5, None], pa.int64()), "reason": texts}
     batches = [
         pa.record_batch({"payload": payload}),
         pa.record_batch({"payload": payload.cast(pa.large_binary())}),
@@ -72,7 +72,7 @@ def sound() -> list[bytes]:
         pa.record_batch(full),
         pa.record_batch({**full, "kind": texts.cast(pa.large_utf8())}).slice(1, 2),
         pa.record_batch({"payload": pa.array([b"x" * 50] * 200)}),
-        pa.record_batch({**ids, "outcome": ["done", "retry", "dead"], **fates}),
+        pa.record_batch({**ids, "outcome": ["done", "retry", "dead"], **dispositions}),
         pa.record_batch({**ids, "outcome": ["done", "done", "done"]}),
     ]
     found = [stream(batch) for batch in batches]
@@ -114,7 +114,7 @@ def _produce(body: bytes, chosen: int) -> None:
     some = np.unique(np.array([first, end - 1, first + chosen % batch.num_rows], np.int64))
     for rows in (np.arange(first, end), some):
         _serve(Slice(0, rows, rows, 1, NOW), blob)
-        if isinstance(came, Few):
+        if isinstance(came, SmallBatch):
             _serve(Slice(0, rows - first, rows, 1, NOW), came)
 
 

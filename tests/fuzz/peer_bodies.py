@@ -18,8 +18,8 @@ from sluiceway.model.leased_items import Slice, common_schema, served
 from sluiceway.model.peers import Ask, Count, Learn, Load, PeerRequest, Poll, Polled
 from sluiceway.model.requests import (
     DONE,
+    Disposition,
     Extend,
-    Fate,
     Lease,
     Leased,
     LeaseInfo,
@@ -71,7 +71,7 @@ def sound() -> tuple[list[bytes], list[tuple[PeerRequest, bytes]], list[bytes]]:
     requests: list[PeerRequest] = [
         _ask(Produce(_ROWS, 5_000, ProduceKey("key", "group", 7), 2)),
         _ask(Produce(_BLOB.slice(10, 80), 5_000)),
-        _ask(Settle({0: [Selection(DONE, some), Selection(Fate("retry", NOW, None, "é"), lease=7)]}, 5, foreign=["x"], strict=True)),
+        _ask(Settle({0: [Selection(DONE, some), Selection(Disposition("retry", NOW, None, "é"), lease=7)]}, 5, foreign=["x"], strict=True)),
         _ask(Extend([(1, 2)], 5, 6, offsets={3: some}, client_id="c")),
         _ask(DeleteItems({1: some, 2: some}, 5)),
         _ask(Lease("c", 9, 5_000, None, 3, "key")),

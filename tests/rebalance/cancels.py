@@ -9,7 +9,7 @@ from typing import Any
 from cluster.report import Report
 from rebalance.fleet import LOCAL, SHARED, MixedFleet
 from rebalance.holding import PostgresSteps
-from rebalance.kills import JUDGED_EVERY, MOST_STEPS, at_mark, await_held
+from rebalance.kills import JUDGED_EVERY, MAX_STEPS, at_mark, await_held
 from rebalance.moving import Moves, Refused, ask, place
 from rebalance.traffic import MovingTraffic
 from server_process import PATIENCE
@@ -21,7 +21,7 @@ def cancel_at_every_step(report: Report, fleet: MixedFleet, traffic: MovingTraff
     outcomes: list[str] = []
     traffic.start()
     traffic.progress(50)
-    for nth in range(1, MOST_STEPS):
+    for nth in range(1, MAX_STEPS):
         there = set(place(fleet, queue).values())
         target = LOCAL if there == {SHARED} else SHARED
         fleet.settle_on(target)

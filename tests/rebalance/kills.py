@@ -19,7 +19,7 @@ from server_process import PATIENCE, wait_until
 Way = Literal["before", "after", "frozen"]
 """The commit of the step fails with its maker, or is done although its maker is dead; or is done while its maker stands still, and that one
 goes on when others have done the rest."""
-MOST_STEPS = 40
+MAX_STEPS = 40
 JUDGED_EVERY = 4
 
 
@@ -71,7 +71,7 @@ def strike_at_every_step(
 
 
 def _enumerated(ways: tuple[Way, ...]) -> Iterator[tuple[int, Way]]:
-    for nth in range(1, MOST_STEPS):
+    for nth in range(1, MAX_STEPS):
         for way in ways:
             # The first mark is made by whoever was asked; one that is frozen would not answer.
             if (nth, way) != (1, "frozen"):
@@ -147,7 +147,7 @@ def kill_alone_at_every_step(report: Report, fleet: MixedFleet, traffic: MovingT
     steps = fleet.own_steps()
     there = itertools.cycle((SHARED, LOCAL))
     kills, late, seconds = 0, 0, []
-    for nth in range(1, MOST_STEPS):
+    for nth in range(1, MAX_STEPS):
         if nth % JUDGED_EVERY == 1:
             traffic.start()
             traffic.progress(50)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sluiceway.cli.main import main
-from sluiceway.core.partition.admission import Gate
+from sluiceway.core.partition.admission import Admission
 from sluiceway.model.queue import PartitionRecord, QueueRecord
 
 
@@ -19,17 +19,17 @@ def command(what: str) -> list[str]:
 
 
 def seal_what_is_not_empty() -> None:
-    Gate.is_empty = property(lambda _: True)  # type: ignore[method-assign, assignment]
+    Admission.is_empty = property(lambda _: True)  # type: ignore[method-assign, assignment]
 
 
 def forget_keys() -> None:
-    honest = Gate.give_keys
+    honest = Admission.give_keys
 
-    def give_keys(self: Gate, slots: object, of: int, cursor: int, partition: int) -> dict[str, bytes]:
+    def give_keys(self: Admission, slots: object, of: int, cursor: int, partition: int) -> dict[str, bytes]:
         honest(self, slots, of, cursor, partition)  # type: ignore[arg-type]
         return {}
 
-    Gate.give_keys = give_keys  # type: ignore[method-assign]
+    Admission.give_keys = give_keys  # type: ignore[method-assign]
 
 
 def overtake() -> None:

@@ -22,7 +22,7 @@ from sluiceway.client.protocol import About, call
 KEPT_KEYS = 300
 """So many produces of each producer are repeated now and then, long after they were done."""
 REPEATED = 0.15
-LEAST_CLIENTS = 3
+MIN_CLIENTS = 3
 """So many producers each queue has at least, and twice as many consumers: no backlog is to keep a partition from being drained."""
 ENOUGH = 100
 """So many calls of one kind it takes to say what the slowest hundredth of them is."""
@@ -200,7 +200,7 @@ class MovingTraffic(Traffic):
 
     def _load(self, queue: str, home: int) -> Load:
         who = f"{queue}-{self._starts}h{home}"
-        each = max(1, LEAST_CLIENTS // self.fleet.homes)
+        each = max(1, MIN_CLIENTS // self.fleet.homes)
         size: dict[str, Any] = {
             "queue": queue,
             "producers": each,

@@ -42,7 +42,7 @@ PATIENCE: Millis = 300_000
 """Virtual."""
 STEP = 0.05
 """Virtual seconds between two looks whether all is balanced."""
-MOST_STEPS = 10**12
+MAX_STEPS = 10**12
 
 
 class Still:
@@ -89,7 +89,7 @@ class Group:
     members: int
     partitions: int
     preset: Preset
-    loop: Loop = field(default_factory=lambda: Loop(Random(0), shuffle=False, most_steps=MOST_STEPS))
+    loop: Loop = field(default_factory=lambda: Loop(Random(0), shuffle=False, most_steps=MAX_STEPS))
     tasks: list[Task] = field(default_factory=list)
     ends: dict[str, asyncio.Event] = field(default_factory=dict)
     state: State = field(default_factory=State)

@@ -5,19 +5,19 @@ from __future__ import annotations
 import pyarrow as pa
 
 from sluiceway.model.items import batch_from_rows
-from sluiceway.model.small_batch import MOST, Few, Rows, Served, in_columns
+from sluiceway.model.small_batch import MOST, Rows, Served, SmallBatch, in_columns
 
 
 def rows_of(items: int, payload: int) -> Rows:
     """So many items, in the form in which a call with so many has them."""
     if items <= MOST:
-        return Few([b"p" * payload] * items, {}, items * payload)
+        return SmallBatch([b"p" * payload] * items, {}, items * payload)
     return batch_from_rows([{"payload": b"p" * payload}] * items)
 
 
 def payload_of(leased: Served | pa.RecordBatch) -> int:
     """Bytes of all payloads in it."""
-    if isinstance(leased, Served) and isinstance(leased.blob, Few):
+    if isinstance(leased, Served) and isinstance(leased.blob, SmallBatch):
         return sum(len(leased.blob.payloads[row]) for row in leased.piece.rows)
     column = in_columns(leased).column("payload")
     ends = memoryview(column.buffers()[1]).cast("i")

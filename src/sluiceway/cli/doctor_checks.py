@@ -12,9 +12,9 @@ from sluiceway.kernel.errors import SluicewayError
 
 State = Literal["ok", "warning", "failed", "skipped"]
 
-MOST_SKEW = 5.0
+MAX_SKEW = 5.0
 """Seconds between two clocks. The header that tells the server's has whole seconds, and a slow answer takes some."""
-LEAST_FREE = 1 << 30
+MIN_FREE = 1 << 30
 """Bytes. A full disk stops every partition on it; this is thirty of the largest requests, and some time to act."""
 FILES_PER_PARTITION = 3
 """The database, its write-ahead log and the log's index."""
@@ -87,8 +87,8 @@ def clock(server: datetime | None, before: datetime, after: datetime) -> Check:
     if server is None:
         return Check("clock", "skipped", "the server does not tell its time")
     ahead = max(0.0, (server - after).total_seconds()) or min(0.0, (server - before).total_seconds() + 1.0)
-    if abs(ahead) <= MOST_SKEW:
-        return Check("clock", "ok", f"within {MOST_SKEW:.0f} s of the server's")
+    if abs(ahead) <= MAX_SKEW:
+        return Check("clock", "ok", f"within {MAX_SKEW:.0f} s of the server's")
     which = "ahead of" if ahead > 0 else "behind"
     fix = "let NTP set both clocks: scheduled times, deadlines and the expiry of keys are the server's"
     return Check("clock", "failed", f"the server's is {abs(ahead):,.0f} s {which} this machine's", fix)
@@ -140,9 +140,9 @@ def accepted(has_key: bool, scopes: Sequence[str], expires_at: datetime | None, 
 def disk(folder: str, free: int, size: int, held: int | None = None) -> Check:
     """Room of a disk of that size, of which a server keeps a quarter at most. `held`: bytes of the server's reserve there; None: it has
     given that up, or makes none."""
-    detail = f"{free / 2**30:,.1f} GiB free under {folder}" if free >= LEAST_FREE else f"{free / 2**20:,.1f} MiB free under {folder}"
+    detail = f"{free / 2**30:,.1f} GiB free under {folder}" if free >= MIN_FREE else f"{free / 2**20:,.1f} MiB free under {folder}"
     detail += "" if held is None else f", and {held / 2**20:,.1f} MiB held in reserve"
-    if free >= min(LEAST_FREE, size // 4):
+    if free >= min(MIN_FREE, size // 4):
         return Check("disk", "ok", detail)
     fix = "complete or clear items, delete queues, make room, or move the data folder while the server is stopped"
     return Check("disk", "failed", detail, fix)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Series = Sequence[int | None]
 
-MOST_MINUTES = 1_440
+MAX_MINUTES = 1_440
 WIDTH = 60
 """Characters of a line that is drawn: of more minutes, several share one."""
 ROWS = 10
@@ -31,7 +31,7 @@ _ALWAYS = ("ready", "produced", "completed")
 
 @click.command()
 @queue_argument("name")
-@click.option("--minutes", type=click.IntRange(1, MOST_MINUTES), default=60, show_default=True, help="So many of the last ones.")
+@click.option("--minutes", type=click.IntRange(1, MAX_MINUTES), default=60, show_default=True, help="So many of the last ones.")
 @connected
 def history(session: Session, name: str, minutes: int) -> None:
     """Show how the queue NAME was in each of the last minutes, up to a day.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from sluiceway.client import PartitionStats, QueueStats
 
-MOST_QUEUES = 50
+MAX_QUEUES = 50
 """Queues in one look: each is a call."""
 _CONSUMERS_SHOWN = 12
 """In a terminal: Spark queries first, then those who have most."""
@@ -199,7 +199,7 @@ class Looker:
 @click.option("--once", is_flag=True, help="Look once and end. So it does where there is no terminal, unless with --json.")
 @duration_option("--interval", default="2s", help="The time between two looks.")
 @click.option(
-    "-n", "--most", type=click.IntRange(1, MOST_QUEUES), help=f"At most so many queues. [default: what fits, {MOST_QUEUES} at most]"
+    "-n", "--most", type=click.IntRange(1, MAX_QUEUES), help=f"At most so many queues. [default: what fits, {MAX_QUEUES} at most]"
 )
 @connected
 def top(session: Session, queues: tuple[str, ...], once: bool, interval: str, most: int | None) -> None:
@@ -207,10 +207,10 @@ def top(session: Session, queues: tuple[str, ...], once: bool, interval: str, mo
 
     With --json: one object a look.
     """
-    if len(queues) > MOST_QUEUES:
-        raise click.UsageError(f"at most {MOST_QUEUES} queues; each is a call at each look")
-    fits = max(1, min(MOST_QUEUES, shutil.get_terminal_size().lines - 12))
-    looker = Looker(session, queues, most or (MOST_QUEUES if session.as_json else fits))
+    if len(queues) > MAX_QUEUES:
+        raise click.UsageError(f"at most {MAX_QUEUES} queues; each is a call at each look")
+    fits = max(1, min(MAX_QUEUES, shutil.get_terminal_size().lines - 12))
+    looker = Looker(session, queues, most or (MAX_QUEUES if session.as_json else fits))
     pause = parse_duration(interval, "interval") / 1_000
     if session.as_json:
         while True:

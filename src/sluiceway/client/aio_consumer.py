@@ -17,7 +17,7 @@ from sluiceway.client.answers import Ignored, Leased, LeasedItem
 from sluiceway.client.consumer_common import DeadItem, RetryItem, check_concurrency, not_in_a_block, put_back, used_twice
 from sluiceway.client.errors import CallError
 from sluiceway.client.item_calls import Check, Retry
-from sluiceway.client.lease_manager import DONE, Ask, Effect, Extend, HangUp, Keeper, Lost, Outcome, Settle
+from sluiceway.client.lease_manager import DONE, Ask, Effect, Extend, HangUp, LeaseManager, Lost, Outcome, Settle
 from sluiceway.client.protocol import Call
 from sluiceway.kernel.clock import Millis
 
@@ -39,7 +39,7 @@ class AsyncConsumer:
     It is used once: `run` it, or go over it in an `async with` block.
     """
 
-    def __init__(self, attempt: Attempt, queue_name: str, client_id: str, keeper: Keeper, *, cancel_lost: bool = True) -> None:
+    def __init__(self, attempt: Attempt, queue_name: str, client_id: str, keeper: LeaseManager, *, cancel_lost: bool = True) -> None:
         self._attempt = attempt
         self._queue_name = queue_name
         self._client_id = client_id

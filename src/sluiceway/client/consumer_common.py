@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from sluiceway.client.item_calls import Retry
-from sluiceway.client.lease_manager import Keeper
+from sluiceway.client.lease_manager import LeaseManager
 from sluiceway.client.protocol import Duration, duration_text, millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES
 
-LEAST_LEASE_TIMEOUT = 300
+MIN_LEASE_TIMEOUT = 300
 """Milliseconds. A lease is extended once a third of it has passed, which must leave time for that."""
 
 
@@ -58,11 +58,11 @@ def check_concurrency(concurrency: int) -> None:
         raise invalid("concurrency", "expected at least 1")
 
 
-def keeper(prefetch: int, lease_timeout: Duration, linger: Duration, patience: float) -> Keeper:
+def keeper(prefetch: int, lease_timeout: Duration, linger: Duration, patience: float) -> LeaseManager:
     """Raises `invalid_request`, which names the option."""
     if not 0 <= prefetch <= MAX_ITEMS_ARROW:
         raise invalid("prefetch", f"expected 0 to {MAX_ITEMS_ARROW}")
     lease_millis = millis(lease_timeout, "lease_timeout")
-    if not LEAST_LEASE_TIMEOUT <= lease_millis <= MAX_LEASE_TIMEOUT:
-        raise invalid("lease_timeout", f"expected {LEAST_LEASE_TIMEOUT}ms to {MAX_LEASE_TIMEOUT // 86_400_000}d")
-    return Keeper(1, prefetch, lease_millis, millis(linger, "linger"), round(patience * 1000))
+    if not MIN_LEASE_TIMEOUT <= lease_millis <= MAX_LEASE_TIMEOUT:
+        raise invalid("lease_timeout", f"expected {MIN_LEASE_TIMEOUT}ms to {MAX_LEASE_TIMEOUT // 86_400_000}d")
+    return LeaseManager(1, prefetch, lease_millis, millis(linger, "linger"), round(patience * 1000))

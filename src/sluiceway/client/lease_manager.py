@@ -89,7 +89,7 @@ class _Line:
 
 
 @dataclass
-class Keeper:
+class LeaseManager:
     """One consumer's items: waiting to be handled, being handled, or handled and not yet told to the server.
 
     At most `concurrency` are handled at once, by whoever uses it, and about `prefetch` wait for that. A lease is extended once a third

@@ -55,14 +55,14 @@ WAIT = "800ms"
 """How long a read waits for a first item, at the server."""
 TOLD_FOR = 1.0
 """Seconds for which what is known of the queue's rebalances is not asked again, while nothing depends on it."""
-MOST_OPEN = 50
+MAX_OPEN = 50
 """Leases that may wait to be kept, in one partition: a position names them all. With more, reading waits."""
 FULL_PAUSE = 0.2
-MOST_EXTENDED = 1_000
+MAX_EXTENDED = 1_000
 """Leases in one call."""
 PAGE = 100
 HOLD_FOR: Millis = 86_400_000
-LEAST_HOLD: Millis = 1_000
+MIN_HOLD: Millis = 1_000
 _GIVES = ("available", "draining")
 """States of a partition in which its items are given out."""
 _FINE = ("completed", "settled")
@@ -215,7 +215,7 @@ class QueueLineage:
             await self._check(this, place)
             if this.lost:
                 raise UnknownPositionError(this.lost)
-            if len(this.open(place)) >= MOST_OPEN:
+            if len(this.open(place)) >= MAX_OPEN:
                 await asyncio.sleep(FULL_PAUSE)
                 return _nothing()
             asked_at = asyncio.get_running_loop().time()
@@ -344,8 +344,8 @@ class QueueLineage:
             await asyncio.sleep(self._hold_for / 3_000)
             try:
                 held = sorted(self._held)
-                for start in range(0, len(held), MOST_EXTENDED):
-                    over = await self._extend(held[start : start + MOST_EXTENDED])
+                for start in range(0, len(held), MAX_EXTENDED):
+                    over = await self._extend(held[start : start + MAX_EXTENDED])
                     self._held.difference_update(each.id for each in over)
             except SluicewayError as error:
                 log.warning("leases on items of the queue %s were not extended, will try again: %s", self._queue, error)
@@ -407,7 +407,7 @@ def from_options(name: str, options: Mapping[str, str]) -> QueueLineage:
     said = named(options, OPTIONS)
     url = required(said, "url", "the server, such as http://127.0.0.1:2319")
     queue = required(said, "queue", "the name of a queue")
-    hold_for = duration(said, "holdFor", format_duration(HOLD_FOR), LEAST_HOLD, MAX_LEASE_TIMEOUT)
+    hold_for = duration(said, "holdFor", format_duration(HOLD_FOR), MIN_HOLD, MAX_LEASE_TIMEOUT)
     consumer = check_text(said.get("consumer") or "capture", "consumer")
     api_key = None
     if said.get("apiKey"):

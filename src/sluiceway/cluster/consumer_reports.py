@@ -80,8 +80,8 @@ async def _consumers(driver: QueueDriver) -> Consumers:
     found = Consumers()
     tally = Tally(driver.consumers, driver.waiting(), system.now())
     looked = 0
-    for lane in driver.lanes:
-        partition = lane.partition
+    for executor in driver.executors:
+        partition = executor.partition
         found.ready += partition.ready_count
         found.leased += partition.leased_count
         found.scheduled += partition.scheduled_count

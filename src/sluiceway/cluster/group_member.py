@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from sluiceway.adapters import system
 from sluiceway.core.group.group_records import (
-    MOST_MEMBERS,
+    MAX_MEMBERS,
     Decision,
     GroupReader,
     Keys,
@@ -230,9 +230,9 @@ class GroupMember:
     async def _look(self) -> Decision:
         view = await self._store.read(prefixes=[self._keys.prefix])
         look = self._reader.read(view, system.steady(), system.now())
-        outside = self.name not in look.members and len(look.members) >= MOST_MEMBERS
+        outside = self.name not in look.members and len(look.members) >= MAX_MEMBERS
         if outside and not self._outside:
-            log.warning("group %s is full: %s waits until one of its %d members has gone", self._keys.group, self.name, MOST_MEMBERS)
+            log.warning("group %s is full: %s waits until one of its %d members has gone", self._keys.group, self.name, MAX_MEMBERS)
         self._outside = outside
         before, self.look = self.look, look
         if self._on_look is not None and (before is None or _shown(before) != _shown(look)):

@@ -11,7 +11,7 @@ import msgspec
 
 from sluiceway.cluster.ownership import Ownership, item_of
 from sluiceway.core.group.group_records import (
-    MOST_MEMBERS,
+    MAX_MEMBERS,
     PATIENCE,
     Look,
     MemberRecord,
@@ -106,8 +106,8 @@ class Instances:
             return []
         if look is not None and ownership.name in look.members:
             return ["the meta store has not confirmed what this instance owns; it serves by others alone"]
-        full = look is not None and len(look.members) >= MOST_MEMBERS
-        why = f"it has {MOST_MEMBERS} members, and takes no more" if full else "it joins, or has left"
+        full = look is not None and len(look.members) >= MAX_MEMBERS
+        why = f"it has {MAX_MEMBERS} members, and takes no more" if full else "it joins, or has left"
         return [f"this instance is no member of the cluster: {why}; it serves by others alone"]
 
     def checks(self) -> list[Check]:

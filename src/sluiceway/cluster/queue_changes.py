@@ -37,7 +37,7 @@ DROPPING = "dropping/"
 CLOSING = "closing/"
 CLOSE_TIMEOUT: Millis = 30_000
 """How long a queue takes no requests at most while it is found out whether it can be deleted."""
-MOST_TRIES = 50
+MAX_TRIES = 50
 
 T = TypeVar("T")
 
@@ -240,7 +240,7 @@ class QueueChanges:
         """Make the change, anew as often as another process comes between. `lock` is held."""
         # Or a change would be refused, or be none, by what others have changed since.
         await self.follow()
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             try:
                 return await change()
             except ConflictError:

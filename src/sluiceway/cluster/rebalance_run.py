@@ -41,7 +41,7 @@ AUDIT_EVERY: Millis = 60_000
 COUNT_EVERY: Millis = 1_000
 """How old what is known of the backlogs may be, by which the targets of moves are chosen."""
 BACK_OFF: Millis = 25
-MOST_BACK_OFF: Millis = 5_000
+MAX_BACK_OFF: Millis = 5_000
 CATCH_UP: Millis = 1_000
 """A copy that was held up makes up for so much at most: then it is faster than its rate for a moment."""
 
@@ -291,7 +291,7 @@ class Run:
         del self._in_a_row[number]
 
     def _back_off(self, number: int) -> Millis:
-        return min(MOST_BACK_OFF, BACK_OFF << min(self._in_a_row[number], 8))
+        return min(MAX_BACK_OFF, BACK_OFF << min(self._in_a_row[number], 8))
 
     async def _note(self) -> None:
         """Write down how far it is, and what goes wrong, from time to time, and if it is not as it was written."""

@@ -26,7 +26,7 @@ POLL: Millis = 1_000
 MARGIN: Millis = 2_000
 """How much longer the answer to a poll is waited for."""
 AFTER_FAILURE: Millis = 200
-MOST_LEFT = 16
+MAX_LEFT = 16
 """Polls that may be left to end by themselves when more is wanted."""
 AFTER_NOTHING: Millis = 10
 """Between two polls of one instance whose items were gone when they were fetched."""
@@ -128,7 +128,7 @@ class Demand:
         poll = asyncio.ensure_future(self._transport.ask(peer.address, Poll(wanted, POLL), POLL + MARGIN))
         try:
             await asyncio.wait((poll, more), return_when=asyncio.FIRST_COMPLETED)
-            if not poll.done() and len(self._left) < MOST_LEFT:
+            if not poll.done() and len(self._left) < MAX_LEFT:
                 # To call it off would cost the connection, and it ends soon by itself.
                 self._left.add(poll)
                 poll.add_done_callback(self._done)

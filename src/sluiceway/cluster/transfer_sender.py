@@ -13,16 +13,16 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.dead_letters import dead_rows, moved_rows, redriven_rows
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Life, Produce, ProduceKey
+from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, MovedItem, Produce, ProduceKey
 
 SEND_TIMEOUT: Millis = 30_000
-MOST_BYTES = 24 << 20
+MAX_BYTES = 24 << 20
 """In one produce, which has to fit into what one instance may send to another. A transfer's bound is on its payloads alone."""
 
 
 class Piece(NamedTuple):
     batch: pa.RecordBatch
-    lives: tuple[Life, ...]
+    lives: tuple[MovedItem, ...]
 
 
 class Sending:
@@ -126,7 +126,7 @@ class Sending:
                 raise
 
 
-def _keyed(group: str, number: int, batch: pa.RecordBatch, lives: Sequence[Life]) -> Iterator[tuple[ProduceKey, Piece]]:
+def _keyed(group: str, number: int, batch: pa.RecordBatch, lives: Sequence[MovedItem]) -> Iterator[tuple[ProduceKey, Piece]]:
     """The transfer's rows, in as many produces as it takes. All of their keys live until the group's next transfer."""
     for at, piece in enumerate(pieces(Piece(batch, tuple(lives)))):
         name = f"{group}/{number}" if not at else f"{group}/{number}/{at}"
@@ -134,16 +134,16 @@ def _keyed(group: str, number: int, batch: pa.RecordBatch, lives: Sequence[Life]
 
 
 def pieces(whole: Piece) -> list[Piece]:
-    """The rows in pieces of up to MOST_BYTES, or of one row. The same rows always give the same pieces."""
+    """The rows in pieces of up to MAX_BYTES, or of one row. The same rows always give the same pieces."""
     count = whole.batch.num_rows
-    if count == 1 or whole.batch.nbytes <= MOST_BYTES:
+    if count == 1 or whole.batch.nbytes <= MAX_BYTES:
         return [whole]
     half = count // 2
     first, second = whole.batch.slice(0, half), whole.batch.slice(half)
     return [*pieces(Piece(first, _lives(whole.lives, 0, half))), *pieces(Piece(second, _lives(whole.lives, half, count)))]
 
 
-def _lives(lives: Sequence[Life], first: int, end: int) -> tuple[Life, ...]:
+def _lives(lives: Sequence[MovedItem], first: int, end: int) -> tuple[MovedItem, ...]:
     """Those of the rows from `first` to before `end`."""
     found, at = [], 0
     for life in lives:

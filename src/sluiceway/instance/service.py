@@ -48,7 +48,7 @@ from sluiceway.local.clock_watch import ClockWatch
 from sluiceway.local.disk_room import DATA, LOOK_INTERVAL, DiskRoom
 from sluiceway.local.dispatch import perform
 from sluiceway.local.queue_catalog import Catalog
-from sluiceway.local.queue_driver import Around, QueueDriver
+from sluiceway.local.queue_driver import QueueDriver, SharedContext
 from sluiceway.local.stores import open_store
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
@@ -174,7 +174,7 @@ class Service:
         )
         self._backend_changes = BackendChanges(self._meta, self._catalog, self.ownership, self._audit, self._backends, self._changes)
         grace = 0 if self.ownership.is_alone else TAKEOVER_GRACE
-        self._around = Around(
+        self._around = SharedContext(
             self._backends.get,
             self._cache,
             send,

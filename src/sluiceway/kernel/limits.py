@@ -77,7 +77,7 @@ MAX_SCHEDULE = 366 * 86_400_000
 KEY_WINDOW = 86_400_000
 """Milliseconds an idempotency key without a group is remembered, at most and unless the request says less."""
 
-LEAST_KEY_WINDOW = 600_000
+MIN_KEY_WINDOW = 600_000
 """The least that a queue may keep idempotency keys: a client repeats a call of its own accord for as long."""
 
 MAX_KEYS = 1_000_000
@@ -127,7 +127,7 @@ BODY_TIMEOUT = 30_000
 AUDIT_ENTRIES = 10_000
 """Audit entries that are kept unless the configuration says otherwise: years of changes made by people, and soon read for a listing."""
 
-LEAST_AUDIT_ENTRIES = 100
+MIN_AUDIT_ENTRIES = 100
 """Fewer would not outlive the rebalance of one queue."""
 
 MAX_AUDIT_ENTRIES = 100_000
@@ -160,7 +160,7 @@ MAX_KEY_TIMEOUT = 3_650 * 86_400_000
 MAX_KEY_RATE = 1 << 40
 """The highest rate of an API key, per second: beyond anything that a server can do, and small enough to calculate with."""
 
-LEAST_ADMIN_KEY = 32
+MIN_ADMIN_KEY = 32
 """Characters that the configured admin key has at least: it is guarded by a fast hash, which only a long secret may be."""
 
 MAX_EVENTS = 10_000

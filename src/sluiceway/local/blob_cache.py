@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from sluiceway.model.small_batch import Few, StoredRows
+from sluiceway.model.small_batch import SmallBatch, StoredRows
 
 Key = tuple[Hashable, int]
 """Under which ownership of which partition, and the blob's number there."""
@@ -24,7 +24,7 @@ class BlobCache:
 
     def put(self, key: Key, batch: StoredRows) -> None:
         self.drop(key)
-        nbytes = (batch.held_bytes if isinstance(batch, Few) else batch.nbytes) + ENTRY_BYTES
+        nbytes = (batch.held_bytes if isinstance(batch, SmallBatch) else batch.nbytes) + ENTRY_BYTES
         self._batches[key] = (batch, nbytes)
         self.size += nbytes
         while self.size > self.capacity:

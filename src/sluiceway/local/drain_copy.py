@@ -38,7 +38,7 @@ def _moves(driver: QueueDriver, partition: int) -> list[int]:
     """The moves from that partition that are under way. Raises `not_here`."""
     if not driver.owns(partition):
         raise not_here(partition)
-    transfers = driver.lane(partition).partition.transfers
+    transfers = driver.executor(partition).partition.transfers
     return [number for number, lease in transfers.items() if lease.moves_to is not None]
 
 
@@ -56,7 +56,7 @@ async def hand_over_keys(driver: QueueDriver, request: HandOverKeys) -> int:
     deadline = system.now() + request.request_timeout
     if not driver.owns(request.partition):
         raise not_here(request.partition)
-    given = driver.lane(request.partition).partition.keys.answers_as_target(request.partition, MAX_KEYS_BYTES // 2)
+    given = driver.executor(request.partition).partition.keys.answers_as_target(request.partition, MAX_KEYS_BYTES // 2)
     homes: dict[int, dict[str, bytes]] = {}
     for name, data in given.items():
         homes.setdefault(home_of_name(driver.record, name[1:]), {})[name] = data

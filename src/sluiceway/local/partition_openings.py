@@ -26,7 +26,7 @@ ADOPTED: Final = "openings"
 """Every partition of the queues that an earlier version made has its record: one without a record is new."""
 AT_ONCE = 500
 """Records of one commit: half of what a commit may have."""
-MOST_TRIES = 50
+MAX_TRIES = 50
 PATIENCE: Millis = 10_000
 """For the meta store to take one step."""
 
@@ -158,7 +158,7 @@ class Openings:
             self._worker = None
 
     async def _write(self, together: dict[str, _Waiting]) -> None:
-        for _ in range(MOST_TRIES):
+        for _ in range(MAX_TRIES):
             entries = (await self._meta.read(list(together))).entries
             puts, found = dict[str, bytes](), dict[str, Opening | None]()
             for key, waiting in list(together.items()):
@@ -180,7 +180,7 @@ class Openings:
                 if not waiting.future.done():
                     waiting.future.set_result(found[key])
             return
-        raise StoreUnavailableError(f"{MOST_TRIES} times another instance came between")
+        raise StoreUnavailableError(f"{MAX_TRIES} times another instance came between")
 
 
 @contextlib.contextmanager

@@ -24,33 +24,33 @@ from sluiceway.model.requests import Explanation, LeaseInfo, Peek, QueueStats
 async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
     """Items of a lease, or those that come next. Raises lease_not_found, not_here, unavailable, partition_damaged."""
     if request.lease is not None:
-        lane = driver.lane(request.partition) if request.partition in driver.numbers else None
-        lease = lane.partition.leases.get(request.lease) if lane is not None else None
-        if lane is None or lease is None:
+        executor = driver.executor(request.partition) if request.partition in driver.numbers else None
+        lease = executor.partition.leases.get(request.lease) if executor is not None else None
+        if executor is None or lease is None:
             name = LeaseId(driver.record.incarnation, request.partition or 0, request.lease)
             raise SluicewayError("lease_not_found", f"lease {name} is closed, has expired, or never existed", "lease_id")
-        return await driver.rows(lane.number, lease.number, queries.open_slices(lease, request.start, request.limit))
+        return await driver.rows(executor.number, lease.number, queries.open_slices(lease, request.start, request.limit))
     batches: list[pa.RecordBatch] = []
     wanted, room = request.limit, float(MAX_LEASE_BYTES)
-    for lane in driver.lanes if request.partition is None else [driver.lane(request.partition)]:
-        if wanted > 0 and lane.takes_work:
-            pieces, nbytes = fitting(lane.partition, queries.ready_slices(lane.partition, wanted), room)
+    for executor in driver.executors if request.partition is None else [driver.executor(request.partition)]:
+        if wanted > 0 and executor.takes_work:
+            pieces, nbytes = fitting(executor.partition, queries.ready_slices(executor.partition, wanted), room)
             wanted, room = wanted - sum(len(piece.rows) for piece in pieces), room - nbytes
-            batches += await driver.rows(lane.number, 0, pieces)
+            batches += await driver.rows(executor.number, 0, pieces)
     return batches
 
 
 async def list_items(driver: QueueDriver, request: ListItems) -> ItemsPage:
     """Items by their place, fewer than asked for if they are more than an answer holds. Raises as `peek`."""
-    lane = driver.lane(request.partition)
+    executor = driver.executor(request.partition)
     find = item_listing.scheduled if request.scheduled else item_listing.in_line
-    found = find(lane.partition, request.start, request.limit + 1)
-    wanted, _ = fitting(lane.partition, first_rows([listed.piece for listed in found], request.limit), MAX_LEASE_BYTES)
+    found = find(executor.partition, request.start, request.limit + 1)
+    wanted, _ = fitting(executor.partition, first_rows([listed.piece for listed in found], request.limit), MAX_LEASE_BYTES)
     shown = sum(len(piece.rows) for piece in wanted)
     more = shown < sum(len(listed.piece.rows) for listed in found)
-    blobs = await driver.blobs(lane.number, wanted)
+    blobs = await driver.blobs(executor.number, wanted)
     rows = [
-        (served(lane.number, listed.lease, there, blobs[piece.blob]), listed.standing)
+        (served(executor.number, listed.lease, there, blobs[piece.blob]), listed.standing)
         for piece, listed in zip(wanted, found, strict=False)
         if piece.blob in blobs and (there := present(piece, blobs[piece.blob])) is not None
     ]
@@ -59,19 +59,19 @@ async def list_items(driver: QueueDriver, request: ListItems) -> ItemsPage:
 
 async def ready_rows(driver: QueueDriver) -> AsyncIterator[tuple[int, pa.RecordBatch]]:
     """All that waits in the line, extent by extent, as it is when its turn comes; each with its partition's opening."""
-    for lane in driver.lanes:
-        extents, opening = list(lane.partition.ready) if lane.takes_work else [], lane.opening
+    for executor in driver.executors:
+        extents, opening = list(executor.partition.ready) if executor.takes_work else [], executor.opening
         for extent in extents:
             # One by one, and as it is by then: the line may be long, and is served meanwhile.
-            for batch in await driver.rows(lane.number, 0, queries.waiting_slices(lane.partition, extent)):
+            for batch in await driver.rows(executor.number, 0, queries.waiting_slices(executor.partition, extent)):
                 yield opening, batch
 
 
 def may_send_to(driver: QueueDriver, queue_name: str) -> bool:
     """Items are on their way there, or nobody knows: a partition that is not open does not tell what it has."""
-    for lane in driver.lanes:
-        targets = {transfer.target or driver.record.dead_queue for transfer in lane.partition.transfers.values()}
-        if queue_name in targets or not lane.takes_work:
+    for executor in driver.executors:
+        targets = {transfer.target or driver.record.dead_queue for transfer in executor.partition.transfers.values()}
+        if queue_name in targets or not executor.takes_work:
             return True
     return False
 
@@ -79,16 +79,16 @@ def may_send_to(driver: QueueDriver, queue_name: str) -> bool:
 def explain(driver: QueueDriver, request: Explain) -> Explanation:
     """Where that item is, and why it is not being served. Raises not_here."""
     try:
-        lane = driver.lane(request.partition)
+        executor = driver.executor(request.partition)
     except SluicewayError as error:
         if error.code == "not_here":
             raise
         return Explanation("unavailable", error.detail)
-    found = queries.explain(lane.partition, request.offset)
+    found = queries.explain(executor.partition, request.offset)
     if found.state == "ready":
-        found.reason += "".join(f"; {why}" for why in _held_up(driver.record, lane.number))
-    if lane.degraded:
-        found.reason += f"; its partition is slow: a commit takes {lane.slowness(system.now()):.0f} ms"
+        found.reason += "".join(f"; {why}" for why in _held_up(driver.record, executor.number))
+    if executor.degraded:
+        found.reason += f"; its partition is slow: a commit takes {executor.slowness(system.now()):.0f} ms"
     return found
 
 
@@ -121,7 +121,7 @@ def stats(driver: QueueDriver) -> QueueStats:
 def left(driver: QueueDriver) -> Left:
     """What there is still to be done, if nothing more comes."""
     counted = stats(driver)
-    unopened = [lane.number for lane in driver.lanes if not lane.takes_work]
+    unopened = [executor.number for executor in driver.executors if not executor.takes_work]
     items = sum(each.total + each.transferring for each in counted.partitions) + counted.produce_waiting
     return Left(tuple(each.partition for each in counted.partitions), items, unopened[0] if unopened else None)
 
@@ -129,16 +129,16 @@ def left(driver: QueueDriver) -> Left:
 def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[LeaseInfo]:
     """The live leases under that key. Raises `unavailable` if a partition may have some that is not open, and `partition_damaged`."""
     now = system.now()
-    lanes = driver.lanes
-    for lane in lanes:
+    executors = driver.executors
+    for executor in executors:
         # One that was stopped may have been fenced off by another owner: what it holds is not known here.
-        if lane.state is LaneState.STOPPED or lane.may_hold((client_id, lease_key)):
-            raise lane.unavailable()
+        if executor.state is LaneState.STOPPED or executor.may_hold((client_id, lease_key)):
+            raise executor.unavailable()
     return [
-        LeaseInfo(lane.number, lease.number, lease.open, lease.deadline)
-        for lane in lanes
-        if lane.takes_work
-        for lease in lane.partition.keyed(client_id, lease_key)
+        LeaseInfo(executor.number, lease.number, lease.open, lease.deadline)
+        for executor in executors
+        if executor.takes_work
+        for lease in executor.partition.keyed(client_id, lease_key)
         if lease.deadline is not None and lease.deadline > now
     ]
 
@@ -146,7 +146,7 @@ def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[Le
 def problems(driver: QueueDriver) -> list[str]:
     """What keeps partitions from serving, in words; not that their backend is down, which is the backend's to say."""
     return [
-        f"queue {driver.record.queue_name}, partition {lane.number}: {lane.state.value}: {lane.problem or 'not open yet'}"
-        for lane in driver.lanes
-        if not lane.takes_work and driver.backend(lane.number).problem is None
+        f"queue {driver.record.queue_name}, partition {executor.number}: {executor.state.value}: {executor.problem or 'not open yet'}"
+        for executor in driver.executors
+        if not executor.takes_work and driver.backend(executor.number).problem is None
     ]

@@ -19,8 +19,8 @@ from sluiceway.core.partition.compaction import Compaction
 from sluiceway.core.partition.queries import load
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.core.queue.consumer_activity import ConsumerBook
-from sluiceway.core.queue.owned_queue import Share
-from sluiceway.core.queue.partition_executor import Lane, LaneState, not_here
+from sluiceway.core.queue.owned_queue import OwnedQueue
+from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor, not_here
 from sluiceway.core.queue.tickets import (
     Commit,
     Compact,
@@ -44,7 +44,7 @@ from sluiceway.local.backend import Backend, BackendDownError
 from sluiceway.local.blob_cache import BlobCache
 from sluiceway.local.clock_watch import ClockWatch
 from sluiceway.local.deletion_guard import Closing
-from sluiceway.local.row_fetcher import Delivery, Seat
+from sluiceway.local.row_fetcher import Delivery, PartitionHandle
 from sluiceway.local.transfers import Bury, Transfers
 from sluiceway.model.leased_items import Slice
 from sluiceway.model.outcomes import Outcome
@@ -87,7 +87,7 @@ class Waiter(NamedTuple):
     payload: bool
 
 
-class Around(NamedTuple):
+class SharedContext(NamedTuple):
     """What all drivers of an instance share. `backend` finds one by its name; `holds` says whether what was gained is still its own;
     `may_reopen` whether a queue that was about to be deleted is still there, and stays; `snapshots` are those that partitions keep;
     `ask_owner` asks the owner of a partition, whoever that is by then."""
@@ -109,14 +109,14 @@ class Around(NamedTuple):
 class QueueDriver:
     """An instance's share of one queue at work: of the partitions that it has gained and not lost."""
 
-    def __init__(self, record: QueueRecord, around: Around) -> None:
+    def __init__(self, record: QueueRecord, around: SharedContext) -> None:
         self.record = record
         self._around = around
         self.numbers: frozenset[int] = frozenset()
         """The partitions that the queue has."""
         self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
-        self._queue = Share(record.incarnation, record.lease_timeout, around.takeover_grace)
+        self._queue = OwnedQueue(record.incarnation, record.lease_timeout, around.takeover_grace)
         self._delivery = Delivery(around.cache, self._seat, self._stop_partition, self._return)
         self.share = self._queue
         self.withdraw, self.will_serve = self._queue.withdraw, self._queue.will_serve
@@ -155,7 +155,7 @@ class QueueDriver:
         The record that it has must have them.
         """
         for number, token in tokens.items():
-            if number not in self._queue.lanes:
+            if number not in self._queue.executors:
                 self._tokens[number] = token
                 self._queue.gain(number)
                 self._unopened.add(number)
@@ -165,7 +165,7 @@ class QueueDriver:
 
     def note_room(self) -> None:
         """The disks of some backends are low, or have room again."""
-        low = [number for number in self._queue.lanes if self._backends[number].is_low]
+        low = [number for number in self._queue.executors if self._backends[number].is_low]
         self._rooms = {number: self._rooms.get(number, 0) for number in low}
         self._queue.set_rooms(self._rooms)
         self._turn_soon()
@@ -193,7 +193,7 @@ class QueueDriver:
             self.watchers.add(turned)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(patience / 1000):
-                    while number in self._queue.lanes:
+                    while number in self._queue.executors:
                         await turned.wait()
                         turned.clear()
             self.watchers.discard(turned)
@@ -212,7 +212,7 @@ class QueueDriver:
     def owns(self, number: int) -> bool:
         """Whether that partition is served here."""
         self._drop_lapsed()
-        return number in self._queue.lanes
+        return number in self._queue.executors
 
     async def reload(self, timeout: Millis) -> None:
         """Open every partition anew, with a higher fence: what is served from then on is what is stored. Those that were stopped, too.
@@ -220,17 +220,17 @@ class QueueDriver:
         Raises `unavailable`, also for what is not open in time, and `partition_damaged`.
         """
         self._check_serving()
-        self._unopened = set(self._queue.lanes)
-        self._queue.retry_now(self._queue.lanes, system.now(), anew=True)
+        self._unopened = set(self._queue.executors)
+        self._queue.retry_now(self._queue.executors, system.now(), anew=True)
         self._turn()
         try:
             async with asyncio.timeout(timeout / 1000):
                 await self.opened()
         except TimeoutError:
             raise SluicewayError("unavailable", "not every partition was open again within request_timeout") from None
-        for lane in self._queue.lanes.values():
-            if not lane.takes_work:
-                raise lane.unavailable()
+        for executor in self._queue.executors.values():
+            if not executor.takes_work:
+                raise executor.unavailable()
 
     async def stop(self) -> None:
         """Answer waiting leases empty, let commits in flight finish, and do no more. Nobody is left without an answer."""
@@ -249,7 +249,7 @@ class QueueDriver:
         while self._tasks:
             await asyncio.wait(self._tasks)
             self._turn()
-        for number in self._queue.lanes:
+        for number in self._queue.executors:
             self._backends[number].detach(self._ref(number))
         # What is left was in flight to a partition that did not open again.
         self._queue.close(final=True)
@@ -270,17 +270,17 @@ class QueueDriver:
 
     async def compact(self) -> None:
         """Compact the blobs that few open rows have kept since the last call, one at a time, with half of the time for others."""
-        for lane in self.lanes:
-            if lane.degraded or self._backends[lane.number].is_low:
+        for executor in self.executors:
+            if executor.degraded or self._backends[executor.number].is_low:
                 continue
-            opening = lane.opening
-            for each in lane.compactions():
+            opening = executor.opening
+            for each in executor.compactions():
                 began = system.stopwatch()
                 try:
-                    await self._compact(lane.number, opening, each)
+                    await self._compact(executor.number, opening, each)
                 except SluicewayError as error:
                     # Its partition has failed, or goes to another owner: the next look finds what is left.
-                    log.debug("queue %s, partition %d: not compacted: %s", self.record.queue_name, lane.number, error)
+                    log.debug("queue %s, partition %d: not compacted: %s", self.record.queue_name, executor.number, error)
                     break
                 await asyncio.sleep(system.stopwatch() - began)
 
@@ -299,12 +299,12 @@ class QueueDriver:
         self._queue.configure(record)
         there = {each.partition: each.backend for each in record.partitions}
         self.numbers = frozenset(there)
-        for number in self._queue.lanes.keys() - there.keys():
+        for number in self._queue.executors.keys() - there.keys():
             self._removed.add(number)
             if self._queue.lose(number):
                 self._forget(number)
         if not self._tasks:
-            for number in self._backends.keys() - there.keys() - self._queue.lanes.keys():
+            for number in self._backends.keys() - there.keys() - self._queue.executors.keys():
                 del self._backends[number]
                 self._tokens.pop(number, None)
         for number, backend in there.items():
@@ -358,26 +358,26 @@ class QueueDriver:
         if self._stopped or self._closing.closed:
             raise SluicewayError("unavailable", "the queue is being deleted" if self._closing.closed else "the server is stopping")
 
-    def lane(self, number: int) -> Lane:
+    def executor(self, number: int) -> PartitionExecutor:
         """The partition, if it is open here. Raises `not_here`, `unavailable`, `partition_damaged`."""
         self._drop_lapsed()
-        lane = self._queue.lanes.get(number)
-        if lane is None:
+        executor = self._queue.executors.get(number)
+        if executor is None:
             raise not_here(number)
-        if not lane.takes_work:
-            raise lane.unavailable()
-        return lane
+        if not executor.takes_work:
+            raise executor.unavailable()
+        return executor
 
     @property
-    def lanes(self) -> list[Lane]:
+    def executors(self) -> list[PartitionExecutor]:
         """Those that are served here, by number; only to be looked at."""
         self._drop_lapsed()
-        return [self._queue.lanes[number] for number in sorted(self._queue.lanes)]
+        return [self._queue.executors[number] for number in sorted(self._queue.executors)]
 
     def refuses(self, number: int, key: ProduceKey) -> bool:
         """Whether that partition is open here, and takes no produce with that key: its home is, or will be, elsewhere."""
-        lane = self._queue.lanes.get(number)
-        return lane is not None and lane.takes_work and lane.partition.refuses(key)
+        executor = self._queue.executors.get(number)
+        return executor is not None and executor.takes_work and executor.partition.refuses(key)
 
     def backend(self, number: int) -> Backend:
         """Where that partition lies."""
@@ -428,8 +428,8 @@ class QueueDriver:
             self._around.pace.note(self.record.incarnation, self._queue.timers_done, spent, now - began, now)
         for effect in effects:
             self._carry_out(effect)
-        # Otherwise the difference would look through all lanes.
-        for number in self._removed - self._queue.lanes.keys() if self._removed else ():
+        # Otherwise the difference would look through all executors.
+        for number in self._removed - self._queue.executors.keys() if self._removed else ():
             self._forget(number)
         self._set_timer()
         for watcher in self.watchers:
@@ -437,8 +437,8 @@ class QueueDriver:
 
     def _drop_lapsed(self) -> None:
         """What is no longer surely this instance's, though it was not told yet, must not be answered from: it may have been frozen."""
-        if self._queue.lanes and not self._around.holds():
-            for number in list(self._queue.lanes):
+        if self._queue.executors and not self._around.holds():
+            for number in list(self._queue.executors):
                 self._queue.drop(number)
                 self._forget(number)
 
@@ -494,8 +494,8 @@ class QueueDriver:
     def _ref(self, partition: int) -> PartitionRef:
         return PartitionRef(self.record.incarnation, partition)
 
-    def _seat(self, partition: int) -> Seat:
-        return Seat(self._ref(partition), self._tokens[partition], self._backends[partition])
+    def _seat(self, partition: int) -> PartitionHandle:
+        return PartitionHandle(self._ref(partition), self._tokens[partition], self._backends[partition])
 
     def _fence(self, partition: int, opening: int) -> Fence:
         return Fence(*self._tokens[partition], opening)
@@ -506,8 +506,8 @@ class QueueDriver:
 
     def _retry(self, partition: int) -> bool:
         """Open the partition again at once if it waits to be. Whether it does."""
-        lane = self._queue.lanes.get(partition)
-        if lane is None or lane.state is not LaneState.FAILED:
+        executor = self._queue.executors.get(partition)
+        if executor is None or executor.state is not LaneState.FAILED:
             return False
         self._queue.retry_now([partition], system.now())
         self._turn_soon()
@@ -612,7 +612,7 @@ class QueueDriver:
 
     async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
         """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
-        if partition not in self._queue.lanes:
+        if partition not in self._queue.executors:
             raise not_here(partition)
         return await self._delivery.rows(partition, lease, slices)
 
@@ -622,5 +622,5 @@ class QueueDriver:
 
     def _stop_partition(self, partition: int, error: Exception) -> None:
         log.error("queue %s, partition %d is stopped: %s", self.record.queue_name, partition, error)
-        self._queue.stop_lane(partition, str(error), system.now())
+        self._queue.stop_executor(partition, str(error), system.now())
         self._turn_soon()

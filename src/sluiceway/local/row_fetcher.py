@@ -17,19 +17,19 @@ from sluiceway.local.blob_cache import BlobCache
 from sluiceway.model.items import decode_blob
 from sluiceway.model.leased_items import Slice, present
 from sluiceway.model.requests import Leased, LeaseInfo
-from sluiceway.model.small_batch import Few, Served, StoredRows, in_columns
+from sluiceway.model.small_batch import Served, SmallBatch, StoredRows, in_columns
 from sluiceway.model.sparse import SparseBatch, decode_stored
 from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUnavailableError
 
 log = logging.getLogger(__name__)
 
-MOST_KEPT = 256
+MAX_KEPT = 256
 """Rows of a blob that are kept as they came. More of them are smaller in columns."""
-MOST_KEPT_BYTES = 256 << 10
+MAX_KEPT_BYTES = 256 << 10
 """The same of their bytes: of what lies in columns, no answer that is looked for copies any."""
 
 
-class Seat(NamedTuple):
+class PartitionHandle(NamedTuple):
     """Where a partition lies, and by what right it is served here.
 
     Under both its blobs are remembered: another owner may give the number of one that did not land to another.
@@ -47,7 +47,7 @@ class Delivery:
     def __init__(
         self,
         cache: BlobCache,
-        seat: Callable[[int], Seat],
+        seat: Callable[[int], PartitionHandle],
         stop: Callable[[int, Exception], None],
         give_back: Callable[[Sequence[LeaseInfo]], None],
     ) -> None:
@@ -61,10 +61,10 @@ class Delivery:
         held = self._seat(effect.partition)[:2]
         for number, data in effect.changes.blobs.items():
             rows = effect.fresh[number]
-            if not isinstance(rows, Few):
+            if not isinstance(rows, SmallBatch):
                 # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
                 rows = pa.ipc.read_record_batch(pa.py_buffer(data), rows.schema)
-            elif rows.num_rows > MOST_KEPT or rows.nbytes > MOST_KEPT_BYTES:
+            elif rows.num_rows > MAX_KEPT or rows.nbytes > MAX_KEPT_BYTES:
                 rows = decode_blob(data, rows.columns)
             self._cache.put((held, number), rows)
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 from sluiceway.adapters import system
 from sluiceway.core.partition import partition_snapshot
 from sluiceway.core.partition.snapshots import Snapshot
-from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import (
     MAX_LEASE_BYTES,
@@ -31,54 +31,54 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
 
     Raises `snapshot_gone`, `too_many_items`, `too_many_requests`, `not_here`, `unavailable`, `partition_damaged`.
     """
-    lane = driver.lane(request.partition)
-    snapshot = _take(lane, request, driver.snapshots) if request.snapshot is None else _find(lane, request.snapshot)
+    executor = driver.executor(request.partition)
+    snapshot = _take(executor, request, driver.snapshots) if request.snapshot is None else _find(executor, request.snapshot)
     found = snapshot.listed(request.position, request.limit)
-    pieces, _ = fitting(lane.partition, first_rows([listed.piece for listed in found], request.limit), MAX_LEASE_BYTES)
+    pieces, _ = fitting(executor.partition, first_rows([listed.piece for listed in found], request.limit), MAX_LEASE_BYTES)
     position = request.position + sum(len(piece.rows) for piece in pieces)
     more = position < snapshot.count
-    name = request.snapshot or _keep(lane, snapshot, driver.snapshots)
+    name = request.snapshot or _keep(executor, snapshot, driver.snapshots)
     snapshot.until = min(system.now() + (SNAPSHOT_IDLE if more else SNAPSHOT_READ), snapshot.latest)
-    lane.touch()
+    executor.touch()
     driver.look_again()
-    blobs = await driver.blobs(lane.number, pieces)
+    blobs = await driver.blobs(executor.number, pieces)
     if any(piece.blob not in blobs or present(piece, blobs[piece.blob]) is not piece for piece in pieces):
-        raise _gone(lane.number)
+        raise _gone(executor.number)
     if not more and request.snapshot is None:
         # All of it is on one page, and nobody was told of the snapshot.
         snapshot.until = system.now()
-        lane.touch()
+        executor.touch()
         driver.look_again()
     rows = []
     for piece, listed in zip(pieces, found, strict=False):
-        batch = served(lane.number, listed.lease, piece, blobs[piece.blob])
+        batch = served(executor.number, listed.lease, piece, blobs[piece.blob])
         rows.append((batch if request.payload else _without_payloads(batch), listed.standing))
     return BrowsedPage(rows, name if more else None, position if more else 0)
 
 
-def _take(lane: Lane, request: Browse, others: WeakSet[Snapshot]) -> Snapshot:
-    runs = partition_snapshot.runs_of(lane.partition, request.states)
+def _take(executor: PartitionExecutor, request: Browse, others: WeakSet[Snapshot]) -> Snapshot:
+    runs = partition_snapshot.runs_of(executor.partition, request.states)
     if runs > MAX_SNAPSHOT_RUNS:
-        said = f"partition {lane.number} has {runs:,} runs of items that stand alike, and a snapshot has {MAX_SNAPSHOT_RUNS:,} at most"
+        said = f"partition {executor.number} has {runs:,} runs of items that stand alike, and a snapshot has {MAX_SNAPSHOT_RUNS:,} at most"
         raise SluicewayError("too_many_items", f"{said}; browse one state, or wait until fewer are there")
     if len(others) >= MAX_SNAPSHOTS or runs + sum(len(each.runs) for each in list(others)) > MAX_SNAPSHOT_RUNS:
         raise SluicewayError("too_many_requests", "as much is being browsed here as may be at one time; come back later")
-    return partition_snapshot.take(lane.partition, request.states)
+    return partition_snapshot.take(executor.partition, request.states)
 
 
-def _find(lane: Lane, name: str) -> Snapshot:
-    snapshot = lane.partition.snapshots.get(name)
+def _find(executor: PartitionExecutor, name: str) -> Snapshot:
+    snapshot = executor.partition.snapshots.get(name)
     if snapshot is None or snapshot.until <= system.now():
-        raise _gone(lane.number)
+        raise _gone(executor.number)
     return snapshot
 
 
-def _keep(lane: Lane, snapshot: Snapshot, others: WeakSet[Snapshot]) -> str:
+def _keep(executor: PartitionExecutor, snapshot: Snapshot, others: WeakSet[Snapshot]) -> str:
     """Under a name that nobody finds by trying: whoever knows it may keep the snapshot from being let go."""
     name = system.new_secret()
     snapshot.latest = system.now() + MAX_SNAPSHOT_AGE
     snapshot.until = snapshot.latest
-    lane.partition.pin(name, snapshot)
+    executor.partition.pin(name, snapshot)
     others.add(snapshot)
     return name
 

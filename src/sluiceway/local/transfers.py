@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pyarrow as pa
 
 from sluiceway.adapters import system
-from sluiceway.core.queue.owned_queue import Share
+from sluiceway.core.queue.owned_queue import OwnedQueue
 from sluiceway.core.queue.tickets import Transfer, TransferEnd
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.leased_items import Slice
@@ -30,7 +30,7 @@ class Transfers:
 
     def __init__(
         self,
-        queue: Share,
+        queue: OwnedQueue,
         record: Callable[[], QueueRecord],
         rows: Rows,
         bury: Bury,
@@ -44,11 +44,11 @@ class Transfers:
 
     def arrival(self, partition: int, number: int) -> asyncio.Future[bool]:
         """What tells whether a transfer's items have arrived, or stay here; cancelled when another instance has to do with it."""
-        lane = self._queue.lanes.get(partition)
-        if lane is not None and number in lane.partition.transfers:
+        executor = self._queue.executors.get(partition)
+        if executor is not None and number in executor.partition.transfers:
             return self._arrivals.setdefault((partition, number), asyncio.get_running_loop().create_future())
         known: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        if lane is None:
+        if executor is None:
             known.cancel()
         else:
             known.set_result(True)
@@ -82,8 +82,8 @@ class Transfers:
 
     def _check_over(self, effect: Transfer) -> None:
         """Rows of a transfer are gone. So they should be once it is over; before, they are lost, and to say it is done would hide that."""
-        lane = self._queue.lanes.get(effect.partition)
-        if lane is not None and effect.number in lane.partition.transfers:
+        executor = self._queue.executors.get(effect.partition)
+        if executor is not None and effect.number in executor.partition.transfers:
             error = DamagedError(f"blobs of transfer {effect.number} are missing")
             self._stop_partition(effect.partition, error)
             raise SluicewayError("partition_damaged", str(error))

@@ -12,7 +12,7 @@ import msgspec
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import LEAST_ADMIN_KEY, MAX_KEY_RATE, MAX_KEY_SCOPES, MAX_KEY_TIMEOUT
+from sluiceway.kernel.limits import MAX_KEY_RATE, MAX_KEY_SCOPES, MAX_KEY_TIMEOUT, MIN_ADMIN_KEY
 from sluiceway.kernel.names import QUEUE_NAME
 
 Action = Literal["produce", "consume", "read", "manage", "admin"]
@@ -137,8 +137,8 @@ class KeySpec(NamedTuple):
 
 def check_admin_key(text: str, field: str) -> str:
     """The configured key that needs no meta store. Raises `invalid_request` for one that could be guessed, without repeating it."""
-    if len(text) < LEAST_ADMIN_KEY or not text.isascii() or not text.isprintable() or " " in text:
-        expected = f"expected at least {LEAST_ADMIN_KEY} random ASCII characters without spaces, such as `openssl rand -hex 32` makes"
+    if len(text) < MIN_ADMIN_KEY or not text.isascii() or not text.isprintable() or " " in text:
+        expected = f"expected at least {MIN_ADMIN_KEY} random ASCII characters without spaces, such as `openssl rand -hex 32` makes"
         raise invalid(field, expected)
     return text
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
-from sluiceway.kernel.limits import AUDIT_ENTRIES, LEAST_AUDIT_ENTRIES, MAX_AUDIT_ENTRIES, MAX_KEY_RATE, MAX_WORKERS
+from sluiceway.kernel.limits import AUDIT_ENTRIES, MAX_AUDIT_ENTRIES, MAX_KEY_RATE, MAX_WORKERS, MIN_AUDIT_ENTRIES
 from sluiceway.model.backends import DEFAULT_BACKENDS, BackendSettings
 from sluiceway.model.settings import Settings, key
 
@@ -50,7 +50,7 @@ class ServerSettings(Settings, frozen=True):
         SHUTDOWN_TIMEOUT
     )
     audit_entries: Annotated[
-        int, Meta(ge=LEAST_AUDIT_ENTRIES, le=MAX_AUDIT_ENTRIES), key("how many entries of the audit trail are kept, the newest")
+        int, Meta(ge=MIN_AUDIT_ENTRIES, le=MAX_AUDIT_ENTRIES), key("how many entries of the audit trail are kept, the newest")
     ] = AUDIT_ENTRIES
     disk_reserve: Annotated[
         int,

@@ -10,7 +10,7 @@ import msgspec
 from sluiceway.kernel.clock import Millis
 
 MINUTE: Final[Millis] = 60_000
-MOST_MINUTES: Final = 1_440
+MAX_MINUTES: Final = 1_440
 """For so long a queue's minutes are kept, and for up to an hour more."""
 
 LEVELS: Final = ("ready", "total_leased", "scheduled")

@@ -51,7 +51,7 @@ class ProduceKey(NamedTuple):
         return self.group, self.key
 
 
-class Life(NamedTuple):
+class MovedItem(NamedTuple):
     """What items that are moved to another partition have behind them: `rows` neighbours of a batch, to which the same befell.
 
     `expires_at` 0: never. `due_at` 0: they are ready. `together`: at most so many of them in one lease (0: any number).
@@ -68,7 +68,7 @@ class Life(NamedTuple):
 @dataclass(slots=True)
 class Produce:
     """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`; 1 row at least. It may be a
-    `model.few.Few`.
+    `model.small_batch.SmallBatch`.
 
     Without a `partition` the queue chooses it. Two kinds have a partition and a key. Items that are moved have `lives` of all of their
     rows: their key is one of MOVE_GROUP, which that partition remembers whatever its slots are. A produce without `lives` comes from the
@@ -79,7 +79,7 @@ class Produce:
     request_timeout: Millis
     key: ProduceKey | None = None
     partition: int | None = None
-    lives: tuple[Life, ...] = ()
+    lives: tuple[MovedItem, ...] = ()
 
 
 class Produced(NamedTuple):
@@ -134,10 +134,10 @@ class Leased:
 Verdict = Literal["done", "retry", "dead", "release"]
 
 
-class Fate(NamedTuple):
+class Disposition(NamedTuple):
     """What becomes of an item.
 
-    A retry is due at `retry_at`, or `retry_after` from when the fate takes effect; with neither, as the queue's back-off says, or at once.
+    A retry is due at `retry_at`, or `retry_after` from when the disposition takes effect; with neither, by the queue's back-off or at once.
     A release puts it back as if it had not been leased: the attempt is not counted.
     """
 
@@ -147,14 +147,14 @@ class Fate(NamedTuple):
     reason: str = ""
 
 
-DONE = Fate("done")
-RELEASE = Fate("release")
+DONE = Disposition("done")
+RELEASE = Disposition("release")
 
 
 class Selection(NamedTuple):
     """Items of one partition: sorted unique `offsets`, or all that is open in the lease of that number."""
 
-    fate: Fate
+    disposition: Disposition
     offsets: Offsets | None = None
     lease: int | None = None
 
@@ -182,7 +182,7 @@ or is dead · it is one of these, longer ago than is remembered · waits, leased
 
 @dataclass(slots=True)
 class Settled:
-    """How many items each fate befell (in a staging call: was stated of), and what was ignored (id, reason)."""
+    """How many items each disposition befell (in a staging call: was stated of), and what was ignored (id, reason)."""
 
     completed: int = 0
     retried: int = 0
@@ -199,7 +199,7 @@ class Settled:
         self.ignored += other.ignored
 
     def count(self, verdict: Verdict, items: int) -> None:
-        """So many more met that fate."""
+        """So many more met that disposition."""
         self.completed += items if verdict == "done" else 0
         self.retried += items if verdict == "retry" else 0
         self.dead += items if verdict == "dead" else 0

@@ -16,14 +16,14 @@ from sluiceway.model.sparse import SparseBatch
 
 MOST = 16
 """Items of one request that are worth handling so."""
-MOST_BYTES = 64 << 10
+MAX_BYTES = 64 << 10
 """Bytes of one request that are worth it: whoever looks at items in columns sees where they lie, and has a copy of these."""
 _VALUE_BYTES = 64
 """What a value takes beside its bytes."""
 _BITS = {field.name: 1 << bit for bit, field in enumerate(OPTIONAL)}
 
 
-class Few:
+class SmallBatch:
     """Rows by their values: payloads, and of the optional columns in which any row has one, a value or None for each row. Never changed.
 
     Headers are a mapping. `nbytes` is about what the same rows take in columns.
@@ -68,17 +68,17 @@ class Few:
             arrays.append(pa.array(values, field.type))
         return arrays
 
-    def take(self, rows: Sequence[int]) -> Few:
+    def take(self, rows: Sequence[int]) -> SmallBatch:
         """Those rows, in their order."""
         if len(rows) == len(self.payloads):
             return self
         payloads = [self.payloads[row] for row in rows]
         others = {name: [values[row] for row in rows] for name, values in self.others.items()}
         kept = {name: values for name, values in others.items() if values.count(None) < len(values)}
-        return Few(payloads, kept, self.nbytes * len(payloads) // len(self.payloads))
+        return SmallBatch(payloads, kept, self.nbytes * len(payloads) // len(self.payloads))
 
 
-Rows: TypeAlias = Few | pa.RecordBatch
+Rows: TypeAlias = SmallBatch | pa.RecordBatch
 StoredRows: TypeAlias = Rows | SparseBatch
 """What is at hand of a stored blob: all of its rows, or (compacted) those that were open."""
 
@@ -98,7 +98,7 @@ class Served:
     def nbytes(self) -> int:
         """What the rows take in columns, about; of some that are scattered over their blob, at most."""
         blob, rows = self.blob, self.piece.rows
-        if isinstance(blob, Few):
+        if isinstance(blob, SmallBatch):
             return blob.nbytes * len(rows) // blob.num_rows
         if isinstance(blob, SparseBatch):
             return blob.nbytes * len(rows) // len(blob.rows)
@@ -107,40 +107,40 @@ class Served:
 
     def batch(self) -> pa.RecordBatch:
         """In columns, as `model.leased.served` says."""
-        if not isinstance(self.blob, Few):
+        if not isinstance(self.blob, SmallBatch):
             return served(self.partition, self.lease, self.piece, self.blob)
         few = self.few()
         return placed(self.partition, self.lease, self.piece, few.arrays(), stored_schema(few.columns))
 
-    def few(self) -> Few:
+    def few(self) -> SmallBatch:
         """By their values, however many they are."""
-        if isinstance(self.blob, Few):
+        if isinstance(self.blob, SmallBatch):
             return self.blob.take(self.piece.rows.tolist())
         return _by_value(take_rows(self.blob, self.piece.rows), 0)
 
 
-def join(pieces: Sequence[Few]) -> Few:
+def join(pieces: Sequence[SmallBatch]) -> SmallBatch:
     """All of their rows, one after the other."""
     if len(pieces) == 1:
         return pieces[0]
     payloads = [payload for piece in pieces for payload in piece.payloads]
     names = {name for piece in pieces for name in piece.others}
     others = {name: [value for piece in pieces for value in piece.others.get(name) or [None] * piece.num_rows] for name in names}
-    return Few(payloads, others, sum(piece.nbytes for piece in pieces))
+    return SmallBatch(payloads, others, sum(piece.nbytes for piece in pieces))
 
 
-def as_few(batch: pa.RecordBatch) -> Few | None:
+def as_few(batch: pa.RecordBatch) -> SmallBatch | None:
     """The rows by their values; None for many, large or due ones, and where there are headers, whose names may repeat."""
     names = batch.schema.names
     if batch.num_rows > MOST or ENQUEUE_AT.name in names or "headers" in names:
         return None
     nbytes = batch.nbytes
-    if nbytes > MOST_BYTES:
+    if nbytes > MAX_BYTES:
         return None
     return _by_value(batch, nbytes)
 
 
-def _by_value(batch: pa.RecordBatch, nbytes: int) -> Few:
+def _by_value(batch: pa.RecordBatch, nbytes: int) -> SmallBatch:
     others: dict[str, list[Any]] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if name == PAYLOAD.name:
@@ -148,9 +148,9 @@ def _by_value(batch: pa.RecordBatch, nbytes: int) -> Few:
         elif column.null_count < len(column):
             values = column.to_pylist()
             others[name] = [None if pairs is None else dict(pairs) for pairs in values] if column.type == HEADERS else values
-    return Few(payloads, others, nbytes)
+    return SmallBatch(payloads, others, nbytes)
 
 
 def in_columns(rows: Any) -> pa.RecordBatch:
     """Rows, or what is served of them, in columns."""
-    return rows.batch() if isinstance(rows, Few | Served) else rows
+    return rows.batch() if isinstance(rows, SmallBatch | Served) else rows

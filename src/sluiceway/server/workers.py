@@ -32,7 +32,7 @@ KILL_AFTER: Millis = 10_000
 """Beyond `shutdown_timeout`, which is for requests: what a process may take to close its stores and to leave the cluster."""
 BEAT: Millis = 1_000
 """How often a worker that serves tells its supervisor that its event loop runs, with a line that is empty."""
-MOST_MISSED = 30
+MAX_MISSED = 30
 """Beats in a row. What holds up an event loop for so long does not end by itself: a frozen process, or a disk that does not answer."""
 
 
@@ -206,7 +206,7 @@ async def _watch(number: int, child: Process) -> None:
     assert child.stdout is not None
     missed = 0
     # Beats and not time: while this process is frozen itself, nobody misses any.
-    while missed < MOST_MISSED:
+    while missed < MAX_MISSED:
         try:
             async with asyncio.timeout(BEAT / 1_000):
                 if not await child.stdout.read(_SOME):
@@ -215,7 +215,7 @@ async def _watch(number: int, child: Process) -> None:
             missed += 1
         else:
             missed = 0
-    log.error("worker %d (process %d) has stood still for %s, and is killed", number, child.pid, format_duration(MOST_MISSED * BEAT))
+    log.error("worker %d (process %d) has stood still for %s, and is killed", number, child.pid, format_duration(MAX_MISSED * BEAT))
     _send(child, signal.SIGKILL)
 
 

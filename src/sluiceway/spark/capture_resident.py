@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("sluiceway.spark")
 
-LEAST_FAILURES = 1_000
+MIN_FAILURES = 1_000
 """A task is killed now and then, for as long as the job lives, and Spark counts that over all of its life."""
 _FAILURES = 1_000_000
 _NONCE = 32
@@ -109,14 +109,14 @@ def check_session(conf: Callable[[str], str | None], tasks: int) -> None:
     master = conf("spark.master") or ""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*(\d+))?\])?", master)
     if local is not None:
-        if int(local[2] or 1) < LEAST_FAILURES:
+        if int(local[2] or 1) < MIN_FAILURES:
             raise invalid("spark.master", f"{master} ends the job when a task dies; say local[{tasks + 1},{_FAILURES}]")
         slots = os.cpu_count() or 1 if local[1] == "*" else int(local[1] or 1)
         _check_slots(slots, tasks, "spark.master")
     else:
         failures = conf("spark.task.maxFailures") or "4"
-        if not failures.isdigit() or int(failures) < LEAST_FAILURES:
-            raise invalid("spark.task.maxFailures", f"{failures} lets the job end when a task has died so often; at least {LEAST_FAILURES}")
+        if not failures.isdigit() or int(failures) < MIN_FAILURES:
+            raise invalid("spark.task.maxFailures", f"{failures} lets the job end when a task has died so often; at least {MIN_FAILURES}")
         _check_slots(_slots(conf), tasks, "spark.executor.instances")
     for name, default in (
         ("spark.speculation", "false"),

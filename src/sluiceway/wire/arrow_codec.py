@@ -16,7 +16,7 @@ from sluiceway.kernel.names import check_text
 from sluiceway.model.items import ENQUEUE_AT, HEADERS, OPTIONAL, PAYLOAD, PRODUCED, TIME, fit
 from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Fate, Offsets, Produce, Settle, Verdict
+from sluiceway.model.requests import Disposition, Offsets, Produce, Settle, Verdict
 from sluiceway.model.small_batch import as_few
 from sluiceway.wire.decoding import request_timeout
 from sluiceway.wire.ipc_header import batch_header
@@ -71,8 +71,8 @@ def settle_request(query: SettleQuery, body: bytes, record: QueueRecord) -> Sett
     """The rows of the stream as one staging settle, grouped without a loop over rows."""
     rows = read_stream(body, _SETTLE, MAX_ITEMS_ARROW)
     partitions, offsets = (_natural(rows, name) for name in ("partition", "offset"))
-    fates, fate_of = _fates(rows)
-    grouped = group_rows(partitions, offsets, fates, fate_of, check_text(query.incarnation, "incarnation"), record)
+    dispositions, disposition_of = _dispositions(rows)
+    grouped = group_rows(partitions, offsets, dispositions, disposition_of, check_text(query.incarnation, "incarnation"), record)
     return Settle(grouped.selections, request_timeout(query.request_timeout), stage=True, foreign=grouped.foreign)
 
 
@@ -83,19 +83,19 @@ def _natural(rows: pa.RecordBatch, name: str) -> Offsets:
     return values
 
 
-def _fates(rows: pa.RecordBatch) -> tuple[list[Fate], Offsets]:
-    """The distinct fates of the rows, and each row's index into them."""
+def _dispositions(rows: pa.RecordBatch) -> tuple[list[Disposition], Offsets]:
+    """The distinct dispositions of the rows, and each row's index into them."""
     outcomes, outcome_of = _distinct(rows, "outcome")
     delays, delay_of = _distinct(rows, "retry_after_ms")
     reasons, reason_of = _distinct(rows, "reason")
     codes = (outcome_of * len(delays) + delay_of) * len(reasons) + reason_of
-    keys, first, fate_of = np.unique(codes, return_index=True, return_inverse=True)
-    fates = []
+    keys, first, disposition_of = np.unique(codes, return_index=True, return_inverse=True)
+    dispositions = []
     for key, row in zip(keys.tolist(), first.tolist(), strict=True):
         rest, reason = divmod(key, len(reasons))
         outcome, delay = divmod(rest, len(delays))
-        fates.append(_fate(outcomes[outcome], delays[delay], reasons[reason], row))
-    return fates, fate_of.astype(np.int64)
+        dispositions.append(_disposition(outcomes[outcome], delays[delay], reasons[reason], row))
+    return dispositions, disposition_of.astype(np.int64)
 
 
 def _distinct(rows: pa.RecordBatch, name: str) -> tuple[list[Any], Offsets]:
@@ -105,7 +105,7 @@ def _distinct(rows: pa.RecordBatch, name: str) -> tuple[list[Any], Offsets]:
     return encoded.dictionary.to_pylist(), encoded.indices.to_numpy().astype(np.int64)
 
 
-def _fate(outcome: str, delay: int | None, reason: str | None, row: int) -> Fate:
+def _disposition(outcome: str, delay: int | None, reason: str | None, row: int) -> Disposition:
     if outcome not in _OUTCOMES:
         raise invalid(f"items[{row}].outcome", f"{outcome[:40]!r} is not one of {', '.join(_OUTCOMES)}")
     if delay is not None:
@@ -114,7 +114,7 @@ def _fate(outcome: str, delay: int | None, reason: str | None, row: int) -> Fate
         if not 0 <= delay <= MAX_SCHEDULE:
             raise invalid(f"items[{row}].retry_after_ms", f"{delay} is not between 0 and {MAX_SCHEDULE}")
     text = "" if reason is None else check_text(reason, f"items[{row}].reason")
-    return Fate(outcome, retry_after=delay, reason=text)
+    return Disposition(outcome, retry_after=delay, reason=text)
 
 
 def read_stream(body: bytes, columns: dict[str, Column], most: int) -> pa.RecordBatch:

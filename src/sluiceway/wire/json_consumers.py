@@ -17,7 +17,7 @@ from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, duration, given_text
 from sluiceway.wire.shapes import Duration, Label, Pivot, QueueName, Shape, ShortText, Time
 
-MOST_QUEUES = 20
+MAX_QUEUES = 20
 """Of one answer, each with its consumers: at the most 700 KB, so some 14 MB."""
 
 Rate = Annotated[float, Meta(ge=0)]
@@ -73,7 +73,7 @@ class ConsumerPage(Shape):
 class ConsumersListCall(msgspec.Struct, forbid_unknown_fields=True):
     queue_name: QueueName | None = None
     pivot: Pivot | None = None
-    limit: Annotated[int, Meta(ge=1, le=MOST_QUEUES)] = MOST_QUEUES
+    limit: Annotated[int, Meta(ge=1, le=MAX_QUEUES)] = MAX_QUEUES
 
 
 class QueryFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=False):

@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from sluiceway.kernel.clock import format_time
-from sluiceway.model.queue_minutes import MINUTE, MOST_MINUTES, History
+from sluiceway.model.queue_minutes import MAX_MINUTES, MINUTE, History
 from sluiceway.wire.decoding import Call, JsonDecoder
 from sluiceway.wire.shapes import QueueName, Shape, Time
 
@@ -44,7 +44,7 @@ class QueueHistory(Shape):
 
 
 class HistoryCall(Call):
-    minutes: Annotated[int, Meta(ge=1, le=MOST_MINUTES)] = 60
+    minutes: Annotated[int, Meta(ge=1, le=MAX_MINUTES)] = 60
 
 
 decode_history = JsonDecoder(HistoryCall)

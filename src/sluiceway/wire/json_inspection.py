@@ -131,7 +131,7 @@ class DeleteItemsCall(Call):
     def request(self, record: QueueRecord) -> DeleteItems:
         check_partition(self.partition, record, removed=True)
         check_count(self.ids, "ids", MAX_ITEMS_JSON)
-        # An item has no fate here; one is as good as another to group by.
+        # An item has no disposition here; one is as good as another to group by.
         grouped = group_items(self.ids, repeat(DONE), record, "ids[{}]".format, self.partition)
         offsets = {partition: chosen.offsets for partition, (chosen,) in grouped.selections.items() if chosen.offsets is not None}
         return DeleteItems(offsets, request_timeout(self.request_timeout), grouped.foreign)

@@ -16,11 +16,11 @@ from sluiceway.model.instances import Belonging, ClusterInfo, InstanceState
 from sluiceway.wire.decoding import JsonDecoder
 from sluiceway.wire.shapes import Duration, Shape, Time
 
-MOST_ROUNDS = 100
+MAX_ROUNDS = 100
 
 
 class RoundsListCall(msgspec.Struct, forbid_unknown_fields=True):
-    limit: Annotated[int, Meta(ge=1, le=MOST_ROUNDS)] = 20
+    limit: Annotated[int, Meta(ge=1, le=MAX_ROUNDS)] = 20
 
 
 class InstancesUpdateCall(msgspec.Struct, forbid_unknown_fields=True):

@@ -25,9 +25,9 @@ from sluiceway.kernel.names import check_text
 from sluiceway.model.items import ENQUEUE_AT, OPTIONAL, PAYLOAD
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Lease, Peek, Produce, ProduceKey
-from sluiceway.model.small_batch import MOST as MOST_FEW
-from sluiceway.model.small_batch import MOST_BYTES as MOST_FEW_BYTES
-from sluiceway.model.small_batch import Few
+from sluiceway.model.small_batch import MAX_BYTES as MAX_FEW_BYTES
+from sluiceway.model.small_batch import MOST as MAX_FEW
+from sluiceway.model.small_batch import SmallBatch
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber, duration, given_text, lease_timeout, request_timeout
 from sluiceway.wire.item_limits import check_batch, check_count
 from sluiceway.wire.outcome_selection import belongs, check_partition
@@ -91,14 +91,14 @@ class ProduceCall(ProduceFields, kw_only=True):
 
     def request(self, record: QueueRecord, now: Millis) -> Produce:
         check_count(self.items, "items", MAX_ITEMS_JSON)
-        batch = few_of(self.items) if len(self.items) <= MOST_FEW else None
+        batch = few_of(self.items) if len(self.items) <= MAX_FEW else None
         if batch is None:
             batch = batch_of(self.items)
             check_batch(batch, now)
         return Produce(batch, request_timeout(self.request_timeout), self.key(record))
 
 
-def few_of(items: Sequence[Item]) -> Few | None:
+def few_of(items: Sequence[Item]) -> SmallBatch | None:
     """The items by their values; None for what `batch_of` is for: large items, due ones, and what may be over a limit."""
     payloads, others = [], {}
     nbytes = 0
@@ -123,7 +123,7 @@ def few_of(items: Sequence[Item]) -> Few | None:
             return None
         nbytes += size + 2 * _OFFSET_BYTES * sum(len(pairs or ()) for pairs in headers)
         others["headers"] = headers
-    return Few(payloads, others, nbytes) if nbytes <= MOST_FEW_BYTES else None
+    return SmallBatch(payloads, others, nbytes) if nbytes <= MAX_FEW_BYTES else None
 
 
 def batch_of(items: Sequence[Item]) -> pa.RecordBatch:

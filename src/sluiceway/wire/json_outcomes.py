@@ -12,7 +12,7 @@ from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE
 from sluiceway.kernel.names import check_text
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import DONE, Extend, Fate, Settle
+from sluiceway.model.requests import DONE, Disposition, Extend, Settle
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, duration, given_text, lease_timeout, request_timeout
 from sluiceway.wire.item_limits import check_count
 from sluiceway.wire.outcome_selection import Grouped, check_partition, group_items, group_leases, select_leases
@@ -39,7 +39,9 @@ class _IdsCall(_CheckedCall):
     ids: Annotated[list[ItemIdText], UP_TO_JSON] | None = None
     lease_ids: Annotated[list[LeaseIdText], UP_TO_JSON] | None = None
 
-    def grouped(self, record: QueueRecord, fate: Fate, partition: int | None) -> tuple[Grouped, list[tuple[int, int]], list[str]]:
+    def grouped(
+        self, record: QueueRecord, disposition: Disposition, partition: int | None
+    ) -> tuple[Grouped, list[tuple[int, int]], list[str]]:
         """The items by partition, the leases as (partition, number), and the leases that cannot be this queue's."""
         ids, lease_ids = self.ids or [], self.lease_ids or []
         if not ids and not lease_ids:
@@ -47,18 +49,18 @@ class _IdsCall(_CheckedCall):
         check_count(ids, "ids", MAX_ITEMS_JSON, least=0)
         check_count(lease_ids, "lease_ids", MAX_ITEMS_JSON, least=0)
         check_partition(partition, record, removed=True)
-        grouped = group_items(ids, repeat(fate), record, "ids[{}]".format, partition) if ids else Grouped({}, [])
+        grouped = group_items(ids, repeat(disposition), record, "ids[{}]".format, partition) if ids else Grouped({}, [])
         return grouped, *group_leases(lease_ids, record, partition)
 
 
 class SelectCall(_IdsCall):
-    """`queue.complete` and `queue.release`: the same fate for all that is named."""
+    """`queue.complete` and `queue.release`: the same disposition for all that is named."""
 
     partition: PartitionNumber | None = None
 
-    def request(self, record: QueueRecord, fate: Fate) -> Settle:
-        grouped, leases, foreign = self.grouped(record, fate, self.partition)
-        select_leases(grouped, leases, fate)
+    def request(self, record: QueueRecord, disposition: Disposition) -> Settle:
+        grouped, leases, foreign = self.grouped(record, disposition, self.partition)
+        select_leases(grouped, leases, disposition)
         return Settle(
             grouped.selections,
             request_timeout(self.request_timeout),
@@ -75,21 +77,21 @@ class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     dead: bool = False
     reason: ShortText | None = None
 
-    def fate(self, at: int, now: Millis) -> Fate:
+    def disposition(self, at: int, now: Millis) -> Disposition:
         path = f"items[{at}]"
         reason = "" if self.reason is None else check_text(self.reason, f"{path}.reason")
         if self.dead:
             if self.retry_at is not None or self.retry_after is not None:
                 raise invalid(f"{path}.dead", "a dead item is not retried: leave out retry_at and retry_after")
-            return Fate("dead", reason=reason)
+            return Disposition("dead", reason=reason)
         if self.retry_at is not None:
             if self.retry_after is not None:
                 raise invalid(f"{path}.retry_after", "an item has retry_at or retry_after, not both")
             moment = parse_time(self.retry_at, f"{path}.retry_at")
             if moment > now + MAX_SCHEDULE:
                 raise invalid(f"{path}.retry_at", f"more than {MAX_SCHEDULE // 86_400_000} days ahead")
-            return Fate("retry", retry_at=moment, reason=reason)
-        return Fate("retry", retry_after=_delay(self.retry_after, path), reason=reason)
+            return Disposition("retry", retry_at=moment, reason=reason)
+        return Disposition("retry", retry_after=_delay(self.retry_after, path), reason=reason)
 
 
 class RetryCall(_CheckedCall, kw_only=True):
@@ -99,8 +101,8 @@ class RetryCall(_CheckedCall, kw_only=True):
     def request(self, record: QueueRecord, now: Millis) -> Settle:
         check_count(self.items, "items", MAX_ITEMS_JSON)
         check_partition(self.partition, record, removed=True)
-        fates = [item.fate(at, now) for at, item in enumerate(self.items)]
-        grouped = group_items([item.id for item in self.items], fates, record, "items[{}].id".format, self.partition)
+        dispositions = [item.disposition(at, now) for at, item in enumerate(self.items)]
+        grouped = group_items([item.id for item in self.items], dispositions, record, "items[{}].id".format, self.partition)
         return Settle(
             grouped.selections,
             request_timeout(self.request_timeout),
@@ -116,12 +118,12 @@ class SettleItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     retry_after: Duration | None = None
     reason: ShortText | None = None
 
-    def fate(self, at: int) -> Fate:
+    def disposition(self, at: int) -> Disposition:
         path = f"items[{at}]"
         if self.retry_after is not None and self.outcome != "retry":
             raise invalid(f"{path}.retry_after", "is only meant with the outcome retry")
         reason = "" if self.reason is None else check_text(self.reason, f"{path}.reason")
-        return Fate(self.outcome, retry_after=_delay(self.retry_after, path), reason=reason)
+        return Disposition(self.outcome, retry_after=_delay(self.retry_after, path), reason=reason)
 
 
 class SettleCall(SettleFields, kw_only=True):
@@ -129,8 +131,8 @@ class SettleCall(SettleFields, kw_only=True):
 
     def request(self, record: QueueRecord) -> Settle:
         check_count(self.items, "items", MAX_ITEMS_ARROW)
-        fates = [item.fate(at) for at, item in enumerate(self.items)]
-        grouped = group_items([item.id for item in self.items], fates, record, "items[{}].id".format)
+        dispositions = [item.disposition(at) for at, item in enumerate(self.items)]
+        grouped = group_items([item.id for item in self.items], dispositions, record, "items[{}].id".format)
         return Settle(grouped.selections, request_timeout(self.request_timeout), stage=True, foreign=grouped.foreign)
 
 
@@ -144,7 +146,7 @@ class ExtendCall(_IdsCall):
     lease_timeout: Duration | None = None
 
     def request(self, record: QueueRecord) -> Extend:
-        # An item has no fate here; one is as good as another to group by.
+        # An item has no disposition here; one is as good as another to group by.
         grouped, leases, foreign = self.grouped(record, DONE, None)
         offsets = {partition: chosen.offsets for partition, (chosen,) in grouped.selections.items() if chosen.offsets is not None}
         return Extend(

@@ -13,13 +13,13 @@ from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import (
     KEY_WINDOW,
-    LEAST_KEY_WINDOW,
     MAX_ITEMS_ARROW,
     MAX_LEASE_TIMEOUT,
     MAX_PAGE,
     MAX_PARTITIONS,
     MAX_REQUEST_TIMEOUT,
     MAX_SCHEDULE,
+    MIN_KEY_WINDOW,
 )
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.model.queue import Backoff, Verb
@@ -73,7 +73,7 @@ _CHECKS: dict[str, Any] = {
     "dead_queue": lambda name: check_queue_name(name, "dead_queue"),
     "expire_timeout": lambda text: duration(text, "expire_timeout", 0, MAX_SCHEDULE),
     "retry_backoff": BackoffFields.backoff,
-    "idempotency_window": lambda text: duration(text, "idempotency_window", LEAST_KEY_WINDOW, KEY_WINDOW),
+    "idempotency_window": lambda text: duration(text, "idempotency_window", MIN_KEY_WINDOW, KEY_WINDOW),
     "write_timeout": lambda text: duration(text, "write_timeout", 1, MAX_REQUEST_TIMEOUT),
     "logical_queues": lambda wanted: wanted,
     "reference": lambda text: check_text(text, "reference"),

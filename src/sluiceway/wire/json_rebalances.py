@@ -18,12 +18,12 @@ from sluiceway.model.rebalance import DrainMode, RebalanceBatch, RebalanceProgre
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, given_queue, given_text
 from sluiceway.wire.shapes import Duration, Label, Pattern, QueueName, Shape, Time
 
-MOST_LISTED = 100
-MOST_RATE = 1_000_000_000
+MAX_LISTED = 100
+MAX_RATE = 1_000_000_000
 _SECOND = 1_000
 """An estimate has no milliseconds."""
 PartitionCount = Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)]
-Rate = Annotated[int, Meta(ge=1, le=MOST_RATE)]
+Rate = Annotated[int, Meta(ge=1, le=MAX_RATE)]
 
 
 # -- calls ------------------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class RebalancesListCall(msgspec.Struct, forbid_unknown_fields=True):
 
     queue_name: QueueName | None = None
     open: bool = False
-    limit: Annotated[int, Meta(ge=1, le=MOST_LISTED)] = 20
+    limit: Annotated[int, Meta(ge=1, le=MAX_LISTED)] = 20
     pivot: Label | None = None
 
     def checked(self) -> RebalancesListCall:

@@ -1,4 +1,4 @@
-"""Ids into selections: which offsets of which partition meet which fate. Nothing here costs Python work per item that can be avoided."""
+"""Ids into selections: offsets of a partition, and their disposition. No Python work per item where it can be avoided."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import ItemId, LeaseId, parse_item_id, parse_lease_id
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Fate, Offsets, Selection
+from sluiceway.model.requests import Disposition, Offsets, Selection
 
 _OFFSET_DIGITS = 18
 
@@ -46,15 +46,19 @@ def check_partition(partition: int | None, record: QueueRecord, *, removed: bool
 
 
 def group_items(
-    ids: Sequence[str], fates: Iterable[Fate], record: QueueRecord, path: Callable[[int], str], only_partition: int | None = None
+    ids: Sequence[str],
+    dispositions: Iterable[Disposition],
+    record: QueueRecord,
+    path: Callable[[int], str],
+    only_partition: int | None = None,
 ) -> Grouped:
-    """Group item ids by partition and fate. `path` names the field of the n-th id in an error.
+    """Group item ids by partition and disposition. `path` names the field of the n-th id in an error.
 
-    Raises `invalid_request` for a text that is no item id, for an id outside `only_partition`, and for an id with two fates.
+    Raises `invalid_request` for a text that is no item id, for an id outside `only_partition`, and for an id with two dispositions.
     """
-    groups = _by_place(ids, fates)
+    groups = _by_place(ids, dispositions)
     grouped = Grouped({}, [])
-    for (place, fate), texts in groups.items():
+    for (place, disposition), texts in groups.items():
         incarnation, partition = _place(place, texts, ids, path)
         if only_partition is not None and partition != only_partition:
             at = next(n for n, text in enumerate(ids) if text.startswith(f"{place}."))
@@ -62,27 +66,27 @@ def group_items(
         if incarnation != record.incarnation:
             grouped.foreign.extend(f"{place}.{text}" for text in texts)
         else:
-            grouped.add(partition, Selection(fate, offsets=np.unique(np.array(list(map(int, texts)), np.int64))))
-    check_one_fate(grouped.selections, "items")
+            grouped.add(partition, Selection(disposition, offsets=np.unique(np.array(list(map(int, texts)), np.int64))))
+    check_one_disposition(grouped.selections, "items")
     return grouped
 
 
-def _by_place(ids: Sequence[str], fates: Iterable[Fate]) -> dict[tuple[str, Fate], list[str]]:
-    """What stands behind the last dot of each id, by what stands before it and by fate."""
-    groups: dict[tuple[str, Fate], list[str]] = {}
-    if isinstance(fates, repeat) and ids:
+def _by_place(ids: Sequence[str], dispositions: Iterable[Disposition]) -> dict[tuple[str, Disposition], list[str]]:
+    """What stands behind the last dot of each id, by what stands before it and by disposition."""
+    groups: dict[tuple[str, Disposition], list[str]] = {}
+    if isinstance(dispositions, repeat) and ids:
         # Mostly they are of one lease, which is seen without a look at each.
         place = ids[0].rpartition(".")[0]
         together = ",".join(ids)
         if together.startswith(f"{place}.") and together.count(f",{place}.") == together.count(",") == len(ids) - 1:
             offsets = together[len(place) + 1 :].split(f",{place}.")
             if "." not in "".join(offsets):
-                return {(place, next(fates)): offsets}
-    for text, fate in zip(ids, fates, strict=False):
+                return {(place, next(dispositions)): offsets}
+    for text, disposition in zip(ids, dispositions, strict=False):
         place, _, offset = text.rpartition(".")
-        group = groups.get((place, fate))
+        group = groups.get((place, disposition))
         if group is None:
-            groups[place, fate] = [offset]
+            groups[place, disposition] = [offset]
         else:
             group.append(offset)
     return groups
@@ -101,29 +105,34 @@ def _place(place: str, texts: list[str], ids: Sequence[str], path: Callable[[int
 
 
 def group_rows(
-    partitions: Offsets, offsets: Offsets, fates: Sequence[Fate], fate_of: Offsets, incarnation: str, record: QueueRecord
+    partitions: Offsets,
+    offsets: Offsets,
+    dispositions: Sequence[Disposition],
+    disposition_of: Offsets,
+    incarnation: str,
+    record: QueueRecord,
 ) -> Grouped:
-    """Group rows, given in columns, by partition and fate; `fate_of` is each row's index into `fates`.
+    """Group rows, given in columns, by partition and disposition; `disposition_of` is each row's index into `dispositions`.
 
-    Raises `invalid_request` for an item with two fates.
+    Raises `invalid_request` for an item with two dispositions.
     """
     grouped = Grouped({}, [])
-    keys, index = np.unique(partitions.astype(np.int64) * len(fates) + fate_of, return_inverse=True)
+    keys, index = np.unique(partitions.astype(np.int64) * len(dispositions) + disposition_of, return_inverse=True)
     by_key = np.argsort(index, kind="stable")
     ends = np.cumsum(np.bincount(index, minlength=len(keys)))
     for key, rows in zip(keys.tolist(), np.split(by_key, ends[:-1]), strict=True):
-        partition, fate = divmod(key, len(fates))
+        partition, disposition = divmod(key, len(dispositions))
         chosen = offsets[rows]
         if incarnation != record.incarnation or partition < 0:
             grouped.foreign.extend(str(ItemId(incarnation, partition, offset)) for offset in chosen.tolist())
         else:
-            grouped.add(partition, Selection(fates[fate], offsets=np.unique(chosen)))
-    check_one_fate(grouped.selections, "items")
+            grouped.add(partition, Selection(dispositions[disposition], offsets=np.unique(chosen)))
+    check_one_disposition(grouped.selections, "items")
     return grouped
 
 
-def check_one_fate(selections: dict[int, list[Selection]], field: str) -> None:
-    """An item that is given two fates in one call is the caller's mistake; which of them would win is not for us to choose."""
+def check_one_disposition(selections: dict[int, list[Selection]], field: str) -> None:
+    """An item that is given two dispositions in one call is the caller's mistake; which of them would win is not for us to choose."""
     for partition, chosen in selections.items():
         parts = [selection.offsets for selection in chosen if selection.offsets is not None]
         if len(parts) < 2:
@@ -151,7 +160,7 @@ def group_leases(
     return list(leases), list(foreign)
 
 
-def select_leases(grouped: Grouped, leases: Iterable[tuple[int, int]], fate: Fate) -> None:
+def select_leases(grouped: Grouped, leases: Iterable[tuple[int, int]], disposition: Disposition) -> None:
     """Add all that is open in these leases."""
     for partition, number in leases:
-        grouped.add(partition, Selection(fate, lease=number))
+        grouped.add(partition, Selection(disposition, lease=number))

@@ -64,7 +64,7 @@ from sluiceway.model.requests import (
     Settle,
     Settled,
 )
-from sluiceway.model.small_batch import Few, Served, in_columns
+from sluiceway.model.small_batch import Served, SmallBatch, in_columns
 from sluiceway.wire.arrow_codec import check_buffers
 from sluiceway.wire.ipc_header import batch_header
 
@@ -221,7 +221,7 @@ def _encode(kind: str, content: Any, incarnation: str | None = None, payload: bo
     def write(value: object) -> object:
         if isinstance(value, np.ndarray):
             return value.astype(_LITTLE, copy=False).tobytes()
-        if isinstance(value, pa.RecordBatch | Few | Served):
+        if isinstance(value, pa.RecordBatch | SmallBatch | Served):
             batches.append(in_columns(value))
             return len(batches) - 1
         raise TypeError(f"{type(value).__name__} is not for a peer")

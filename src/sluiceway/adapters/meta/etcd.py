@@ -18,17 +18,17 @@ EARLIER = b"1"
 LAYOUT = b"2"
 """What the key `layout` says. An instance that finds another value there was not made for it. It makes of the EARLIER one its own: the keys
 are the same, but a queue's record says more, which an older version would lose."""
-MOST_OPS = 50
-"""Beside one another in a transaction, and keys that it compares. etcd's default of 128 then leaves MOST_GROUPED to each of them that is
+MAX_OPS = 50
+"""Beside one another in a transaction, and keys that it compares. etcd's default of 128 then leaves MAX_GROUPED to each of them that is
 a transaction itself."""
-MOST_GROUPED = 70
-MOST_COMPARED_BYTES = 32 << 10
+MAX_GROUPED = 70
+MAX_COMPARED_BYTES = 32 << 10
 """Of keys that a transaction compares: etcd's default of 1.5 MiB leaves that beside the greatest commit."""
 TRACE_BYTES = 128
 """Of a deleted key in its trace, so that 1,000 long ones fit in beside the deletes. Keys that begin alike may share one."""
-MOST_FORGOTTEN = 50
+MAX_FORGOTTEN = 50
 """Traces in a transaction."""
-MOST_AT_ONCE = 8
+MAX_AT_ONCE = 8
 """Keys and prefixes of a view that are asked for beside one another."""
 
 Message = dict[str, object]
@@ -131,8 +131,8 @@ class EtcdMetaStore:
     async def _read(self, spans: Sequence[Message], revision: Stamp) -> list[_Value]:
         # Not in one transaction: if one that only reads loses its asker, etcd 3.5.0 to 3.5.6 may end.
         found: list[_Value] = []
-        for start in range(0, len(spans), MOST_AT_ONCE):
-            answers = await asyncio.gather(*(self._range({**span, "revision": revision}) for span in spans[start : start + MOST_AT_ONCE]))
+        for start in range(0, len(spans), MAX_AT_ONCE):
+            answers = await asyncio.gather(*(self._range({**span, "revision": revision}) for span in spans[start : start + MAX_AT_ONCE]))
             found += [entry for answer in answers for entry in answer.kvs]
         return found
 
@@ -149,7 +149,7 @@ class EtcdMetaStore:
         size = sum(len(key.encode()) for key in [*checks, *unchanged])
         writes = self._writes(puts, deletes)
         try:
-            if len(compares) <= MOST_OPS and size <= MOST_COMPARED_BYTES:
+            if len(compares) <= MAX_OPS and size <= MAX_COMPARED_BYTES:
                 stamp = await self._write(compares, writes)
             else:
                 async with asyncio.timeout(self._request_timeout / 1000):
@@ -165,10 +165,10 @@ class EtcdMetaStore:
         """For more compares than one transaction may have: its own is only that nobody has committed anything since they held."""
         while True:
             newest, _ = await self._newest()
-            for start in range(0, len(compares), MOST_OPS):
+            for start in range(0, len(compares), MAX_OPS):
                 # Something is put, as a transaction that only reads is dangerous.
                 probe: list[Message] = [{"request_put": _only(self._probe)}]
-                if not (await self._transact(compares[start : start + MOST_OPS], probe)).succeeded:
+                if not (await self._transact(compares[start : start + MAX_OPS], probe)).succeeded:
                     return None
             stamp = await self._write([_compare(self._head, newest)], writes)
             if stamp is not None:
@@ -191,9 +191,9 @@ class EtcdMetaStore:
         writes: list[Message] = [{"request_put": {"key": self._entries + key.encode(), "value": value}} for key, value in puts.items()]
         writes += [{"request_delete_range": _only(self._entries + key)} for key in gone]
         writes += [{"request_put": _only(self._traces + trace)} for trace in traces]
-        if len(writes) < MOST_OPS:
+        if len(writes) < MAX_OPS:
             return writes
-        return [{"request_txn": {"success": writes[start : start + MOST_GROUPED]}} for start in range(0, len(writes), MOST_GROUPED)]
+        return [{"request_txn": {"success": writes[start : start + MAX_GROUPED]}} for start in range(0, len(writes), MAX_GROUPED)]
 
     # ---- what may be compared ---------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ class EtcdMetaStore:
             history: list[Message] = [{"request_put": {"key": self._history, "value": _number(remembered) + b" " + _number(stamp)}}]
             if not (await self._transact([_compare(self._history, found.mod_revision)], history)).succeeded or not remembered:
                 return
-            span = {**_span(self._traces), "max_mod_revision": remembered, "keys_only": True, "limit": MOST_FORGOTTEN}
+            span = {**_span(self._traces), "max_mod_revision": remembered, "keys_only": True, "limit": MAX_FORGOTTEN}
             while traces := (await self._range(span)).kvs:
                 # One that a new delete has put meanwhile stays.
                 same = [_compare(trace.key, trace.mod_revision) for trace in traces]

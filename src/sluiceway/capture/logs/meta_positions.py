@@ -17,7 +17,7 @@ from sluiceway.ports.position_store import FencedError, Kept, Opening, PositionU
 
 LONGEST_PLAIN = 200
 """Characters of a token in its key. A longer one is there by its digest, as PostgreSQL's keys cannot be as long as a token's escapes."""
-MOST_REMEMBERED = 4_096
+MAX_REMEMBERED = 4_096
 """Openings whose last stamp is known. A commit under another one reads first."""
 
 
@@ -113,7 +113,7 @@ class MetaPositions:
         except MetaUnknownError as error:
             raise PositionUnknownError(str(error)) from error
         self._stamps[opening] = written
-        if len(self._stamps) > MOST_REMEMBERED:
+        if len(self._stamps) > MAX_REMEMBERED:
             del self._stamps[next(iter(self._stamps))]
         return True
 

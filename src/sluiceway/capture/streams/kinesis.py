@@ -38,7 +38,7 @@ OPTIONS = ("stream", "region", "endpoint", "from")
 MOST = 10_000
 """Records that one GetRecords gives."""
 
-LEAST_RETENTION: Millis = 24 * 3_600_000
+MIN_RETENTION: Millis = 24 * 3_600_000
 """No stream keeps records for less long."""
 NEAR: Millis = 3_600_000
 """Whoever reads records that are less than this from the least retention looks whether they can have been dropped."""
@@ -330,7 +330,7 @@ class KinesisStream:
             if not reader.sure and (records or not page.following or quiet):
                 await self._excuse(shard, place, page.now)
                 reader.sure = True
-        elif place.since is not None and page.now - place.since >= LEAST_RETENTION - NEAR:
+        elif place.since is not None and page.now - place.since >= MIN_RETENTION - NEAR:
             retention = (await self._describe()).retention
             if page.now - place.since >= retention and not await self._is_there(shard, place):
                 raise UnknownPositionError(f"{shard} of Kinesis stream {self._stream}: what came after {place} may have been dropped")

@@ -16,7 +16,7 @@ from sluiceway.core.group.group_records import Claim, Look, Resource, Writes
 from sluiceway.core.group.heartbeats import Beating
 from sluiceway.kernel.clock import Millis
 
-MOST_CLAIMS = 100
+MAX_CLAIMS = 100
 """Items that one commit claims or gives back: somebody else's claim of one of them spoils them all."""
 
 
@@ -54,12 +54,12 @@ class Claims:
         give_back = sorted(division.mine.keys() - self._kept(division, resource).keys())
         self._renounce({item: division.mine[item] for item in give_back})
         if give_back:
-            return self._write(look, division, give_back[:MOST_CLAIMS], None), look.seen_at
+            return self._write(look, division, give_back[:MAX_CLAIMS], None), look.seen_at
         for name in sorted(look.members):
             if self._beating.silent(look, name, resource.parameters):
                 key = self._keys.member(name)
                 return Writes(checks={key: look.stamp(key)}, deletes=[key]), look.seen_at
-        wanted = min(-division.surplus, MOST_CLAIMS)
+        wanted = min(-division.surplus, MAX_CLAIMS)
         if self._beating.leaving or wanted <= 0 or not division.free:
             return None, look.seen_at + resource.parameters.beat_interval
         return self._write(look, division, sorted(division.free, key=self._liking)[:wanted], self._name), look.seen_at

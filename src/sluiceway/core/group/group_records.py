@@ -18,14 +18,14 @@ Strategy = Literal["rounds", "claims", "static"]
 PATIENCE = 1.25
 """How much longer than a lease a member must be silent before it is given up: room for clocks that run at different speeds."""
 
-MOST_MEMBERS = 200
+MAX_MEMBERS = 200
 """Who comes later waits outside until somebody has gone: the commit that seals a round names each member up to six times."""
 MAX_MEMBER_NAME = 140
 _OTHER_RECORDS = 4_096
 """Bytes, at most, of the round's two records without their participants and of the sealing member's own."""
 ROUNDS_KEPT = 100
 """As many sealed rounds are kept for people to look at."""
-MOST_TOLD = 16_384
+MAX_TOLD = 16_384
 """Bytes of what a sealed round tells of the items that it moved, at most."""
 
 
@@ -157,7 +157,7 @@ class Move(NamedTuple):
 class SealedRound(msgspec.Struct, frozen=True, kw_only=True):
     """A round that is over, for people to look at. `sealed_at` and `duration`, how long it was seen open, are by its sealer's clocks.
 
-    `moves` has those that it moved, as many as MOST_TOLD takes: there may be fewer than `moved`.
+    `moves` has those that it moved, as many as MAX_TOLD takes: there may be fewer than `moved`.
     """
 
     number: int
@@ -316,7 +316,7 @@ def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> i
     waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})
     # In the plan's two parts and the participants of the round's two records, with quotes and brackets; a mark and a record that go.
     named = 4 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + 2 * MAX_MEMBER_NAME
-    return owned + waited + MOST_MEMBERS * named + MOST_TOLD + _OTHER_RECORDS
+    return owned + waited + MAX_MEMBERS * named + MAX_TOLD + _OTHER_RECORDS
 
 
 @dataclass

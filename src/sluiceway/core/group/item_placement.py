@@ -19,7 +19,7 @@ from sluiceway.model.meta import MAX_COMMIT_BYTES, Entry
 
 ROOM = 128 << 10
 """Bytes of a commit that are left to what else it contains: a queue's record, an audit entry."""
-MOST_CLAIM_WRITES = 500
+MAX_CLAIM_WRITES = 500
 """Claims that one commit places or removes, for the same reason."""
 RESTORED_ERAS = 100
 """How many eras a restore skips: as many changes of the strategy may have been made since the backup, and their tokens given out."""
@@ -123,7 +123,7 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
         _put_plan(look, keys, plan, {name: grants for name, grants in owners.items() if grants}, writes)
     # Claims check the resource, so that none comes of what has just gone.
     recorded = gone if resource.strategy == "claims" else gone & look.claims.keys()
-    writes.deletes = [keys.claims + item for item in sorted(recorded)[:MOST_CLAIM_WRITES]]
+    writes.deletes = [keys.claims + item for item in sorted(recorded)[:MAX_CLAIM_WRITES]]
     writes.checks |= {key: look.stamp(key) for key in writes.deletes}
     return writes
 
@@ -183,7 +183,7 @@ def _put_plan(look: Look, keys: Keys, plan: Plan, owners: dict[str, dict[str, in
 def _claim_new(look: Look, keys: Keys, new: list[str], late: Collection[str], writes: Writes) -> None:
     """Claim the items for their owners to be; who cannot take them is found out as with any claim."""
     takers = _takers(look, look.members, late)
-    free = [item for item in new if item not in look.claims][:MOST_CLAIM_WRITES]
+    free = [item for item in new if item not in look.claims][:MAX_CLAIM_WRITES]
     if takers:
         has = Counter(claim.owner for claim in look.claims.values())
         for item, name in dealt(free, {name: has[name] for name in takers}).items():

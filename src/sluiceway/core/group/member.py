@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sluiceway.core.group.claims import Claims
-from sluiceway.core.group.group_records import MOST_MEMBERS, Decision, Keys, Look, Resource, Strategy, Token, Writes
+from sluiceway.core.group.group_records import MAX_MEMBERS, Decision, Keys, Look, Resource, Strategy, Token, Writes
 from sluiceway.core.group.heartbeats import Beating
 from sluiceway.core.group.rounds import Rounds
 from sluiceway.core.group.static import Static
@@ -62,7 +62,7 @@ class Member:
     def _next(self, look: Look, resource: Resource, strategy: Rounds | Claims | Static) -> tuple[Writes | None, Millis]:
         """What to commit, with a beat in it; or None and when to look again."""
         if self.name not in look.members:
-            full = len(look.members) >= MOST_MEMBERS
+            full = len(look.members) >= MAX_MEMBERS
             return None if full else self._beating.beat(look, resource, Writes()), look.seen_at + IDLE
         writes, wake_at = strategy.next(look, resource)
         beat_due_at = self._beating.beat_due_at(look, resource)

@@ -19,14 +19,14 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from sluiceway.core.group.group_records import MOST_TOLD, ROUNDS_KEPT, Look, Move, Parameters, Plan, Resource, Round, SealedRound, Writes
+from sluiceway.core.group.group_records import MAX_TOLD, ROUNDS_KEPT, Look, Move, Parameters, Plan, Resource, Round, SealedRound, Writes
 from sluiceway.core.group.heartbeats import Beating
 from sluiceway.core.group.plan import moves, sticky
 from sluiceway.kernel.clock import Millis
 
 TURN: Millis = 20
 """Members take turns in opening and sealing, so long apart, so that they seldom conflict; it would do no harm."""
-MOST_TURNS = 10
+MAX_TURNS = 10
 
 
 class Rounds:
@@ -76,7 +76,7 @@ class Rounds:
     def _turn(self, look: Look, parameters: Parameters) -> Millis:
         live = self._beating.live(look, parameters)
         place = live.index(self._name) if self._name in live else len(live)
-        return TURN * min(place, MOST_TURNS)
+        return TURN * min(place, MAX_TURNS)
 
     # ---- opening ----------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ def told(before: Plan | None, plan: Plan) -> Iterator[Move]:
     """What the plan moves, item by item, as far as there is room to tell."""
     had = {item: name for name, grants in before.owners.items() for item in grants} if before else {}
     moved = ((item, name) for name, grants in plan.owners.items() for item in grants if had.get(item) != name)
-    room = MOST_TOLD
+    room = MAX_TOLD
     for item, name in sorted(moved):
         move = Move(item, had.get(item, ""), name)
         room -= len(msgspec.json.encode(move)) + 1

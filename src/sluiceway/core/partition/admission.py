@@ -10,7 +10,7 @@ from typing import Final
 
 from sluiceway.core.partition.idempotency_keys import KeyMemory
 from sluiceway.core.partition.key_slots import slot, slot_of_name
-from sluiceway.core.partition.transfers import Away
+from sluiceway.core.partition.transfers import TransferLog
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import Shutting
@@ -20,7 +20,7 @@ SHUTTINGS: Final[tuple[Shutting, ...]] = ("open", "read_only", "sealed")
 """By the number that is stored; each further one takes less."""
 
 
-class Gate(Away):
+class Admission(TransferLog):
     """A line with a memory of idempotency keys, of which it says what may come in."""
 
     def __init__(self) -> None:

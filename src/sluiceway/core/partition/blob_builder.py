@@ -13,7 +13,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BLOB_BYTES
 from sluiceway.model.items import encode_blob, narrow, widen
 from sluiceway.model.requests import Offsets
-from sluiceway.model.small_batch import Few, Rows, in_columns, join
+from sluiceway.model.small_batch import Rows, SmallBatch, in_columns, join
 
 
 class Forming:
@@ -28,7 +28,7 @@ class Forming:
 
     def add(self, batch: Rows) -> int:
         """Add the rows; returns the row number of the first."""
-        stored, columns = (batch, batch.columns) if isinstance(batch, Few) else narrow(batch)
+        stored, columns = (batch, batch.columns) if isinstance(batch, SmallBatch) else narrow(batch)
         row = self.blob.rows
         self._pieces.append(stored)
         self.blob.rows += stored.num_rows
@@ -38,7 +38,7 @@ class Forming:
 
     def seal(self) -> tuple[Rows, bytes]:
         """The blob's rows together, and its bytes. They are a few if each request's were."""
-        if all(isinstance(piece, Few) for piece in self._pieces):
+        if all(isinstance(piece, SmallBatch) for piece in self._pieces):
             few = join(self._pieces)
             return few, encode_blob(few.batch())
         batches = [widen(in_columns(piece), self.blob.columns) for piece in self._pieces]
@@ -48,7 +48,7 @@ class Forming:
 
 def due_times(batch: Rows, now: Millis) -> Offsets | None:
     """Each row's due time, 0 where it has none; None if all rows may go at once."""
-    if isinstance(batch, Few) or "enqueue_at" not in batch.schema.names:
+    if isinstance(batch, SmallBatch) or "enqueue_at" not in batch.schema.names:
         return None
     column = batch.column("enqueue_at")
     times: Offsets = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)

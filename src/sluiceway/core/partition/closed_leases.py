@@ -41,7 +41,7 @@ class ClosedLeases:
                 last.count += part.count
             else:
                 parts.append(Part(Extent(part.first, part.count, _NO_BLOB, 0, None, 0, 0, gone=_NONE), 0, part.count, part.base))
-        kept = LeaseState(lease.number, parts, lease.count, lease.client_id, None, settled=lease.settled, fates=lease.fates)
+        kept = LeaseState(lease.number, parts, lease.count, lease.client_id, None, settled=lease.settled, dispositions=lease.dispositions)
         self._leases[lease.number] = kept
         self._spans.add(kept)
         if _why(kept) == "completed":
@@ -57,19 +57,19 @@ class ClosedLeases:
                 client.completed -= 1
                 if not client.completed:
                     del self._clients[old.client_id]
-            if old.fates:
+            if old.dispositions:
                 forgotten.append(old.number)
         return forgotten
 
     def record(self, number: int) -> bytes | None:
         """The bytes to store; None if there is nothing to tell."""
         lease = self._leases.get(number)
-        return lease_bytes(lease, closed=True) if lease is not None and lease.fates else None
+        return lease_bytes(lease, closed=True) if lease is not None and lease.dispositions else None
 
     def why_offset(self, offset: int) -> IgnoredReason | None:
         """What became of an item that was in one of these leases."""
         place = self._spans.at(offset)
-        return None if place is None else place[0].fate_of(offset - place[1].first + place[1].base)
+        return None if place is None else place[0].disposition_of(offset - place[1].first + place[1].base)
 
     def was_completed_after(self, number: int, client_id: str) -> bool:
         """Whether a later lease of that client ended by its own end, as far as is remembered."""
@@ -85,9 +85,9 @@ class ClosedLeases:
 
 
 def _why(lease: LeaseState) -> IgnoredReason:
-    if not lease.fates:
+    if not lease.dispositions:
         return "completed"
-    return next((fate for fate in ("expired", "released") if fate in lease.fates), "completed")
+    return next((disposition for disposition in ("expired", "released") if disposition in lease.dispositions), "completed")
 
 
 def unknown_extent(first: int, count: int) -> Extent:

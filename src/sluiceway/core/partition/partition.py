@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
-from sluiceway.core.partition.admission import Gate, is_move
+from sluiceway.core.partition.admission import Admission, is_move
 from sluiceway.core.partition.blob_builder import due_times
 from sluiceway.core.partition.closed_leases import ClosedLeases
 from sluiceway.core.partition.idempotency_keys import KeyMemory, Seen
@@ -44,7 +44,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.items import digest as digest_of
-from sluiceway.model.requests import DONE, RELEASE, Fate, IgnoredReason, Life, Offsets, ProduceKey, Settled
+from sluiceway.model.requests import DONE, RELEASE, Disposition, IgnoredReason, MovedItem, Offsets, ProduceKey, Settled
 from sluiceway.model.small_batch import Rows, in_columns
 
 Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
@@ -68,7 +68,7 @@ class Intended(NamedTuple):
     memory: KeyMemory
 
 
-class Partition(Gate):
+class Partition(Admission):
     """The state of one partition, and its transitions."""
 
     def __init__(self, *, max_attempts: int = 0, keeps_dead: bool = False) -> None:
@@ -95,7 +95,7 @@ class Partition(Gate):
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
-    def produce(self, batch: Rows, now: Millis, key: ProduceKey | None = None, lives: Sequence[Life] = ()) -> Placed:
+    def produce(self, batch: Rows, now: Millis, key: ProduceKey | None = None, lives: Sequence[MovedItem] = ()) -> Placed:
         """Append the rows, due ones beside the line; with `lives` they come from another partition. Raises `key_conflict`, and what
         `KeyMemory.find` raises.
 
@@ -157,7 +157,7 @@ class Partition(Gate):
         self._changed = True
         return Placed(seen.first_offset, seen.count, True, seen.partition)
 
-    def _store(self, batch: Rows, now: Millis, lives: Sequence[Life]) -> Placed:
+    def _store(self, batch: Rows, now: Millis, lives: Sequence[MovedItem]) -> Placed:
         at = self._at(now)
         first, count = self.header.next, batch.num_rows
         if lives:
@@ -267,28 +267,28 @@ class Partition(Gate):
     # ---- settle -----------------------------------------------------------------------------------------------
 
     def settle_offsets(
-        self, offsets: Offsets, fate: Fate, now: Millis, stage: bool, result: Settled, client_id: str | None = None
+        self, offsets: Offsets, disposition: Disposition, now: Millis, stage: bool, result: Settled, client_id: str | None = None
     ) -> list[tuple[int, IgnoredReason]]:
-        """Let the fate befall the leased ones among the (sorted, unique) offsets; with `stage`, note it only. Returns those ignored."""
+        """Apply the disposition to the leased among the (sorted, unique) offsets, or record it with `stage`. Returns those ignored."""
         ignored: list[tuple[int, IgnoredReason]] = []
         for lease, positions in self.in_leases(offsets, ignored, client_id):
             if stage:
-                self._stage(lease, positions, fate)
-                result.count(fate.verdict, len(positions))
+                self._stage(lease, positions, disposition)
+                result.count(disposition.verdict, len(positions))
             else:
-                self._settle(lease, positions, fate, now, result)
+                self._settle(lease, positions, disposition, now, result)
                 self._close_if_empty(lease)
         return ignored
 
     def close_lease(self, lease: LeaseState, now: Millis, result: Settled) -> None:
-        """End a lease: staged fates take effect, the rest is completed."""
-        for fate, positions in lease.staged.items():
-            self._settle(lease, positions - lease.settled, fate, now, result)
+        """End a lease: staged dispositions take effect, the rest is completed."""
+        for disposition, positions in lease.staged.items():
+            self._settle(lease, positions - lease.settled, disposition, now, result)
         self._settle(lease, lease.open_positions(), DONE, now, result)
         self._close_if_empty(lease)
 
     def release(self, lease: LeaseState, now: Millis, result: Settled) -> None:
-        """End a lease as if it had not been given: what is open is offered again, and staged fates are dropped."""
+        """End a lease as if it had not been given: what is open is offered again, and staged dispositions are dropped."""
         self._settle(lease, lease.open_positions(), RELEASE, now, result)
         self._close_if_empty(lease)
 
@@ -306,7 +306,7 @@ class Partition(Gate):
             theirs = client_id is not None and lease.client_id != client_id
             gone = positions & lease.settled
             ignored.extend(
-                (position - part.base + part.first, lease.fate_of(position) if position in gone else "not_yours")
+                (position - part.base + part.first, lease.disposition_of(position) if position in gone else "not_yours")
                 for position in (positions if theirs else gone)
             )
             if not theirs and len(gone) < len(positions):
@@ -319,40 +319,40 @@ class Partition(Gate):
             return "unknown"
         return self.closed.why_offset(offset) or ("not_leased" if offset >= self.header.head else "settled")
 
-    def _stage(self, lease: LeaseState, positions: BitMap, fate: Fate) -> None:
-        for other in [staged for staged in lease.staged if staged != fate]:
+    def _stage(self, lease: LeaseState, positions: BitMap, disposition: Disposition) -> None:
+        for other in [staged for staged in lease.staged if staged != disposition]:
             lease.staged[other] -= positions
             if not lease.staged[other]:
                 del lease.staged[other]
-        if fate.verdict != "done":
-            lease.staged[fate] = lease.staged.get(fate, BitMap()) | positions
+        if disposition.verdict != "done":
+            lease.staged[disposition] = lease.staged.get(disposition, BitMap()) | positions
         self._touch(RecordKind.LEASE, lease.number)
 
-    def _settle(self, lease: LeaseState, positions: BitMap, fate: Fate, now: Millis, result: Settled) -> None:
+    def _settle(self, lease: LeaseState, positions: BitMap, disposition: Disposition, now: Millis, result: Settled) -> None:
         """Close those open positions of a lease. The lease itself is closed by the caller."""
         if not positions:
             return
         self._at(now)
         stays = positions
-        if fate.verdict == "done":
+        if disposition.verdict == "done":
             self.header.completed += len(positions)
-        elif fate.verdict == "dead":
-            self._die(lease, positions, fate.reason or "rejected")
+        elif disposition.verdict == "dead":
+            self._die(lease, positions, disposition.reason or "rejected")
             lease.tell("dead", positions)
         else:
-            dying = self._put_back(lease, positions, fate, now)
+            dying = self._put_back(lease, positions, disposition, now)
             for reason, those in dying.items():
-                self._die(lease, those, reason + (f": {fate.reason}" if fate.reason else ""))
+                self._die(lease, those, reason + (f": {disposition.reason}" if disposition.reason else ""))
                 lease.tell("dead", those)
                 result.count("dead", len(those))
                 stays = stays - those
-            if fate.verdict == "release":
+            if disposition.verdict == "release":
                 self.header.released += len(stays)
                 lease.tell("released", stays)
             else:
                 self.header.retried += len(stays)
                 lease.tell("retried", stays)
-        result.count(fate.verdict, len(stays))
+        result.count(disposition.verdict, len(stays))
         self._shut(lease, positions)
 
     def _shut(self, lease: LeaseState, positions: BitMap) -> None:
@@ -367,19 +367,19 @@ class Partition(Gate):
             self._leave(lease)
             self._touch(RecordKind.LEASE, lease.number)
 
-    def _put_back(self, lease: LeaseState, positions: BitMap, fate: Fate, now: Millis) -> dict[str, BitMap]:
+    def _put_back(self, lease: LeaseState, positions: BitMap, disposition: Disposition, now: Millis) -> dict[str, BitMap]:
         """Append the rows anew, now or when due. Returns those that die instead, by reason."""
         back: Back = {}
-        dying = self._gather(lease, positions, fate, now, back)
+        dying = self._gather(lease, positions, disposition, now, back)
         self._bring_back(back, now)
         return dying
 
-    def _gather(self, lease: LeaseState, positions: BitMap, fate: Fate | None, now: Millis, back: Back) -> dict[str, BitMap]:
-        """Add to what comes `back` (no fate: the lease ran out). Returns those that die instead, by reason."""
+    def _gather(self, lease: LeaseState, positions: BitMap, disposition: Disposition | None, now: Millis, back: Back) -> dict[str, BitMap]:
+        """Add to what comes `back` (no disposition: the lease ran out). Returns those that die instead, by reason."""
         dying: dict[str, BitMap] = {}
-        released = fate is not None and fate.verdict == "release"
+        released = disposition is not None and disposition.verdict == "release"
         # Of items whose lease ran out, one may have killed the consumer: they come in ever smaller leases, until it is alone.
-        together = 0 if fate is not None else max(1, len(positions) // 2)
+        together = 0 if disposition is not None else max(1, len(positions) // 2)
         for part, chosen in by_part(lease, positions):
             extent, attempts = part.extent, part.extent.attempts + (not released)
             if self.max_attempts and attempts >= self.max_attempts and not released:
@@ -388,7 +388,13 @@ class Partition(Gate):
                 dying.setdefault("expired while it was leased", BitMap()).update(chosen)
             else:
                 blob, expires_at = extent.blob, extent.expires_at
-                name = (blob.number, attempts, expires_at, extent.together if released else together, self._due_at(fate, attempts, now))
+                name = (
+                    blob.number,
+                    attempts,
+                    expires_at,
+                    extent.together if released else together,
+                    self._due_at(disposition, attempts, now),
+                )
                 rows = rows_of_part(part, chosen)
                 if name in back:
                     back[name][1].update(rows)
@@ -408,14 +414,14 @@ class Partition(Gate):
             blob.open -= len(rows)
         back.clear()
 
-    def _due_at(self, fate: Fate | None, attempts: int, now: Millis) -> Millis:
-        if fate is not None:
-            if fate.verdict == "release":
+    def _due_at(self, disposition: Disposition | None, attempts: int, now: Millis) -> Millis:
+        if disposition is not None:
+            if disposition.verdict == "release":
                 return now
-            if fate.retry_at is not None:
-                return fate.retry_at
-            if fate.retry_after is not None:
-                return now + fate.retry_after
+            if disposition.retry_at is not None:
+                return disposition.retry_at
+            if disposition.retry_after is not None:
+                return now + disposition.retry_after
         return now + self.backoff.after(attempts) if self.backoff is not None else now
 
     # ---- away -------------------------------------------------------------------------------------------------

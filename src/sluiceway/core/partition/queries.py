@@ -30,7 +30,7 @@ from sluiceway.core.partition.records import (
 )
 from sluiceway.model.changes import RecordKind, Snapshot
 from sluiceway.model.leased_items import Slice
-from sluiceway.model.requests import Explanation, Life, Offsets, PartitionStats
+from sluiceway.model.requests import Explanation, MovedItem, Offsets, PartitionStats
 
 
 def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:
@@ -52,11 +52,11 @@ def _slice(part: Part, rows: Offsets, offsets: Offsets, handled: bool) -> Slice:
     return Slice(blob.number, rows, offsets, part.extent.attempts + handled, blob.written_at, blob.columns)
 
 
-def lives_of(transfer: LeaseState) -> tuple[Life, ...]:
+def lives_of(transfer: LeaseState) -> tuple[MovedItem, ...]:
     """What the items of a transfer inside the queue have behind them: one for each of its `open_slices`."""
     due_at = transfer.due_at()
     return tuple(
-        Life(
+        MovedItem(
             len(those),
             part.extent.blob.written_at,
             part.extent.attempts,
@@ -120,14 +120,14 @@ def stats_of(partition: Partition, number: int) -> PartitionStats:
 
 def explain(partition: Partition, offset: int) -> Explanation:
     """Where the item of that offset is. Looks through the whole line: for people, not for the hot path."""
-    fate: str | None = partition.closed.why_offset(offset)
+    disposition: str | None = partition.closed.why_offset(offset)
     place = partition.spans.at(offset)
     if place is not None:
         lease, part = place
         position = offset - part.first + part.base
         if position not in lease.settled:
             return _leased(lease, part.extent)
-        fate = lease.fate_of(position)
+        disposition = lease.disposition_of(position)
     for extent in partition.extents.values():
         if extent.first <= offset < extent.first + extent.count and offset - extent.first in extent.waiting(partition.at(extent)):
             return _waiting(partition, extent, offset)
@@ -144,7 +144,7 @@ def explain(partition: Partition, offset: int) -> Explanation:
             return Explanation("dying", f"it is on its way to {to}: {transfer.transfer or 'redriven'}")
     if not 0 <= offset < partition.header.next:
         return Explanation("unknown", "this id was never given")
-    return Explanation("gone", _GONE[fate or "settled"])
+    return Explanation("gone", _GONE[disposition or "settled"])
 
 
 _GONE: dict[str, str] = {
@@ -252,9 +252,9 @@ def _load_lease(partition: Partition, number: int, record: LeaseRecord, firsts: 
         base += count
     lease = LeaseState(number, parts, base, record.client_id, record.deadline, record.lease_key, record.transfer, settled)
     if record.staged:
-        lease.staged = {fate: unpack_bits(bits) for fate, bits in record.staged}
-    if record.fates:
-        lease.fates = {fate: unpack_bits(bits) for fate, bits in record.fates}
+        lease.staged = {disposition: unpack_bits(bits) for disposition, bits in record.staged}
+    if record.dispositions:
+        lease.dispositions = {disposition: unpack_bits(bits) for disposition, bits in record.dispositions}
     lease.target, lease.dues, lease.target_incarnation = record.target, record.dues, record.target_incarnation
     if record.closed:
         partition.closed.add(lease)

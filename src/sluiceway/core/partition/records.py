@@ -11,7 +11,7 @@ import numpy as np
 from pyroaring import BitMap
 
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.requests import Fate, Offsets
+from sluiceway.model.requests import Disposition, Offsets
 
 REDRIVEN = ""
 """In place of the reason of a transfer: its items do not die."""
@@ -136,7 +136,7 @@ class Part:
 class LeaseState:
     """A claim on `parts`. Positions count through the parts from 0; `settled` are those that are closed.
 
-    `fates` tell what became of those that were not completed. `staged` fates take effect when the lease is closed. A lease with a
+    `dispositions` has the outcome of those that were not completed. `staged` ones take effect when the lease is closed. A lease with a
     `transfer` reason belongs to the system: it has no deadline, and its items are on their way to the queue `target`
     (None, of a record from before it was noted: the dead queue), or to another partition of this one. If these were scheduled, `dues`
     are when, and how many positions in a row.
@@ -150,8 +150,8 @@ class LeaseState:
     lease_key: str | None = None
     transfer: str | None = None
     settled: BitMap = field(default_factory=BitMap)
-    staged: dict[Fate, BitMap] = field(default_factory=dict)
-    fates: dict[Gone, BitMap] = field(default_factory=dict)
+    staged: dict[Disposition, BitMap] = field(default_factory=dict)
+    dispositions: dict[Gone, BitMap] = field(default_factory=dict)
     target: str | None = None
     dues: list[tuple[Millis, int]] = field(default_factory=list)
     target_incarnation: str | None = None
@@ -183,14 +183,14 @@ class LeaseState:
     def open_positions(self) -> BitMap:
         return BitMap(range(self.count)) - self.settled
 
-    def tell(self, fate: Gone, positions: BitMap) -> None:
+    def tell(self, disposition: Gone, positions: BitMap) -> None:
         """Note what becomes of those positions."""
         if positions:
-            self.fates[fate] = self.fates.get(fate, BitMap()) | positions
+            self.dispositions[disposition] = self.dispositions.get(disposition, BitMap()) | positions
 
-    def fate_of(self, position: int) -> Gone | Literal["completed"]:
+    def disposition_of(self, position: int) -> Gone | Literal["completed"]:
         """What became of a settled position."""
-        return next((fate for fate, those in self.fates.items() if position in those), "completed")
+        return next((disposition for disposition, those in self.dispositions.items() if position in those), "completed")
 
 
 @dataclass(slots=True)
@@ -271,8 +271,8 @@ class LeaseRecord(msgspec.Struct, array_like=True):
     lease_key: str | None
     transfer: str | None
     settled: bytes
-    staged: list[tuple[Fate, bytes]]
-    fates: list[tuple[Gone, bytes]] = []
+    staged: list[tuple[Disposition, bytes]]
+    dispositions: list[tuple[Gone, bytes]] = []
     target: str | None = None
     closed: bool = False
     dues: list[tuple[Millis, int]] = []
@@ -368,8 +368,8 @@ def lease_bytes(lease: LeaseState, closed: bool = False) -> bytes:
             lease.lease_key,
             lease.transfer,
             b"" if closed else pack_bits(lease.settled),
-            [(fate, pack_bits(bits)) for fate, bits in lease.staged.items()],
-            [(fate, pack_bits(bits)) for fate, bits in lease.fates.items()],
+            [(disposition, pack_bits(bits)) for disposition, bits in lease.staged.items()],
+            [(disposition, pack_bits(bits)) for disposition, bits in lease.dispositions.items()],
             lease.target,
             closed,
             lease.dues,

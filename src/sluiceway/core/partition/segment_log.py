@@ -23,7 +23,7 @@ from sluiceway.model.small_batch import Rows
 RecordName = tuple[RecordKind, int]
 
 
-class Line:
+class SegmentLog:
     """Blobs, the extents over them, what is due later beside them, and which records have changed since they were last written."""
 
     def __init__(self) -> None:

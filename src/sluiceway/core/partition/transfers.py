@@ -27,20 +27,20 @@ from sluiceway.core.partition.records import (
     target_partition,
     to_array,
 )
-from sluiceway.core.partition.segment_log import Line
+from sluiceway.core.partition.segment_log import SegmentLog
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.requests import Life, Offsets
+from sluiceway.model.requests import MovedItem, Offsets
 
-MOST_PIECES = 128
+MAX_PIECES = 128
 """Of a move: where every item has a blob of its own, each piece costs as much as thousands of neighbours, and clients would wait for it."""
 
 Piece = tuple[Part, BitMap]
 """Positions of a part, counted as its base says."""
 
 
-class Away(Line):
+class TransferLog(SegmentLog):
     """A line with transfers out of it."""
 
     def __init__(self) -> None:
@@ -173,7 +173,7 @@ class Away(Line):
         line for it. Returns (transfer number, items): 0 if there are none.
 
         Their blobs hold `room` bytes at most, or are one: some rows of a blob may be nearly all of it.
-        They lie in MOST_PIECES places at most.
+        They lie in MAX_PIECES places at most.
         """
         if scheduled:
             pieces, times = self._take_due(limit, room)
@@ -188,7 +188,7 @@ class Away(Line):
         """Move `head` over up to `limit` items. How many of them may be leased together does not matter: nobody handles them here."""
         pieces: list[Piece] = []
         blobs: set[int] = set()
-        while self.ready and limit and len(pieces) < MOST_PIECES:
+        while self.ready and limit and len(pieces) < MAX_PIECES:
             extent = self.ready[0]
             at, run = extent.run(self.at(extent))
             if 0 < extent.expires_at <= now:
@@ -210,7 +210,7 @@ class Away(Line):
         pieces: list[Piece] = []
         times: list[Millis] = []
         blobs: set[int] = set()
-        while self.due_times and limit and len(pieces) < MOST_PIECES:
+        while self.due_times and limit and len(pieces) < MAX_PIECES:
             due = self.dues.get(self.due_times[0][1])
             if due is None:
                 heapq.heappop(self.due_times)
@@ -246,7 +246,7 @@ class Away(Line):
             self.ready.pop()
         return Part(extent, at, len(rows), 0)
 
-    def _arrive(self, batch: pa.RecordBatch, lives: Sequence[Life], now: Millis) -> None:
+    def _arrive(self, batch: pa.RecordBatch, lives: Sequence[MovedItem], now: Millis) -> None:
         """Append rows that come from another partition, as they were there: nothing of what befell them begins anew."""
         if sum(life.rows for life in lives) != batch.num_rows or any(life.rows < 1 for life in lives):
             raise invalid("lives", f"expected the lives of {batch.num_rows} rows")
@@ -262,7 +262,7 @@ class Away(Line):
                 row += life.rows
         self.header.moved_in += batch.num_rows
 
-    def _settle_in(self, blob: Blob, row: int, life: Life, now: Millis) -> None:
+    def _settle_in(self, blob: Blob, row: int, life: MovedItem, now: Millis) -> None:
         if life.due_at > now:
             self._schedule(blob, BitMap(range(row, row + life.rows)), life.attempts, life.due_at, life.expires_at, life.together)
         else:

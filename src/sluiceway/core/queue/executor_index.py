@@ -1,7 +1,7 @@
-"""Which lanes of a logical queue have something to do, so that a turn visits these and no others, however many there are.
+"""Which executors of a logical queue have something to do, so that a turn visits these and no others, however many there are.
 
-The lanes are the only truth. Whatever changes one touches it (`Lane.touch`), and it is filed anew before anybody asks. `overlooked` finds
-lanes that were changed without a word.
+The executors are the only truth. A change touches its executor (`PartitionExecutor.touch`), which is indexed anew before the next query.
+`overlooked` finds executors that were changed without a touch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 
 from sluiceway.core.queue.distribution import Candidate
 from sluiceway.core.queue.executor_health import DEGRADED
-from sluiceway.core.queue.partition_executor import Lane, LaneState
+from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
 from sluiceway.kernel.clock import Millis
 
 MAX_REMEMBERED_CLIENTS = 1_000
@@ -48,14 +48,14 @@ class _Least(Generic[_Rank]):
 
 
 class _Rounds(_Least[tuple[int, int]]):
-    """The lanes that can be leased from, ranked by when each last was. Each has one turn in a round, in the order that the clients ask
-    for. So no lane waits longer than the rest of a round and the next one."""
+    """The executors that can be leased from, ranked by when each last was. Each has one turn in a round, in the order that the clients ask
+    for. So no executor waits longer than the rest of a round and the next one."""
 
     def __init__(self) -> None:
         super().__init__()
         self._newest = self._began = 0
         self._owed: list[int] = []
-        """The lanes without a turn in this round yet, sorted by number."""
+        """The executors without a turn in this round yet, sorted by number."""
 
     def note(self, number: int, rank: tuple[int, int] | None) -> None:
         if self.ranks.get(number) == rank:
@@ -72,7 +72,7 @@ class _Rounds(_Least[tuple[int, int]]):
             del self._owed[at]
 
     def after(self, number: int | None) -> int | None:
-        """The lane whose turn it is: the next by number after this one, or (None) the one that has waited longest."""
+        """The executor whose turn it is: the next by number after this one, or (None) the one that has waited longest."""
         first = self.first()
         if first is None:
             return None
@@ -85,58 +85,58 @@ class _Rounds(_Least[tuple[int, int]]):
         return self._owed[at] if at < len(self._owed) else self._owed[0]
 
 
-class Board:
-    """The lanes of a logical queue, and what is to be seen of them without looking at each."""
+class ExecutorIndex:
+    """The executors of a logical queue, and what is to be seen of them without looking at each."""
 
-    def __init__(self, lanes: Iterable[Lane]) -> None:
-        self.lanes: dict[int, Lane] = {}
+    def __init__(self, executors: Iterable[PartitionExecutor]) -> None:
+        self.executors: dict[int, PartitionExecutor] = {}
         self._touched: set[int] = set()
         """Not filed since they changed."""
         self._changed: set[int] = set()
         """Of those that are filed: those that changed since the last turn."""
-        self._writing: dict[int, Lane] = {}
-        self._closed: dict[int, Lane] = {}
+        self._writing: dict[int, PartitionExecutor] = {}
+        self._closed: dict[int, PartitionExecutor] = {}
         self._slow: set[int] = set()
         """Those whose commits may be too slow."""
         self._wakes: _Least[int] = _Least()
         self._takers: _Least[Candidate] = _Least()
         self._stocked = _Rounds()
         self._served: OrderedDict[str, int] = OrderedDict()
-        """Each client's last lane."""
-        for lane in lanes:
-            self.add(lane)
+        """Each client's last executor."""
+        for executor in executors:
+            self.add(executor)
 
-    def add(self, lane: Lane) -> None:
-        self.lanes[lane.number] = lane
-        lane.touched = self._touched
-        lane.touch()
+    def add(self, executor: PartitionExecutor) -> None:
+        self.executors[executor.number] = executor
+        executor.touched = self._touched
+        executor.touch()
 
-    def remove(self, number: int) -> Lane | None:
+    def remove(self, number: int) -> PartitionExecutor | None:
         """It is none of these any more."""
         self._touched.add(number)
-        return self.lanes.pop(number, None)
+        return self.executors.pop(number, None)
 
     # ---- a turn -----------------------------------------------------------------------------------------------
 
-    def begin_turn(self, now: Millis) -> list[Lane]:
-        """The lanes that have something to do by now, and those that changed since the last turn, are visited in this one. Returns them."""
+    def begin_turn(self, now: Millis) -> list[PartitionExecutor]:
+        """Returns the executors that this turn visits: those with work due by now, and those that changed since the last turn."""
         self._file()
         while (first := self._wakes.first()) is not None and first[0] <= now:
             self._wakes.note(first[1], None)
             self._touched.add(first[1])
         return self.visited()
 
-    def visited(self) -> list[Lane]:
+    def visited(self) -> list[PartitionExecutor]:
         """Those, and what has changed in this turn so far, by number."""
         numbers = self._touched | self._changed
-        return [self.lanes[number] for number in (sorted(numbers) if len(numbers) > 1 else numbers) if number in self.lanes]
+        return [self.executors[number] for number in (sorted(numbers) if len(numbers) > 1 else numbers) if number in self.executors]
 
     def end_turn(self) -> None:
         self._file()
         self._changed.clear()
 
     def wake_at(self) -> Millis | None:
-        """When a lane has something to do that no event will tell of."""
+        """When an executor has something to do that no event will tell of."""
         self._file()
         first = self._wakes.first()
         return None if first is None else first[0]
@@ -147,42 +147,42 @@ class Board:
     def working(self) -> int:
         """How many take work now."""
         self._file()
-        return len(self.lanes) - len(self._closed)
+        return len(self.executors) - len(self._closed)
 
-    def writing(self) -> Iterable[Lane]:
+    def writing(self) -> Iterable[PartitionExecutor]:
         """Those whose commit is in flight."""
         self._file()
         return self._writing.values()
 
-    def closed(self) -> Iterable[Lane]:
+    def closed(self) -> Iterable[PartitionExecutor]:
         """Those that take no work now."""
         self._file()
         return self._closed.values()
 
     def may_be_slow(self, now: Millis) -> bool:
-        """Whether the commits of any lane take so long that the lanes have to be compared."""
+        """Whether the commits of any executor take so long that the executors have to be compared."""
         self._file()
-        return bool(self._slow) or any(now - lane.committing_since > DEGRADED[0] for lane in self._writing.values())
+        return bool(self._slow) or any(now - executor.committing_since > DEGRADED[0] for executor in self._writing.values())
 
-    def emptiest(self) -> Lane | None:
-        """The lane that takes the next produce that any may take, where none is far slower than the others."""
+    def emptiest(self) -> PartitionExecutor | None:
+        """The executor that takes the next produce that any may take, where none is far slower than the others."""
         self._file()
         first = self._takers.first()
-        return None if first is None else self.lanes[first[1]]
+        return None if first is None else self.executors[first[1]]
 
-    def take_stocked(self, client_id: str) -> Lane | None:
-        """The lane that serves this client's lease: of those without a turn in this round, the next by number after the client's last
+    def take_stocked(self, client_id: str) -> PartitionExecutor | None:
+        """The executor that serves this client's lease: of those without a turn in this round, the next by number after the client's last
         one, or for a new client the one that has waited longest. It does not come again until it is touched."""
         self._file()
         number = self._stocked.after(self._served.get(client_id))
         if number is None:
             return None
         self._stocked.note(number, None)
-        return self.lanes[number]
+        return self.executors[number]
 
     def serves(self, client_id: str, number: int) -> None:
-        """Remember the client's last lane. A client that is forgotten starts again where items have waited longest."""
-        if len(self.lanes) == 1:
+        """Remember the client's last executor. A client that is forgotten starts again where items have waited longest."""
+        if len(self.executors) == 1:
             return
         self._served[client_id] = number
         self._served.move_to_end(client_id)
@@ -195,51 +195,51 @@ class Board:
         if not self._touched:
             return
         for number in self._touched:
-            lane = self.lanes.get(number)
-            if lane is not None and lane.state is LaneState.COMMITTING:
-                self._writing[number] = lane
+            executor = self.executors.get(number)
+            if executor is not None and executor.state is LaneState.COMMITTING:
+                self._writing[number] = executor
             else:
                 self._writing.pop(number, None)
-            if lane is not None and not lane.takes_work:
-                self._closed[number] = lane
+            if executor is not None and not executor.takes_work:
+                self._closed[number] = executor
             else:
                 self._closed.pop(number, None)
-            if lane is not None and _may_be_slow(lane):
+            if executor is not None and _may_be_slow(executor):
                 self._slow.add(number)
             else:
                 self._slow.discard(number)
-            self._wakes.note(number, None if lane is None else lane.wakes_at())
-            self._takers.note(number, None if lane is None else _as_taker(lane))
-            self._stocked.note(number, None if lane is None else _as_stocked(lane))
+            self._wakes.note(number, None if executor is None else executor.wakes_at())
+            self._takers.note(number, None if executor is None else _as_taker(executor))
+            self._stocked.note(number, None if executor is None else _as_stocked(executor))
         self._changed |= self._touched
         self._touched.clear()
 
     def overlooked(self) -> list[int]:
-        """Lanes that are not filed as they are. There are none, unless there is a mistake in what touches them."""
+        """Executors that are not filed as they are. There are none, unless there is a mistake in what touches them."""
         self._file()
         return sorted(
             {
                 number
-                for number in self.lanes.keys() | self._writing.keys() | self._closed.keys() | self._wakes.ranks.keys()
-                if (lane := self.lanes.get(number)) is None
-                or (number in self._writing) != (lane.state is LaneState.COMMITTING)
-                or (number in self._closed) == lane.takes_work
-                or (number in self._slow) != _may_be_slow(lane)
-                or self._wakes.ranks.get(number) != lane.wakes_at()
-                or self._takers.ranks.get(number) != _as_taker(lane)
-                or self._stocked.ranks.get(number) != _as_stocked(lane)
+                for number in self.executors.keys() | self._writing.keys() | self._closed.keys() | self._wakes.ranks.keys()
+                if (executor := self.executors.get(number)) is None
+                or (number in self._writing) != (executor.state is LaneState.COMMITTING)
+                or (number in self._closed) == executor.takes_work
+                or (number in self._slow) != _may_be_slow(executor)
+                or self._wakes.ranks.get(number) != executor.wakes_at()
+                or self._takers.ranks.get(number) != _as_taker(executor)
+                or self._stocked.ranks.get(number) != _as_stocked(executor)
             }
         )
 
 
-def _may_be_slow(lane: Lane) -> bool:
-    return lane.takes_work and lane.commit_time > DEGRADED[0]
+def _may_be_slow(executor: PartitionExecutor) -> bool:
+    return executor.takes_work and executor.commit_time > DEGRADED[0]
 
 
-def _as_taker(lane: Lane) -> Candidate | None:
-    return lane.candidate() if lane.takes_items else None
+def _as_taker(executor: PartitionExecutor) -> Candidate | None:
+    return executor.candidate() if executor.takes_items else None
 
 
-def _as_stocked(lane: Lane) -> tuple[int, int] | None:
+def _as_stocked(executor: PartitionExecutor) -> tuple[int, int] | None:
     """Whoever was served longest ago comes first, and of those that never were, who has most."""
-    return (lane.last_leased, -lane.partition.ready_count) if lane.state is LaneState.READY and lane.servable else None
+    return (executor.last_leased, -executor.partition.ready_count) if executor.state is LaneState.READY and executor.servable else None

@@ -6,8 +6,8 @@ import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from sluiceway.core.queue.distribution import deal
-from sluiceway.core.queue.executor_index import Board
-from sluiceway.core.queue.partition_executor import Lane, LaneState
+from sluiceway.core.queue.executor_index import ExecutorIndex
+from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
 from sluiceway.core.queue.tickets import Grant, Result, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
@@ -22,12 +22,12 @@ A lease that does not wait would hardly ever get anything otherwise. What lands 
 """
 
 
-class Dealing:
+class LeaseScheduler:
     """The leases of a logical queue: `waiters` are those that have been given nothing yet."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
-        self.board = Board(Lane(number, incarnation) for number in partitions)
-        self.lanes = self.board.lanes
+        self.board = ExecutorIndex(PartitionExecutor(number, incarnation) for number in partitions)
+        self.executors = self.board.executors
         self.lease_timeout = lease_timeout
         self.paused: frozenset[Verb] = frozenset()
         self.waiters: dict[int, Ticket] = {}
@@ -46,39 +46,39 @@ class Dealing:
     def _find_keyed(self, now: Millis) -> None:
         """Answer repeated keyed leases with the leases that they took before.
 
-        What a lane holds is noted while all of it is durable. Busy lanes are never so at one moment, so each is noted at its own.
+        What an executor holds is noted while all of it is durable. Busy executors are never so at one moment, so each is noted at its own.
         """
         keyed = [ticket for ticket in self._keyed_leases.values() if ticket.number in self.waiters]
         if not keyed:
             return
-        held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
+        held = {name for executor in self.executors.values() for name in executor.partition.by_key}
         for ticket in [ticket for ticket in keyed if ticket.key_name in held]:
             if self._hides_leases(ticket):
                 continue
             found = self._keyed(ticket, now)
-            ticket.found.update((grant.info[:2], grant) for lane, grant in found if lane.state is LaneState.READY)
+            ticket.found.update((grant.info[:2], grant) for executor, grant in found if executor.state is LaneState.READY)
             noted = [ticket.found.get(grant.info[:2]) for _, grant in found]
             grants = [grant for grant in noted if grant is not None]
             if grants and len(grants) == len(found):
                 self._reply(ticket, grants)
 
-    def _keyed(self, ticket: Ticket, now: Millis) -> list[tuple[Lane, Grant]]:
+    def _keyed(self, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
         """The live leases under the ticket's key. Those of a stopped partition are of no use to anybody: it cannot be read."""
         request = ticket.request
         assert isinstance(request, Lease)
         assert request.lease_key is not None
         return [
-            (lane, lane.grant(lease.number, lease.open, lease.deadline))
-            for lane in self._lanes_for(ticket)
-            if lane.state is not LaneState.STOPPED
-            for lease in lane.partition.keyed(request.client_id, request.lease_key)
+            (executor, executor.grant(lease.number, lease.open, lease.deadline))
+            for executor in self._executors_for(ticket)
+            if executor.state is not LaneState.STOPPED
+            for lease in executor.partition.keyed(request.client_id, request.lease_key)
             if lease.deadline is not None and lease.deadline > now
         ]
 
-    def _lanes_for(self, ticket: Ticket) -> Collection[Lane]:
+    def _executors_for(self, ticket: Ticket) -> Collection[PartitionExecutor]:
         """Those that a lease may be served from."""
         only = ticket.lease_from
-        return self.lanes.values() if only is None else [self.lanes[only]] if only in self.lanes else []
+        return self.executors.values() if only is None else [self.executors[only]] if only in self.executors else []
 
     def _hides_leases(self, ticket: Ticket) -> bool:
         """Whether a partition that is closed, and will open (again), may hold live leases under the ticket's key; or is the only one that
@@ -87,62 +87,62 @@ class Dealing:
         if name is None:
             return False
         if ticket.lease_from is None:
-            return any(lane.may_hold(name) for lane in self.board.closed())
-        return any(lane.is_away for lane in self._lanes_for(ticket))
+            return any(executor.may_hold(name) for executor in self.board.closed())
+        return any(executor.is_away for executor in self._executors_for(ticket))
 
     # ---- dealing ----------------------------------------------------------------------------------------------
 
     def _deal(self, now: Millis) -> None:
-        """Serve waiters from lanes with ready items: each lane once in a round, one lane a waiter where that will do."""
+        """Serve waiters from executors with ready items: each executor once in a round, one executor a waiter where that will do."""
         if not self.waiters or "lease" in self.paused:
             return
-        sources: list[Lane] = []
+        sources: list[PartitionExecutor] = []
         groups, anywhere = self._grouped(sources, now)
         first: dict[int, LeaseInfo] = {}
         for number, group in groups.items():
-            lane = self.lanes[number]
-            shares = deal(lane.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
+            executor = self.executors[number]
+            shares = deal(executor.partition.ready_count, [ticket.request.batch_size for ticket in group])  # type: ignore[union-attr]
             for ticket, share in zip(group, shares, strict=True):
-                info = self._lease(lane, ticket, share, now)
+                info = self._lease(executor, ticket, share, now)
                 if info is not None:
                     first[ticket.number] = info
         for ticket in anywhere:
             self._lease_more(sources, ticket, first.get(ticket.number), now)
-        for lane in (*sources, *(self.lanes[number] for number in groups)):
-            lane.touch()
+        for executor in (*sources, *(self.executors[number] for number in groups)):
+            executor.touch()
 
-    def _grouped(self, sources: list[Lane], now: Millis) -> tuple[dict[int, list[Ticket]], list[Ticket]]:
-        """The waiters that come next, by the lane that serves them first, and those of them that any lane may serve. `sources` are then the
-        lanes that were looked at for these.
+    def _grouped(self, sources: list[PartitionExecutor], now: Millis) -> tuple[dict[int, list[Ticket]], list[Ticket]]:
+        """The next waiters by the executor that serves them first, and those of them that any executor may serve. `sources` are then the
+        executors that were looked at for these.
 
-        A lane has as many as it has enough for before the next one is looked at, so that they share its transaction; but not most of
+        An executor has as many as it has enough for before the next one is looked at, so that they share its transaction; but not most of
         them, as it may hang by itself, and of one that is slow as few as can be.
         """
         groups: dict[int, list[Ticket]] = {}
         anywhere: list[Ticket] = []
         late: list[Ticket] = []
         left, over, has = 0, 0, 0
-        lane: Lane | None = None
+        executor: PartitionExecutor | None = None
         for ticket in self._servable(late, now):
             request = ticket.request
             assert isinstance(request, Lease)
             if request.partition is not None:
                 groups.setdefault(request.partition, []).append(ticket)
                 continue
-            full = lane is not None and has >= lane.together(len(self.waiters))
+            full = executor is not None and has >= executor.together(len(self.waiters))
             if not over and (full or request.batch_size > left):
-                lane, has = self.board.take_stocked(request.client_id), 0
-                if lane is not None:
-                    sources.append(lane)
-                    left = lane.servable
+                executor, has = self.board.take_stocked(request.client_id), 0
+                if executor is not None:
+                    sources.append(executor)
+                    left = executor.servable
                 else:
                     # There is not enough for all: they share what there is.
                     over = sum(each.servable for each in sources) - len(anywhere)
-            if lane is None:
+            if executor is None:
                 if over <= 0:
                     break
                 over -= 1
-            chosen = sources[len(anywhere) % len(sources)] if lane is None else lane
+            chosen = sources[len(anywhere) % len(sources)] if executor is None else executor
             groups.setdefault(chosen.number, []).append(ticket)
             anywhere.append(ticket)
             has += 1
@@ -168,7 +168,7 @@ class Dealing:
                 continue
             if ticket.key_name is not None:
                 if held is None:
-                    held = {name for lane in self.lanes.values() for name in lane.partition.by_key}
+                    held = {name for executor in self.executors.values() for name in executor.partition.by_key}
                 taken = ticket.key_name in held and self._keyed(ticket, now)
                 if taken or (ticket.key_name, only) in keys or self._hides_leases(ticket):
                     continue
@@ -183,8 +183,8 @@ class Dealing:
             yield ticket
 
     def _servable_of(self, number: int) -> int:
-        lane = self.lanes.get(number)
-        return lane.servable if lane is not None and lane.state is LaneState.READY else 0
+        executor = self.executors.get(number)
+        return executor.servable if executor is not None and executor.state is LaneState.READY else 0
 
     def _is_late(self, ticket: Ticket) -> bool:
         """Whether a lease that its client took after the one that it names was completed."""
@@ -192,14 +192,17 @@ class Dealing:
         assert isinstance(request, Lease)
         if request.after is None or request.partition is None:
             return False
-        return self.lanes[request.partition].partition.closed.was_completed_after(request.after, request.client_id)
+        return self.executors[request.partition].partition.closed.was_completed_after(request.after, request.client_id)
 
     def _is_past(self, ticket: Ticket, before: Mapping[int, int]) -> bool:
         """Whether all partitions are past the offsets up to which it asks: what comes, or comes back, goes to the tail."""
-        return all(lane.takes_work and lane.partition.header.head >= before.get(lane.number, 0) for lane in self._lanes_for(ticket))
+        return all(
+            executor.takes_work and executor.partition.header.head >= before.get(executor.number, 0)
+            for executor in self._executors_for(ticket)
+        )
 
-    def _lease_more(self, sources: list[Lane], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
-        """From further lanes: for a waiter whose lane had none left, and for one that asked for several partitions."""
+    def _lease_more(self, sources: list[PartitionExecutor], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
+        """From further executors: for a waiter whose executor had none left, and for one that asked for several partitions."""
         request = ticket.request
         assert isinstance(request, Lease)
         had = set() if first is None else {first.partition}
@@ -211,33 +214,33 @@ class Dealing:
                 if further is None:
                     return
                 sources.append(further)
-            lane = sources[at]
+            executor = sources[at]
             at += 1
-            info = None if lane.number in had else self._lease(lane, ticket, wanted, now)
+            info = None if executor.number in had else self._lease(executor, ticket, wanted, now)
             if info is not None:
                 wanted -= info.items
-                had.add(lane.number)
+                had.add(executor.number)
 
-    def _lease(self, lane: Lane, ticket: Ticket, share: int, now: Millis) -> LeaseInfo | None:
+    def _lease(self, executor: PartitionExecutor, ticket: Ticket, share: int, now: Millis) -> LeaseInfo | None:
         request = ticket.request
         assert isinstance(request, Lease)
         timeout = self.lease_timeout if request.lease_timeout is None else request.lease_timeout
         if not share:
             return None
         nothing_yet = ticket.room == MAX_LEASE_BYTES
-        before = None if request.before is None else request.before.get(lane.number, 0)
-        lease = lane.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet, before)
+        before = None if request.before is None else request.before.get(executor.number, 0)
+        lease = executor.partition.lease(share, request.client_id, now + timeout, now, request.lease_key, ticket.room, nothing_yet, before)
         if lease is None:
             return None
         ticket.room -= max(lease.nbytes, 1)
         self._choices += 1
-        lane.last_leased = self._choices
+        executor.last_leased = self._choices
         if request.partition is None:
-            self.board.serves(request.client_id, lane.number)
+            self.board.serves(request.client_id, executor.number)
         self.waiters.pop(ticket.number, None)
-        grant = lane.grant(lease.number, lease.count, now + timeout)
+        grant = executor.grant(lease.number, lease.count, now + timeout)
         ticket.awaiting += 1
-        lane.answers.append((ticket, grant))
+        executor.answers.append((ticket, grant))
         return grant.info
 
     # ---- the end of the wait ----------------------------------------------------------------------------------
@@ -257,20 +260,24 @@ class Dealing:
     def _answer_empty(self, now: Millis) -> None:
         """End the waits whose time is up, or that are for a partition that is stopped.
 
-        A lane that is committing may have items for them in a moment.
+        An executor that is committing may have items for them in a moment.
         """
-        if any(lane.state is LaneState.STOPPED for lane in self.board.closed()):
+        if any(executor.state is LaneState.STOPPED for executor in self.board.closed()):
             # Also before its time: whatever is in there, nothing of it will come.
             for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from is not None]:
-                lane = self.lanes.get(ticket.lease_from)  # type: ignore[arg-type]
-                if lane is not None and lane.state is LaneState.STOPPED:
-                    self._reply(ticket, lane.unavailable())
+                executor = self.executors.get(ticket.lease_from)  # type: ignore[arg-type]
+                if executor is not None and executor.state is LaneState.STOPPED:
+                    self._reply(ticket, executor.unavailable())
         late = [ticket for ticket in self._late_leases.values() if ticket.number in self.waiters]
         if not late:
             return
-        coming = {lane.number for lane in self.board.writing() if lane.servable and not lane.degraded}
+        coming = {executor.number for executor in self.board.writing() if executor.servable and not executor.degraded}
         # An expired item at the head hides those behind it until its timer runs.
-        coming |= {lane.number for lane in self.board.visited() if lane.state is LaneState.READY and lane.servable and lane.is_due(now)}
+        coming |= {
+            executor.number
+            for executor in self.board.visited()
+            if executor.state is LaneState.READY and executor.servable and executor.is_due(now)
+        }
         for ticket in late:
             only = ticket.lease_from
             waits = (coming if only is None else only in coming) or (ticket.keyed and self._keyed(ticket, now))

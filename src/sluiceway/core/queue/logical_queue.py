@@ -1,8 +1,8 @@
 """The logical queue: the single-threaded point at which requests meet partitions.
 
 A pure machine. Events come in by `submit`, `cancel`, `opened`, `committed`, `transferred`; `turn(now)` decides and returns effects for the
-driver to carry out. A turn gathers what waits, distributes it over the lanes, makes one change set per lane and settles what was committed.
-No reply leaves before the commit that it depends on.
+driver to carry out. A turn gathers what waits, distributes it over the executors, makes one change set per
+executor and settles what was committed. No reply leaves before the commit that it depends on.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sluiceway.core.partition.partition import Intended, Partition
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.partition_states import Allows, allows
 from sluiceway.core.queue.executor_health import PROBE_EVERY, choose, judge, least_patience
-from sluiceway.core.queue.lease_scheduler import Dealing
-from sluiceway.core.queue.partition_executor import Lane, LaneState, not_here
+from sluiceway.core.queue.lease_scheduler import LeaseScheduler
+from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor, not_here
 from sluiceway.core.queue.request_split import Work, parts_of
 from sluiceway.core.queue.tickets import Answer, Commit, Effect, Fault, Forward, Grant, Open, Reply, Result, Route, Ticket, TransferEnd
 from sluiceway.kernel.clock import Millis
@@ -49,7 +49,7 @@ STAYS = 64
 """Produces in a row that go to one partition: all are used, also where consumers take each item at once."""
 
 
-class LogicalQueue(Dealing):
+class LogicalQueue(LeaseScheduler):
     """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, its partitions are all there are."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
@@ -61,11 +61,11 @@ class LogicalQueue(Dealing):
         self._rules: Rules | None = None
         self._patience = 0.0
         self._uneven = False
-        """Some lane is far slower than the others."""
+        """Some executor is far slower than the others."""
         self._is_low = False
-        """Of some lane the disk is."""
+        """Of some executor the disk is."""
         self._last = -1
-        """The lane that took the last produce that any may take, ..."""
+        """The executor that took the last produce that any may take, ..."""
         self._stays = 0
         """... so many in a row, and ..."""
         self._fewest: int | None = None
@@ -76,7 +76,7 @@ class LogicalQueue(Dealing):
         self._unanswered: dict[int, Ticket] = {}
         self._tickets = 0
         self._again_at: Millis | None = None
-        """A turn is due, as some requests have not found their lane."""
+        """A turn is due, as some requests have not found their executor."""
         self._effects: list[Effect] = []
         self.timers_done = 0
         """Expired leases and due entries that the last turn handled."""
@@ -90,22 +90,22 @@ class LogicalQueue(Dealing):
         changed = self._record is None or self._record.partitions != record.partitions or self._record.slots != record.slots
         self._record = record if record.partitions else None
         self._states = {each.partition: (each.state, allows(record, each)) for each in record.partitions}
-        for lane in self.lanes.values():
-            self._instruct(lane)
+        for executor in self.executors.values():
+            self._instruct(executor)
             if changed:
-                self._give_up(lane.take_back_produces(keyed=True))
+                self._give_up(executor.take_back_produces(keyed=True))
         self.produces = dict(sorted(self.produces.items()))
 
-    def _instruct(self, lane: Lane) -> None:
-        """Let the lane follow the settings."""
-        lane.touch()
+    def _instruct(self, executor: PartitionExecutor) -> None:
+        """Let the executor follow the settings."""
+        executor.touch()
         if self._rules is not None:
-            lane.partition.follow(self._rules)
+            executor.partition.follow(self._rules)
         # One that the queue has no more takes nothing, and gives nothing out.
-        lane.recorded, lane.allows = self._states.get(lane.number, ("available", Allows(not self._states, not self._states)))
+        executor.recorded, executor.allows = self._states.get(executor.number, ("available", Allows(not self._states, not self._states)))
 
     def _give_up(self, produces: Iterable[tuple[Ticket, Produce]]) -> None:
-        """What was taken back from a lane looks for another, or waits."""
+        """What was taken back from an executor looks for another, or waits."""
         for ticket, _ in produces:
             self._look_again(ticket)
 
@@ -139,14 +139,14 @@ class LogicalQueue(Dealing):
         if isinstance(request, Produce):
             self.produces[ticket.number] = ticket
         elif isinstance(request, Lease):
-            if request.partition is not None and request.partition not in self.lanes:
+            if request.partition is not None and request.partition not in self.executors:
                 self._reply(ticket, not_here(request.partition))
             else:
                 self.waiters[ticket.number] = ticket
                 if request.lease_key is not None:
                     self._keyed_leases[ticket.number] = ticket
         else:
-            for number, work in parts_of(ticket, self.lanes, self.lease_timeout):
+            for number, work in parts_of(ticket, self.executors, self.lease_timeout):
                 self._put_now(ticket, number, work)
             if not ticket.awaiting:
                 self._reply(ticket, ticket.error or ticket.result(ticket.deadline))
@@ -154,15 +154,15 @@ class LogicalQueue(Dealing):
     def set_rooms(self, rooms: Mapping[int, int]) -> None:
         """So many bytes may produces still add to these partitions, whose disk is low; to all others any number."""
         self._is_low = bool(rooms)
-        for lane in self.lanes.values():
-            if lane.room != rooms.get(lane.number):
-                lane.room = rooms.get(lane.number)
-                lane.touch()
+        for executor in self.executors.values():
+            if executor.room != rooms.get(executor.number):
+                executor.room = rooms.get(executor.number)
+                executor.touch()
 
     def _check_room(self, request: Produce) -> None:
         number = self._number_for(request)
-        lanes = [lane for lane in self.lanes.values() if number in (None, lane.number)]
-        if lanes and not any(lane.has_room for lane in lanes):
+        executors = [executor for executor in self.executors.values() if number in (None, executor.number)]
+        if executors and not any(executor.has_room for executor in executors):
             which = "every partition that could take it" if number is None else f"partition {number}"
             raise SluicewayError("storage_full", f"the disk of {which} is full; complete or clear items, or make room on it")
 
@@ -175,11 +175,11 @@ class LogicalQueue(Dealing):
 
     def _put_now(self, ticket: Ticket, number: int, work: Work) -> None:
         """Settling does not wait for a partition that is down: the client may be about to lose its lease."""
-        lane = self.lanes.get(number)
-        if lane is not None and lane.takes(work):
-            lane.put(ticket, work)
+        executor = self.executors.get(number)
+        if executor is not None and executor.takes(work):
+            executor.put(ticket, work)
         else:
-            ticket.error = not_here(number) if lane is None else lane.unavailable()
+            ticket.error = not_here(number) if executor is None else executor.unavailable()
 
     def cancel(self, ticket: Ticket) -> None:
         """The client is gone: do not begin what has not begun, and give back its leases without a key. What is in flight goes on."""
@@ -189,45 +189,45 @@ class LogicalQueue(Dealing):
 
     def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
         """The answer to `Open`: the partition's state, or why not (`final`: trying again is of no use)."""
-        lane = self.lanes[number]
-        if opening != lane.opening:
+        executor = self.executors[number]
+        if opening != executor.opening:
             return
-        lane.touch()
+        executor.touch()
         if isinstance(loaded, Exception):
-            lane.problem = str(loaded)
-            self._fail(lane, now, final)
+            executor.problem = str(loaded)
+            self._fail(executor, now, final)
             return
-        landed = lane.flight_txn and loaded.txn >= lane.flight_txn
+        landed = executor.flight_txn and loaded.txn >= executor.flight_txn
         if self._rules is not None:
             loaded.follow(self._rules)
-        lane.partition, lane.state, lane.problem, lane.knows_keys = loaded, LaneState.READY, "", True
-        lane.transferring = {}
-        self._land(lane, bool(landed), now)
+        executor.partition, executor.state, executor.problem, executor.knows_keys = loaded, LaneState.READY, "", True
+        executor.transferring = {}
+        self._land(executor, bool(landed), now)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
         """The answer to `Commit`. `at_once`: the next may be made while nothing else happens, if it is small."""
-        lane = self.lanes[number]
-        if opening != lane.opening:
+        executor = self.executors[number]
+        if opening != executor.opening:
             return
-        lane.sample(now)
-        lane.at_once = at_once
+        executor.sample(now)
+        executor.at_once = at_once
         if outcome is Outcome.DONE:
             # Not before: a partition that opens but takes no commit would be opened again and again without a pause.
-            lane.state, lane.failed_in_a_row = LaneState.READY, 0
-            lane.partition.keys_landed()
-            self._land(lane, True, now)
+            executor.state, executor.failed_in_a_row = LaneState.READY, 0
+            executor.partition.keys_landed()
+            self._land(executor, True, now)
             return
-        lane.failures += 1
-        lane.problem = f"a commit was {outcome.value}"
+        executor.failures += 1
+        executor.problem = f"a commit was {outcome.value}"
         if outcome is Outcome.REFUSED:
-            lane.partition.keys_refused()
-            self._land(lane, False, now)
+            executor.partition.keys_refused()
+            self._land(executor, False, now)
         # The state in memory is ahead of the store: only opening anew, with a higher fence, tells what holds.
-        self._fail(lane, now, False)
+        self._fail(executor, now, False)
 
     def transferred(self, number: int, lease: int, end: TransferEnd, now: Millis) -> None:
         """The answer to `Transfer`."""
-        self.lanes[number].transfer_ended(lease, end, now + TRANSFER_RETRY)
+        self.executors[number].transfer_ended(lease, end, now + TRANSFER_RETRY)
 
     def forwarded(self, ticket: Ticket, answer: Produced | SluicewayError, now: Millis) -> None:
         """The answer to `Forward`."""
@@ -247,29 +247,29 @@ class LogicalQueue(Dealing):
 
     def give_back(self, number: int, lease: int) -> None:
         """The client went away before it was told of this lease."""
-        lane = self.lanes[number]
-        if lane.takes_work:
-            lane.given_back.append(lease)
-            lane.touch()
+        executor = self.executors[number]
+        if executor.takes_work:
+            executor.given_back.append(lease)
+            executor.touch()
 
     def retry_now(self, numbers: Iterable[int], now: Millis, *, anew: bool = False) -> None:
         """Do not wait any longer with opening these partitions again; `anew`: neither those that serve, nor those that were stopped."""
-        for lane in [self.lanes[number] for number in numbers]:
+        for executor in [self.executors[number] for number in numbers]:
             if anew:
                 # Another may have written what is stored, as a restore does.
-                lane.knows_keys = False
-            if anew and lane.state is not LaneState.OPENING:
-                self._fail(lane, now, False)
-            if lane.state is LaneState.FAILED:
-                lane.retry_at = now
-                lane.touch()
+                executor.knows_keys = False
+            if anew and executor.state is not LaneState.OPENING:
+                self._fail(executor, now, False)
+            if executor.state is LaneState.FAILED:
+                executor.retry_at = now
+                executor.touch()
 
-    def stop_lane(self, number: int, problem: str, now: Millis) -> None:
+    def stop_executor(self, number: int, problem: str, now: Millis) -> None:
         """The partition's data is damaged: serve nothing from it until a person has looked."""
-        lane = self.lanes[number]
-        lane.problem = problem
-        lane.opening += 1  # whatever is still in flight is not ours to hear any more
-        self._fail(lane, now, True)
+        executor = self.executors[number]
+        executor.problem = problem
+        executor.opening += 1  # whatever is still in flight is not ours to hear any more
+        self._fail(executor, now, True)
 
     def close(self, final: bool) -> None:
         """The owner stops: answer what has not begun; if `final`, also what is in flight, since nothing more will be heard of it."""
@@ -296,41 +296,41 @@ class LogicalQueue(Dealing):
         self._find_keyed(now)
         self._spread(now)
         self._distribute(now)
-        idle = [lane for lane in self.board.visited() if lane.state is LaneState.READY]
+        idle = [executor for executor in self.board.visited() if executor.state is LaneState.READY]
         self.timers_done = 0
         self._run_timers(idle, TIMER_BATCH if timers is None else timers, now)
-        for lane in idle:
-            if lane.has_work and lane.state is LaneState.READY:
-                self._attempt(Lane.work, lane, now)
-                self._look_on(lane, now)
+        for executor in idle:
+            if executor.has_work and executor.state is LaneState.READY:
+                self._attempt(PartitionExecutor.work, executor, now)
+                self._look_on(executor, now)
         self._deal(now)
-        for lane in self.board.visited():
-            if lane.state is LaneState.READY and (lane.answers or lane.partition.is_changed):
-                self._attempt(self._commit, lane, now)
-            self._effects += lane.start_transfers(now)
+        for executor in self.board.visited():
+            if executor.state is LaneState.READY and (executor.answers or executor.partition.is_changed):
+                self._attempt(self._commit, executor, now)
+            self._effects += executor.start_transfers(now)
         self._answer_empty(now)
         self.board.end_turn()
         effects, self._effects = self._effects, []
         return effects
 
-    def _run_timers(self, lanes: Iterable[Lane], most: int, now: Millis) -> None:
+    def _run_timers(self, executors: Iterable[PartitionExecutor], most: int, now: Millis) -> None:
         """Handle up to `most` expired leases and due entries, beginning with the partition whose timers ran longest ago.
 
         One partition at a time: a small share of each would make many small transactions.
         """
-        due = [lane for lane in lanes if lane.is_due(now)] if most > 0 else []
-        for lane in sorted(due, key=lambda lane: lane.last_timed):
+        due = [executor for executor in executors if executor.is_due(now)] if most > 0 else []
+        for executor in sorted(due, key=lambda executor: executor.last_timed):
             self._choices += 1
-            lane.last_timed = self._choices
-            self._attempt(partial(Lane.run_timers, most=most), lane, now)
-            self.timers_done += lane.partition.ticked
-            most -= lane.partition.ticked
+            executor.last_timed = self._choices
+            self._attempt(partial(PartitionExecutor.run_timers, most=most), executor, now)
+            self.timers_done += executor.partition.ticked
+            most -= executor.partition.ticked
             if most <= 0:
                 break
 
-    def _look_on(self, lane: Lane, now: Millis) -> None:
+    def _look_on(self, executor: PartitionExecutor, now: Millis) -> None:
         """What the partition has refused in this turn, as it was shut in it, looks elsewhere in the next, which comes at once."""
-        turned_away, lane.turned_away = lane.turned_away, []
+        turned_away, executor.turned_away = executor.turned_away, []
         for ticket in turned_away:
             self._look_again(ticket)
         if turned_away:
@@ -347,9 +347,9 @@ class LogicalQueue(Dealing):
             times.append(at)
         if self._patience:
             times += [
-                int(lane.committing_since + self._patience) + 1
-                for lane in self.board.writing()
-                if (lane.accepted or (self._routed and (lane.waiting or lane.answers))) and not lane.degraded
+                int(executor.committing_since + self._patience) + 1
+                for executor in self.board.writing()
+                if (executor.accepted or (self._routed and (executor.waiting or executor.answers))) and not executor.degraded
             ]
         return min(times) if times else None
 
@@ -365,30 +365,30 @@ class LogicalQueue(Dealing):
             else:
                 self._reply(ticket, ticket.error or SluicewayError("unavailable", "no partition took the request within request_timeout"))
 
-    def _reopen(self, lanes: Iterable[Lane], now: Millis) -> None:
-        for lane in lanes:
-            if lane.state is LaneState.FAILED and lane.retry_at <= now:
-                lane.state = LaneState.OPENING
-                lane.opening += 1
-                lane.touch()
-                self._effects.append(Open(lane.number, lane.opening))
+    def _reopen(self, executors: Iterable[PartitionExecutor], now: Millis) -> None:
+        for executor in executors:
+            if executor.state is LaneState.FAILED and executor.retry_at <= now:
+                executor.state = LaneState.OPENING
+                executor.opening += 1
+                executor.touch()
+                self._effects.append(Open(executor.number, executor.opening))
 
     def _judge(self, now: Millis) -> None:
-        """See which lanes are far slower than the others, if any may be."""
+        """See which executors are far slower than the others, if any may be."""
         if self._uneven or self.board.may_be_slow(now):
-            self._patience = judge(self.lanes.values(), now)
-            self._uneven = any(lane.degraded for lane in self.lanes.values())
+            self._patience = judge(self.executors.values(), now)
+            self._uneven = any(executor.degraded for executor in self.executors.values())
         else:
             self._patience = least_patience(self.board.working)
 
     def _spread(self, now: Millis) -> None:
-        """Take from lanes that hang what has not begun, and may go elsewhere."""
+        """Take from executors that hang what has not begun, and may go elsewhere."""
         self._judge(now)
-        for lane in self.lanes.values() if self._uneven else ():
-            if lane.degraded and lane.state is LaneState.COMMITTING:
-                if lane.waiting:
-                    self._give_up(lane.take_back_produces())
-                self._give_up_intents(lane)
+        for executor in self.executors.values() if self._uneven else ():
+            if executor.degraded and executor.state is LaneState.COMMITTING:
+                if executor.waiting:
+                    self._give_up(executor.take_back_produces())
+                self._give_up_intents(executor)
 
     def _distribute(self, now: Millis) -> None:
         self._fewest = None
@@ -399,34 +399,34 @@ class LogicalQueue(Dealing):
                 self._distribute_keyed(ticket, request, request.key, now)
                 continue
             number = self._number_for(request)
-            lane = self._lane_for(request.batch.nbytes, now) if number is None else self.lanes.get(number)
-            if lane is not None and lane.takes_produce(request):
+            executor = self._executor_for(request.batch.nbytes, now) if number is None else self.executors.get(number)
+            if executor is not None and executor.takes_produce(request):
                 del self.produces[ticket.number]
                 self._choices += 1
-                lane.last_produced = self._choices
-                lane.probe_at = now + PROBE_EVERY
-                lane.put(ticket, request)
-            elif self._is_elsewhere(lane, request):
+                executor.last_produced = self._choices
+                executor.probe_at = now + PROBE_EVERY
+                executor.put(ticket, request)
+            elif self._is_elsewhere(executor, request):
                 self._reply(ticket, not_here(number))
 
-    def _lane_for(self, nbytes: int, now: Millis) -> Lane | None:
-        """The lane for a produce that any may take: the one that took the last, to share a transaction that comes there, or the emptiest.
+    def _executor_for(self, nbytes: int, now: Millis) -> PartitionExecutor | None:
+        """The executor for a produce that any may take: the one that took the last, to share its transaction, or the emptiest.
 
         It may hang by itself: hence no transaction gets most of what is under way, unless its partition is emptier than the others by as
         much.
         """
-        last = self.lanes.get(self._last)
+        last = self.executors.get(self._last)
         requests = len(self._unanswered) - len(self.waiters)
         if last is not None and (self._stays >= STAYS or not last.shares(nbytes, requests, now)):
             last = None
         if last is None or self._fewest is None or last.has_or_will > self._fewest + SLACK:
-            lane = choose(self.lanes.values(), now) if self._uneven else self.board.emptiest()
-            if lane is None or lane.degraded:
-                return lane
-            self._fewest = lane.has_or_will
-            if last is None or last.has_or_will > self._fewest + SLACK or last.is_slower(lane, now):
-                last = lane
-                self._last, self._stays = lane.number, 0
+            executor = choose(self.executors.values(), now) if self._uneven else self.board.emptiest()
+            if executor is None or executor.degraded:
+                return executor
+            self._fewest = executor.has_or_will
+            if last is None or last.has_or_will > self._fewest + SLACK or last.is_slower(executor, now):
+                last = executor
+                self._last, self._stays = executor.number, 0
         self._stays += 1
         return last
 
@@ -438,38 +438,38 @@ class LogicalQueue(Dealing):
         if other is not None and other is not ticket and other.awaiting and other.route is not None and other.route.is_alone:
             return
         number = self._number_for(request)
-        lane = None if number is None else self.lanes.get(number)
+        executor = None if number is None else self.executors.get(number)
         if request.partition is not None:
             # The home is another owner's, which has an intent.
-            takes, route = lane is not None and _answers(lane), Route(at_target=True)
+            takes, route = executor is not None and _answers(executor), Route(at_target=True)
         else:
-            takes, route = lane is not None and self._home_takes(lane, request, now), Route()
-        if lane is None or not takes:
-            if self._is_elsewhere(lane, request):
+            takes, route = executor is not None and self._home_takes(executor, request, now), Route()
+        if executor is None or not takes:
+            if self._is_elsewhere(executor, request):
                 self._reply(ticket, not_here(number))
-            elif key.is_generated and request.partition is None and self._has_healthy_other_than(lane):
+            elif key.is_generated and request.partition is None and self._has_healthy_other_than(executor):
                 self._reply(ticket, SluicewayError("unavailable", "the home partition of the key is not available; use another key"))
             return
         if request.partition is None:
-            target = self._target(lane, request)
-            if target is not lane:
+            target = self._target(executor, request)
+            if target is not executor:
                 route.target, route.reserved = target.number, target
                 target.reserve(request.batch.num_rows)
         ticket.route = route
-        self._send(ticket, request, lane)
-        lane.probe_at = now + PROBE_EVERY
+        self._send(ticket, request, executor)
+        executor.probe_at = now + PROBE_EVERY
 
-    def _send(self, ticket: Ticket, request: Produce, lane: Lane) -> None:
+    def _send(self, ticket: Ticket, request: Produce, executor: PartitionExecutor) -> None:
         self.produces.pop(ticket.number, None)
         if len(self._routed) > 2 * len(self._unanswered) + 1_000:
             self._routed = {name: each for name, each in self._routed.items() if each.awaiting}
         self._routed[_key(ticket).identity] = ticket
         if not (ticket.route is not None and ticket.route.only_intends):
             self._choices += 1
-            lane.last_produced = self._choices
-        lane.put(ticket, request)
+            executor.last_produced = self._choices
+        executor.put(ticket, request)
 
-    def _home_takes(self, home: Lane, request: Produce, now: Millis) -> bool:
+    def _home_takes(self, home: PartitionExecutor, request: Produce, now: Millis) -> bool:
         """Whether the produce may wait at its home. One that hangs is left alone; one that is slow is tried once a second, and by produces
         whose key cannot be replaced."""
         if not home.takes_produce(request):
@@ -480,18 +480,18 @@ class LogicalQueue(Dealing):
         replaceable = request.key.is_generated and self._has_healthy_other_than(home)
         return home.state is LaneState.READY and (not replaceable or home.probe_at <= now)
 
-    def _has_healthy_other_than(self, home: Lane | None) -> bool:
+    def _has_healthy_other_than(self, home: PartitionExecutor | None) -> bool:
         """Whether a key with another home may be taken at once."""
-        return any(lane is not home and lane.takes_items and not lane.degraded for lane in self.lanes.values())
+        return any(executor is not home and executor.takes_items and not executor.degraded for executor in self.executors.values())
 
-    def _target(self, home: Lane, request: Produce) -> Lane:
-        """The lane for a produce with a key: its home, if that is among the emptiest, or the emptiest."""
+    def _target(self, home: PartitionExecutor, request: Produce) -> PartitionExecutor:
+        """The executor for a produce with a key: its home, if that is among the emptiest, or the emptiest."""
         rows = request.batch.num_rows
         if home.degraded or (self._fewest is not None and _is_even(home, self._fewest, rows, self.tolerance)):
             return home
         if self._uneven:
-            quick = [lane for lane in self.lanes.values() if lane.takes_items and not lane.degraded]
-            emptiest = min(quick, key=Lane.candidate, default=None)
+            quick = [executor for executor in self.executors.values() if executor.takes_items and not executor.degraded]
+            emptiest = min(quick, key=PartitionExecutor.candidate, default=None)
         else:
             emptiest = self.board.emptiest()
         if emptiest is None or emptiest is home:
@@ -506,19 +506,19 @@ class LogicalQueue(Dealing):
         assert isinstance(request, Produce)
         assert ticket.route is not None
         _unreserve(ticket.route, ticket)
-        lane, is_sure = self.lanes.get(intended.target), memory.is_sure(key, intended.intent)
-        if lane is None and self._is_removed(intended.target):
+        executor, is_sure = self.executors.get(intended.target), memory.is_sure(key, intended.intent)
+        if executor is None and self._is_removed(intended.target):
             # Not before its answers were noted by the homes (see `core.rebalance`): it had none for this key.
             memory.be_sure(key, intended.intent)
             self._look_again(ticket)
             self._again_at = now
-        elif lane is not None and not (lane.takes_items and not _hangs(lane) if is_sure else _answers(lane)):
+        elif executor is not None and not (executor.takes_items and not _hangs(executor) if is_sure else _answers(executor)):
             self._look_again(ticket)
         else:
             memory.doubt(key)
             ticket.route = Route(intended=intended, at_target=True, was_sure=is_sure)
-            if lane is not None:
-                self._send(ticket, request, lane)
+            if executor is not None:
+                self._send(ticket, request, executor)
             else:
                 ticket.awaiting += 1
                 ticket.flying += 1
@@ -545,18 +545,18 @@ class LogicalQueue(Dealing):
         """The items are durable at the target."""
         route, request = ticket.route, ticket.request
         if route is not None and route.intended is not None and isinstance(request, Produce):
-            lane = self.lanes.get(answer.partition)
-            digest = lane.partition.keys.digest_as_target(_key(ticket)) if lane is not None else None
+            executor = self.executors.get(answer.partition)
+            digest = executor.partition.keys.digest_as_target(_key(ticket)) if executor is not None else None
             if digest is None:
                 digest = digest_of(in_columns(request.batch))
             seen = Seen(digest, answer.first_offset, answer.items, answer.partition, route.intended.intent.intended_at)
             route.intended.memory.settle(_key(ticket), route.intended.intent, seen)
 
-    def _give_up_intents(self, lane: Lane) -> None:
+    def _give_up_intents(self, executor: PartitionExecutor) -> None:
         """In a home that hangs: what writes an intent and no items is surely not done. Whose key can be replaced need not wait."""
-        if not self._has_healthy_other_than(lane):
+        if not self._has_healthy_other_than(executor):
             return
-        for ticket, _ in lane.answers:
+        for ticket, _ in executor.answers:
             if ticket.route is not None and ticket.route.only_intends and _key(ticket).is_generated:
                 self._reply(ticket, SluicewayError("unavailable", "the home partition of the key hangs; use another key"))
 
@@ -566,48 +566,48 @@ class LogicalQueue(Dealing):
             return request.partition
         if self._record is not None:
             return home_of(self._record, request.key)
-        return sorted(self.lanes)[slot(request.key, len(self.lanes))] if self.lanes else None
+        return sorted(self.executors)[slot(request.key, len(self.executors))] if self.executors else None
 
-    def _is_elsewhere(self, lane: Lane | None, request: Produce) -> bool:
+    def _is_elsewhere(self, executor: PartitionExecutor | None, request: Produce) -> bool:
         """Whether another owner may take what this one can not. One whose partitions are served by nobody else waits."""
         return False
 
-    def _attempt(self, step: Callable[[Lane, Millis], None], lane: Lane, now: Millis) -> None:
-        waiting = list(lane.waiting)
-        lane.touch()
+    def _attempt(self, step: Callable[[PartitionExecutor, Millis], None], executor: PartitionExecutor, now: Millis) -> None:
+        waiting = list(executor.waiting)
+        executor.touch()
         try:
-            step(lane, now)
+            step(executor, now)
         except Exception as error:
             # A mistake of ours. Nothing of this turn was written, and the state cannot be trusted: tell the clients and load it anew.
-            self._effects.append(Fault(lane.number, error))
-            tickets = [ticket for ticket, _ in (*waiting, *lane.answers)]
+            self._effects.append(Fault(executor.number, error))
+            tickets = [ticket for ticket, _ in (*waiting, *executor.answers)]
             for ticket in tickets:
                 if isinstance(ticket.request, Produce):
                     ticket.awaiting = 0
-            lane.answers, lane.waiting, lane.problem, lane.knows_keys = [], [], repr(error), False
+            executor.answers, executor.waiting, executor.problem, executor.knows_keys = [], [], repr(error), False
             for ticket in tickets:
                 self._reply(ticket, SluicewayError("internal", "the server made a mistake; nothing was written"))
-            self._fail(lane, now, False)
+            self._fail(executor, now, False)
 
     # ---- commit and settle ------------------------------------------------------------------------------------
 
-    def _commit(self, lane: Lane, now: Millis) -> None:
-        taken = lane.partition.take_changes()
+    def _commit(self, executor: PartitionExecutor, now: Millis) -> None:
+        taken = executor.partition.take_changes()
         if taken is None:
-            lane.flight_txn = 0
-            self._land(lane, True, now)
+            executor.flight_txn = 0
+            self._land(executor, True, now)
             return
         changes, fresh = taken
-        lane.state, lane.flight_txn, lane.committing_since = LaneState.COMMITTING, changes.txn, now
-        for ticket, _ in lane.answers:
+        executor.state, executor.flight_txn, executor.committing_since = LaneState.COMMITTING, changes.txn, now
+        for ticket, _ in executor.answers:
             ticket.flying += 1
-        self._effects.append(Commit(lane.number, lane.opening, changes, fresh))
+        self._effects.append(Commit(executor.number, executor.opening, changes, fresh))
 
-    def _land(self, lane: Lane, done: bool, now: Millis) -> None:
-        """The lane's answers are true (or, if not `done`, surely never happened)."""
-        lane.touch()
-        answers, lane.answers = lane.answers, []
-        flew, lane.flight_txn = lane.flight_txn, 0
+    def _land(self, executor: PartitionExecutor, done: bool, now: Millis) -> None:
+        """The executor's answers are true (or, if not `done`, surely never happened)."""
+        executor.touch()
+        answers, executor.answers = executor.answers, []
+        flew, executor.flight_txn = executor.flight_txn, 0
         for ticket, answer in answers:
             ticket.awaiting -= 1
             ticket.flying -= 1 if flew else 0
@@ -615,12 +615,12 @@ class LogicalQueue(Dealing):
                 continue
             if ticket.done:
                 if done and isinstance(answer, Grant) and not ticket.keyed:
-                    lane.given_back.append(answer.info.number)
+                    executor.given_back.append(answer.info.number)
                 continue
             if done:
                 ticket.add(answer)
             else:
-                self._take_out(lane, ticket)
+                self._take_out(executor, ticket)
             again = ticket.number in self.produces or ticket.number in self.waiters
             if ticket.whole is not None or not (ticket.awaiting or again):
                 self._reply(ticket, ticket.error or ticket.result(now))
@@ -645,8 +645,8 @@ class LogicalQueue(Dealing):
             route.intended.memory.be_sure(_key(ticket), route.intended.intent)
         return False
 
-    def _take_out(self, lane: Lane, ticket: Ticket) -> None:
-        """Nothing was written for the ticket in this lane: a produce and a lease try again, a settle is told."""
+    def _take_out(self, executor: PartitionExecutor, ticket: Ticket) -> None:
+        """Nothing was written for the ticket in this executor: a produce and a lease try again, a settle is told."""
         if isinstance(ticket.request, Produce):
             self._look_again(ticket)
         elif isinstance(ticket.request, Lease):
@@ -654,26 +654,26 @@ class LogicalQueue(Dealing):
                 self.waiters[ticket.number] = ticket
                 ticket.room = MAX_LEASE_BYTES
         else:
-            ticket.error = lane.unavailable()
+            ticket.error = executor.unavailable()
 
-    def _fail(self, lane: Lane, now: Millis, final: bool) -> None:
+    def _fail(self, executor: PartitionExecutor, now: Millis, final: bool) -> None:
         """The partition has to be opened anew. What waits and is not in flight looks elsewhere."""
         first, most = REOPEN_AFTER
-        lane.touch()
-        lane.state, lane.at_once = LaneState.STOPPED if final else LaneState.FAILED, False
-        lane.retry_at = now + min(most, first << min(lane.failed_in_a_row, 10)) if lane.failed_in_a_row else now
-        lane.failed_in_a_row += 1
-        self._turn_away(lane)
+        executor.touch()
+        executor.state, executor.at_once = LaneState.STOPPED if final else LaneState.FAILED, False
+        executor.retry_at = now + min(most, first << min(executor.failed_in_a_row, 10)) if executor.failed_in_a_row else now
+        executor.failed_in_a_row += 1
+        self._turn_away(executor)
 
-    def _turn_away(self, lane: Lane) -> None:
-        """What waits in the lane, and is not in flight, looks elsewhere."""
-        for ticket, work in lane.take_back():
+    def _turn_away(self, executor: PartitionExecutor) -> None:
+        """What waits in the executor, and is not in flight, looks elsewhere."""
+        for ticket, work in executor.take_back():
             if ticket.done:
                 continue
             if isinstance(work, Produce):
                 self._look_again(ticket)
             else:
-                ticket.error = lane.unavailable()
+                ticket.error = executor.unavailable()
                 if not ticket.awaiting:
                     self._reply(ticket, ticket.error)
 
@@ -695,14 +695,14 @@ class LogicalQueue(Dealing):
     # ---- looking ----------------------------------------------------------------------------------------------
 
     def stats(self) -> QueueStats:
-        work = [work for lane in self.lanes.values() for _, work in lane.waiting]
+        work = [work for executor in self.executors.values() for _, work in executor.waiting]
         produces = sum(isinstance(each, Produce) for each in work)
         return QueueStats(
             produce_waiting=len(self.produces) + produces,
             lease_waiting=len(self.waiters),
             complete_waiting=len(work) - produces,
-            in_flight=sum(len(lane.answers) for lane in self.lanes.values()),
-            partitions=[lane.stats() for lane in self.lanes.values()],
+            in_flight=sum(len(executor.answers) for executor in self.executors.values()),
+            partitions=[executor.stats() for executor in self.executors.values()],
         )
 
 
@@ -722,15 +722,15 @@ def _unreserve(route: Route, ticket: Ticket) -> None:
         route.reserved = None
 
 
-def _is_even(home: Lane, fewest: int, rows: int, tolerance: int) -> bool:
+def _is_even(home: PartitionExecutor, fewest: int, rows: int, tolerance: int) -> bool:
     """Whether a home has hardly more than the emptiest, so that a transaction more is not worth it."""
     return home.has_or_will <= fewest + max(tolerance, rows // 2, fewest // MAX_UNEVEN)
 
 
-def _hangs(lane: Lane) -> bool:
-    return lane.degraded and lane.state is LaneState.COMMITTING
+def _hangs(executor: PartitionExecutor) -> bool:
+    return executor.degraded and executor.state is LaneState.COMMITTING
 
 
-def _answers(lane: Lane) -> bool:
+def _answers(executor: PartitionExecutor) -> bool:
     """Whether it can be asked what it has of a key."""
-    return lane.takes_work and not _hangs(lane)
+    return executor.takes_work and not _hangs(executor)

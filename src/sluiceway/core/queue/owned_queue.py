@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.queue.logical_queue import LogicalQueue
-from sluiceway.core.queue.partition_executor import Lane, LaneState, not_here
+from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor, not_here
 from sluiceway.core.queue.queue_history import Tallies
 from sluiceway.core.queue.scaling_policy import Average, Meter
 from sluiceway.core.queue.tickets import Ticket, TransferEnd
@@ -18,7 +18,7 @@ from sluiceway.model.queue_minutes import Tally
 from sluiceway.model.requests import Produce
 
 
-class Share(LogicalQueue):
+class OwnedQueue(LogicalQueue):
     """As a logical queue. What it is asked of partitions that it has not, it refuses with `not_here`.
 
     For `takeover_grace` after a partition was gained, no lease in it runs out.
@@ -39,39 +39,39 @@ class Share(LogicalQueue):
 
     def gain(self, number: int) -> None:
         """Serve this partition, too: the next turn opens it."""
-        assert number not in self.lanes, f"partition {number} is served already"
-        lane = Lane(number, self._incarnation, opening=self._openings.get(number, 0))
-        self.board.add(lane)
-        self._instruct(lane)
+        assert number not in self.executors, f"partition {number} is served already"
+        executor = PartitionExecutor(number, self._incarnation, opening=self._openings.get(number, 0))
+        self.board.add(executor)
+        self._instruct(executor)
 
     def lose(self, number: int) -> bool:
         """Begin nothing more in this partition. Whether it is gone; if not, it goes when its commit has ended, or with `drop`."""
-        lane = self.lanes.get(number)
-        if lane is None:
+        executor = self.executors.get(number)
+        if executor is None:
             return True
-        lane.leaving = True
-        lane.touch()
-        self._turn_away(lane)
+        executor.leaving = True
+        executor.touch()
+        self._turn_away(executor)
         self._send_away(number)
-        if lane.state is not LaneState.COMMITTING:
+        if executor.state is not LaneState.COMMITTING:
             self.drop(number)
-        return number not in self.lanes
+        return number not in self.executors
 
     def drop(self, number: int) -> None:
         """Serve this partition no more. What became of a commit in flight will not be heard."""
-        lane = self.board.remove(number)
-        if lane is None:
+        executor = self.board.remove(number)
+        if executor is None:
             return
-        self._tallies.end(lane)
-        self._openings[number] = lane.opening
+        self._tallies.end(executor)
+        self._openings[number] = executor.opening
         self._graces.pop(number, None)
-        lane.leaving = True
-        self._turn_away(lane)
+        executor.leaving = True
+        self._turn_away(executor)
         self._send_away(number)
-        answers, lane.answers = lane.answers, []
+        answers, executor.answers = executor.answers, []
         for ticket, _ in answers:
             ticket.awaiting -= 1
-            ticket.flying -= 1 if lane.flight_txn else 0
+            ticket.flying -= 1 if executor.flight_txn else 0
             if not ticket.done:
                 if ticket.route is not None and ticket.route.only_intends:
                     ticket.error = not_here(number)
@@ -94,78 +94,80 @@ class Share(LogicalQueue):
         return True
 
     def will_serve(self, ticket: Ticket) -> bool:
-        """Whether a lease has been given something, or will be as soon as lanes here have committed: nobody else need be asked."""
+        """Whether a lease has been given something, or will be as soon as executors here have committed: nobody else need be asked."""
         if ticket.number not in self.waiters:
             return True
-        writing = (lane for lane in self.board.writing() if not (lane.degraded or lane.leaving))
-        return sum(lane.servable for lane in writing) >= len(self.waiters)
+        writing = (executor for executor in self.board.writing() if not (executor.degraded or executor.leaving))
+        return sum(executor.servable for executor in writing) >= len(self.waiters)
 
-    def _is_elsewhere(self, lane: Lane | None, request: Produce) -> bool:
-        if self._record is None or all(each.partition in self.lanes for each in self._record.partitions):
+    def _is_elsewhere(self, executor: PartitionExecutor | None, request: Produce) -> bool:
+        if self._record is None or all(each.partition in self.executors for each in self._record.partitions):
             return False
-        if lane is None:
+        if executor is None:
             return True
         # The home of its key is here no more: who asked knows, or learns, where it is.
-        moved = request.key is not None and request.partition is None and lane.allows.produce and lane.partition.refuses(request.key)
-        return lane.takes_work and moved
+        moved = (
+            request.key is not None and request.partition is None and executor.allows.produce and executor.partition.refuses(request.key)
+        )
+        return executor.takes_work and moved
 
-    def _has_healthy_other_than(self, home: Lane | None) -> bool:
+    def _has_healthy_other_than(self, home: PartitionExecutor | None) -> bool:
         # Those of other owners are as good as any.
         if super()._has_healthy_other_than(home):
             return True
         return self._record is not None and any(
-            each.state == "available" and each.partition not in self.lanes for each in self._record.partitions
+            each.state == "available" and each.partition not in self.executors for each in self._record.partitions
         )
 
     # ---- events, which may come late --------------------------------------------------------------------------
 
     def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
-        if number in self.lanes:
+        if number in self.executors:
             if isinstance(loaded, Partition) and self._takeover_grace:
                 loaded.grace_until = self._graces.setdefault(number, now + self._takeover_grace)
-            if isinstance(loaded, Partition) and opening == self.lanes[number].opening:
+            if isinstance(loaded, Partition) and opening == self.executors[number].opening:
                 self._tallies.begin(number, loaded.header)
             super().opened(number, opening, loaded, now, final)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
-        lane = self.lanes.get(number)
-        if lane is not None:
+        executor = self.executors.get(number)
+        if executor is not None:
             super().committed(number, opening, outcome, now, at_once=at_once)
-            if lane.leaving and lane.state is not LaneState.COMMITTING:
+            if executor.leaving and executor.state is not LaneState.COMMITTING:
                 self.drop(number)
 
     def transferred(self, number: int, lease: int, end: TransferEnd, now: Millis) -> None:
-        if number in self.lanes:
+        if number in self.executors:
             super().transferred(number, lease, end, now)
 
     def give_back(self, number: int, lease: int) -> None:
-        if number in self.lanes:
+        if number in self.executors:
             super().give_back(number, lease)
 
-    def stop_lane(self, number: int, problem: str, now: Millis) -> None:
-        if number in self.lanes:
-            super().stop_lane(number, problem, now)
+    def stop_executor(self, number: int, problem: str, now: Millis) -> None:
+        if number in self.executors:
+            super().stop_executor(number, problem, now)
 
     def retry_now(self, numbers: Iterable[int], now: Millis, *, anew: bool = False) -> None:
-        super().retry_now([number for number in numbers if number in self.lanes], now, anew=anew)
+        super().retry_now([number for number in numbers if number in self.executors], now, anew=anew)
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
     def load(self) -> Load:
         """What others need to know of it."""
-        working = [lane for lane in self.lanes.values() if lane.takes_work]
+        working = [executor for executor in self.executors.values() if executor.takes_work]
         wanted = any(ticket.lease_from is None for ticket in self.waiters.values())
-        ready = 0 if wanted or "lease" in self.paused else sum(lane.servable for lane in working)
-        takes = [lane for lane in working if lane.takes_items and not lane.degraded] if "produce" not in self.paused else []
-        return Load(ready, min((lane.has_or_will for lane in takes), default=None), self.busy)
+        ready = 0 if wanted or "lease" in self.paused else sum(executor.servable for executor in working)
+        takes = [executor for executor in working if executor.takes_items and not executor.degraded] if "produce" not in self.paused else []
+        return Load(ready, min((executor.has_or_will for executor in takes), default=None), self.busy)
 
     def tally(self) -> Tally:
         """What it has now, and what has happened in it since it began."""
-        return self._tallies.tally(self.lanes.values())
+        return self._tallies.tally(self.executors.values())
 
     def measure(self, now: Millis) -> int:
         """What it does, as `Meter` says. To be asked about once a second."""
-        headers = {lane.number: lane.partition.header for lane in self.lanes.values() if lane.takes_work}
+        headers = {executor.number: executor.partition.header for executor in self.executors.values() if executor.takes_work}
         done = {number: header.produced + header.leased + header.completed for number, header in headers.items()}
         return self._meter.note(now, self._tickets, done)
 
@@ -173,8 +175,8 @@ class Share(LogicalQueue):
     def is_queued(self) -> bool:
         """Whether requests wait behind a commit in each partition that takes work."""
         working = self.board.working
-        writing = [lane for lane in self.board.writing() if lane.takes_work]
-        return 0 < working <= sum(bool(lane.waiting) for lane in writing)
+        writing = [executor for executor in self.board.writing() if executor.takes_work]
+        return 0 < working <= sum(bool(executor.waiting) for executor in writing)
 
     def note_queued(self, now: Millis, share: int) -> int:
         """For so many thousandths of the time since the last call it `is_queued`. Returns the average."""

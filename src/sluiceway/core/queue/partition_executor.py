@@ -1,4 +1,4 @@
-"""A lane: one partition as a logical queue sees it, with at most one storage transaction in flight.
+"""An executor: one partition as a logical queue sees it, with at most one storage transaction in flight.
 
 What arrives meanwhile waits and shares the next transaction, and a slow partition holds up nobody else.
 """
@@ -41,8 +41,8 @@ from sluiceway.model.queue import PartitionState
 from sluiceway.model.requests import (
     Clear,
     Cleared,
+    Disposition,
     Extended,
-    Fate,
     IgnoredReason,
     LeaseInfo,
     PartitionStats,
@@ -88,7 +88,7 @@ class LaneState(Enum):
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class PartitionExecutor:
     number: int
     incarnation: str
     state: LaneState = LaneState.FAILED
@@ -99,7 +99,7 @@ class Lane:
     failed_in_a_row: int = 0
     problem: str = ""
     knows_keys: bool = False
-    """What `partition` says of lease keys holds of the store also while the lane is closed: nobody else writes there."""
+    """What `partition` says of lease keys holds of the store also while the executor is closed: nobody else writes there."""
     waiting: list[tuple[Ticket, Work]] = field(default_factory=list)
     answers: list[tuple[Ticket, Answer]] = field(default_factory=list)
     """Of the turn that is being put together, and then of the commit in flight."""
@@ -121,7 +121,7 @@ class Lane:
     commit_time: float = 0.0
     """Moving average, ms."""
     at_once: bool = False
-    """The next commit, if it is small, is made while nothing else happens: one that hangs holds up all lanes."""
+    """The next commit, if it is small, is made while nothing else happens: one that hangs holds up all executors."""
     degraded: bool = False
     """Far slower than the others. Judged by the logical queue, which knows them."""
     probe_at: Millis = 0
@@ -130,7 +130,7 @@ class Lane:
     last_timed: int = 0
     """When its timers last ran, as `last_leased` counts."""
     accepted: int = 0
-    """Items of produces that wait in the lane, and ..."""
+    """Items of produces that wait in the executor, and ..."""
     accepted_bytes: int = 0
     """... their bytes."""
     room: int | None = None
@@ -145,7 +145,7 @@ class Lane:
     turned_away: list[Ticket] = field(default_factory=list)
     """Produces that the partition refused in the turn that is being put together: they look elsewhere, or wait."""
     touched: set[int] = field(default_factory=set)
-    """The lanes of the logical queue in which something has changed."""
+    """The executors of the logical queue in which something has changed."""
 
     def touch(self) -> None:
         """Something has changed here, or in the partition: whoever changes it says so."""
@@ -255,7 +255,7 @@ class Lane:
         """Milliseconds that a commit takes: on average, or so far."""
         return max(self.commit_time, now - self.committing_since) if self.state is LaneState.COMMITTING else self.commit_time
 
-    def is_slower(self, other: Lane, now: Millis) -> bool:
+    def is_slower(self, other: PartitionExecutor, now: Millis) -> bool:
         """Whether a commit that is under way here takes so much longer than one there that it is not worth to wait for it."""
         return self.state is LaneState.COMMITTING and self.slowness(now) > SLOWER * max(1, other.commit_time)
 
@@ -266,7 +266,7 @@ class Lane:
         self.commit_time += 0.3 * (took - self.commit_time)
 
     def unavailable(self) -> SluicewayError:
-        """Why the lane takes no work."""
+        """Why the executor takes no work."""
         if self.leaving:
             # Not `not_here`: what the request asks of other partitions may have been done.
             return SluicewayError("unavailable", f"partition {self.number} goes to another instance")
@@ -515,17 +515,17 @@ class Lane:
         result = Settled()
         for selection in part.selections:
             if selection.lease is not None:
-                self._settle_lease(selection.lease, selection.fate, part.client_id, now, result)
+                self._settle_lease(selection.lease, selection.disposition, part.client_id, now, result)
             elif selection.offsets is not None:
-                ignored = self.partition.settle_offsets(selection.offsets, selection.fate, now, part.stage, result, part.client_id)
+                ignored = self.partition.settle_offsets(selection.offsets, selection.disposition, now, part.stage, result, part.client_id)
                 result.ignored += self._named(ignored)
         return result
 
-    def _settle_lease(self, number: int, fate: Fate, client_id: str | None, now: Millis, result: Settled) -> None:
+    def _settle_lease(self, number: int, disposition: Disposition, client_id: str | None, now: Millis, result: Settled) -> None:
         found = self.partition.lease_of(number, client_id)
         if isinstance(found, str):
             result.ignored.append((self._lease_name(number), found))
-        elif fate.verdict == "release":
+        elif disposition.verdict == "release":
             self.partition.release(found, now, result)
         else:
             self.partition.close_lease(found, now, result)

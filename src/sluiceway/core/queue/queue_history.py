@@ -13,13 +13,13 @@ from operator import add, attrgetter
 from typing import Final, NamedTuple
 
 from sluiceway.core.partition.records import Header
-from sluiceway.core.queue.partition_executor import Lane
+from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.queue_minutes import (
     COUNTS,
     LEVELS,
+    MAX_MINUTES,
     MINUTE,
-    MOST_MINUTES,
     NO_COUNTS,
     OLDEST,
     History,
@@ -33,7 +33,7 @@ from sluiceway.model.queue_minutes import (
 PREFIX: Final = "history/"
 PER_PAGE: Final = 30
 """Minutes. Each minute its page is written anew: longer ones are more to write, shorter ones more keys."""
-KEPT_PAGES: Final = MOST_MINUTES // PER_PAGE + 1
+KEPT_PAGES: Final = MAX_MINUTES // PER_PAGE + 1
 LOOKS: Final = "looks"
 """In the place of a queue, whose incarnation has another length: the minutes in which the instance looked at all of them."""
 _DIGITS: Final = 8
@@ -45,9 +45,9 @@ _of_header = attrgetter(*COUNTS[:-1])
 # ---- a share ----------------------------------------------------------------------------------------------------------
 
 
-def counts_of(lane: Lane) -> Counts:
-    """COUNTS of the partition since it was created, but for the failures of commits: those are of the lane."""
-    return (*_of_header(lane.partition.header), lane.failures)
+def counts_of(executor: PartitionExecutor) -> Counts:
+    """COUNTS of the partition since it was created, but for the failures of commits: those are of the executor."""
+    return (*_of_header(executor.partition.header), executor.failures)
 
 
 class Tallies:
@@ -62,30 +62,30 @@ class Tallies:
         """The partition was opened with this. That it is opened again, as a commit had failed, is no new beginning."""
         self._began.setdefault(number, (*_of_header(header), 0))
 
-    def end(self, lane: Lane) -> None:
+    def end(self, executor: PartitionExecutor) -> None:
         """It is here no more. What became of a commit in flight is not known: it counts as done."""
-        self._past = tuple(map(add, self._past, self._since(lane)))
-        self._began.pop(lane.number, None)
+        self._past = tuple(map(add, self._past, self._since(executor)))
+        self._began.pop(executor.number, None)
 
-    def _since(self, lane: Lane) -> Counts:
-        began = self._began.get(lane.number)
+    def _since(self, executor: PartitionExecutor) -> Counts:
+        began = self._began.get(executor.number)
         # Loaded anew, it may have less than it seemed to have.
-        return NO_COUNTS if began is None else tuple(max(0, now - then) for now, then in zip(counts_of(lane), began, strict=True))
+        return NO_COUNTS if began is None else tuple(max(0, now - then) for now, then in zip(counts_of(executor), began, strict=True))
 
-    def tally(self, lanes: Iterable[Lane]) -> Tally:
+    def tally(self, executors: Iterable[PartitionExecutor]) -> Tally:
         """The share with these partitions now. One that is not open has what it had last."""
         ready = leased = scheduled = 0
         oldest_at: Millis | None = None
         counts = [self._past]
-        for lane in lanes:
-            partition = lane.partition
+        for executor in executors:
+            partition = executor.partition
             ready += partition.ready_count
             leased += partition.leased_count
             scheduled += partition.scheduled_count
             if partition.ready:
                 since = partition.ready[0].blob.written_at
                 oldest_at = since if oldest_at is None else min(oldest_at, since)
-            counts.append(self._since(lane))
+            counts.append(self._since(executor))
         return Tally((ready, leased, scheduled), oldest_at, tuple(map(sum, zip(*counts, strict=True))))
 
 

@@ -1,4 +1,4 @@
-"""What a request asks of each lane."""
+"""What a request asks of each executor."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class DeletePart(NamedTuple):
 Work = Produce | SettlePart | ExtendPart | DeletePart | Clear | TakeOut | Compact | Rebalancing
 
 
-def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
-    """The lanes that a request concerns (other than a produce or a lease, which look for one), and what it asks of each.
+def parts_of(ticket: Ticket, executors: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
+    """The executors that a request concerns (other than a produce or a lease, which look for one), and what it asks of each.
 
-    Ids that no lane can know are noted in the ticket.
+    Ids that no executor can know are noted in the ticket.
     """
     request = ticket.request
     if isinstance(request, Settle):
@@ -55,7 +55,7 @@ def parts_of(ticket: Ticket, lanes: Iterable[int], lease_timeout: Millis) -> Ite
     elif isinstance(request, TakeOut | Compact | Rebalancing):
         yield request.partition, request
     elif isinstance(request, Clear):
-        yield from ((number, request) for number in (lanes if request.partitions is None else request.partitions))
+        yield from ((number, request) for number in (executors if request.partitions is None else request.partitions))
 
 
 def _ignore(ticket: Ticket, foreign: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from sluiceway.model.requests import (
     Extended,
     Lease,
     LeaseInfo,
-    Life,
+    MovedItem,
     Offsets,
     Produce,
     Produced,
@@ -31,7 +31,7 @@ from sluiceway.model.requests import (
 from sluiceway.model.small_batch import Rows
 
 if TYPE_CHECKING:
-    from sluiceway.core.queue.partition_executor import Lane
+    from sluiceway.core.queue.partition_executor import PartitionExecutor
 
 
 @dataclass(slots=True)
@@ -112,10 +112,10 @@ class KeysTaken(NamedTuple):
 
 
 Whole = Produced | TransferBegun | Compacted | Shutted | KeysGiven | KeysTaken
-"""The answer of a request that is one lane's alone."""
+"""The answer of a request that is one executor's alone."""
 
 Answer = Whole | Settled | Extended | Cleared | Deleted | Grant | Intended | SluicewayError
-"""What one lane says. Intended: the home of a produce's key does, and the produce goes on to the target."""
+"""What one executor says. Intended: the home of a produce's key does, and the produce goes on to the target."""
 
 Result = Whole | Settled | Extended | Cleared | Deleted | list[Grant]
 
@@ -134,7 +134,7 @@ class Route:
 
     target: int | None = None
     """At the home: the partition that the intent is to name; None: the home itself is to take the items."""
-    reserved: Lane | None = None
+    reserved: PartitionExecutor | None = None
     """The executor of that partition, which counts the items among those that it will have."""
     intended: Intended | None = None
     """At the target: the durable intent; None there if the home belongs to another owner, which asks for this."""
@@ -162,14 +162,14 @@ class Ticket:
     waiter: Any = None
     number: int = 0
     awaiting: int = 0
-    """Lanes that have part of the request and have not answered."""
+    """Executors that have part of the request and have not answered."""
     flying: int = 0
-    """Lanes in whose commit the request is right now: only they can make its outcome unknown."""
+    """Executors in whose commit the request is right now: only they can make its outcome unknown."""
     done: bool = False
     error: SluicewayError | None = None
     whole: Whole | None = None
     summed: Settled | Extended | Cleared | Deleted | None = None
-    """Of a request that several lanes may have part of: what they said so far. See `total`."""
+    """Of a request that several executors may have part of: what they said so far. See `total`."""
     room: float = MAX_LEASE_BYTES
     """Of a lease: payload bytes that its answer may still take."""
     grants: list[Grant] = field(default_factory=list)
@@ -198,13 +198,13 @@ class Ticket:
 
     @property
     def total(self) -> Settled | Extended | Cleared | Deleted:
-        """Of a settle, an extend, a clear or a delete: what the lanes said so far."""
+        """Of a settle, an extend, a clear or a delete: what the executors said so far."""
         if self.summed is None:
             self.summed = _TOTALS[type(self.request)]()
         return self.summed
 
     def add(self, answer: Answer) -> None:
-        """What a lane says has become true."""
+        """What an executor says has become true."""
         assert not isinstance(answer, Intended), "that is not the end of a request"
         if isinstance(answer, Grant):
             self.grants.append(answer)
@@ -216,7 +216,7 @@ class Ticket:
             self.whole = answer
 
     def result(self, now: Millis) -> Result:
-        """What the lanes answered. A lease that ran out while another lane was awaited is no use to anybody, and is not told of."""
+        """What the executors answered. A lease that ran out while another executor was awaited is no use to anybody, and is not told of."""
         if self.whole is not None:
             return self.whole
         if type(self.request) in _TOTALS:
@@ -266,7 +266,7 @@ class Transfer:
     slices: list[Slice]
     target: str | None = None
     moves_to: int | None = None
-    lives: tuple[Life, ...] = ()
+    lives: tuple[MovedItem, ...] = ()
     incarnation: str | None = None
     instead: str | None = None
 

@@ -44,7 +44,7 @@ MOVE_ITEMS = 2_000
 SOON: Millis = 20
 LATE: Millis = 1_000
 """How long a drain waits before it looks again: SOON after something has changed, and twice as long each time, LATE at most."""
-MOST_COUNTED = 1_000
+MAX_COUNTED = 1_000
 """A drain that has more items than this, and leaves them to consumers, looks again after LATE."""
 
 
@@ -423,7 +423,7 @@ def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: Heard, each: Pa
     if look.move and target is not None and not counts.moving and (counts.scheduled or (copies and counts.ready)):
         move = MoveOut(number, target, MOVE_ITEMS, record.cursor, ASK_TIMEOUT, scheduled=bool(counts.scheduled))
         return AskFor(number, move)
-    many = counts.left > MOST_COUNTED and not copies
+    many = counts.left > MAX_COUNTED and not copies
     return _shutting(number, "sealed", record.cursor, LATE if many else look.delay)
 
 
