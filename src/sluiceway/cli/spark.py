@@ -16,8 +16,7 @@ import click
 
 from sluiceway.cli.common import EXIT_INTERRUPTED, Output, counted, duration_option, printing
 from sluiceway.cli.session import Session, connected
-from sluiceway.cli.spark_jobs import ingest, missing, pairs, process
-from sluiceway.cli.spark_more_jobs import archive, copy, redrive
+from sluiceway.cli.spark_jobs import archive, copy, ingest, missing, pairs, process, redrive
 from sluiceway.cli.stop_signal import Asked
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
