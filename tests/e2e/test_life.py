@@ -65,7 +65,8 @@ def test_a_lost_connection_is_said_and_found_again(tmp_path: Path, reader: Opens
         address = server.url.removeprefix("http://")
         with Client(server.url) as client:
             client.create_queue("live")
-        page = reader(server, WIDE, *CUT_OFF).open("/ui")
+        # 503: a server that stops still answers.
+        page = reader(server, WIDE, *CUT_OFF, "status of 503").open("/ui")
         changes(page, "#q-live td.n", lambda text: text == "0")
         assert page.locator("#lost").is_hidden()
     is_shown(page, "#lost", "Connection lost")
@@ -137,6 +138,8 @@ def test_a_page_that_cannot_be_made_says_so_and_comes_back(tmp_path: Path, reade
         broken.clear()
         is_shown(page, f"#q-{name}")
         assert not page.locator("#live [role=alert]").count()
+        # Away before the server is: a page that has lost its server complains.
+        page.goto("about:blank")
 
 
 def test_signing_in_and_out(locked: Child, reader: Opens) -> None:
