@@ -54,7 +54,7 @@ class _IdsCall(_CheckedCall):
 
 
 class SelectCall(_IdsCall):
-    """`queue.complete` and `queue.release`: the same disposition for all that is named."""
+    """`queue.complete` and `queue.release`: one outcome for all that is named."""
 
     partition: PartitionNumber | None = None
 
