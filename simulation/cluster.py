@@ -21,7 +21,6 @@ import asyncio
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -29,6 +28,7 @@ from random import Random
 from typing import Any
 
 from simulation.cluster_clients import Clients, UnheardError
+from simulation.cluster_instance import Instance
 from simulation.cluster_ledger import QueueLedger
 from simulation.cluster_store import SimPartitionStore, Vault
 from simulation.cluster_weather import Weather, roads_of, weather_of
@@ -43,8 +43,8 @@ from simulation.planting import Bug, planted
 from simulation.promises import check
 from simulation.store import Store
 from simulation.world import EventLog
-from sluiceway.cluster.ownership import Clustered, item_of
-from sluiceway.core.group.group_records import Strategy, Token
+from sluiceway.cluster.ownership import item_of
+from sluiceway.core.group.group_records import Strategy
 from sluiceway.core.queue.logical_queue import LogicalQueue
 from sluiceway.core.queue.partition_executor import PartitionExecutor
 from sluiceway.instance.service import Membership, Service
@@ -69,32 +69,6 @@ DRAINING: Millis = 90_000
 MAX_JUMP: Millis = 30_000
 OUTDATED_EVERY = 8
 """One of so many histories has routers that are out of date (`ClusterWorld.outdated`)."""
-
-
-@dataclass(eq=False)
-class Instance:
-    """One server process, from its start to its end: who comes after it is another one."""
-
-    process: Process
-    service: Service
-    meta: Link
-    store: Link
-    serves: bool = False
-    """It takes requests."""
-    going: bool = False
-    callers: list[Link] = field(default_factory=list)
-    owned: dict[str, Token] = field(default_factory=dict)
-    """What it owned when it was last looked at."""
-
-    @property
-    def name(self) -> str:
-        return self.process.name
-
-    def owns(self) -> dict[str, Token]:
-        ownership = self.service.ownership
-        if self.process.dead or not isinstance(ownership, Clustered) or ownership._member is None:
-            return {}
-        return self.process.context.run(lambda: ownership.member.items)
 
 
 class ClusterWorld:

@@ -5,21 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, TypeVar
+from random import Random
+from typing import Protocol, TypeVar
 
 import numpy as np
 
+from simulation.cluster_instance import Instance
 from simulation.cluster_ledger import Hold, QueueLedger
 from simulation.known_items import Batch, new_rows
-from simulation.network_link import Link, NoAnswerError, NotSentError
+from simulation.loop import Loop
+from simulation.network_link import Link, NoAnswerError, NotSentError, Roads
 from simulation.promises import BrokenPromiseError, check
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import DONE, RELEASE, Disposition, Extend, Lease, Produce, ProduceKey, QueuePatch, Selection, Settle, Settled
-
-if TYPE_CHECKING:
-    from simulation.cluster import ClusterWorld, Instance
 
 T = TypeVar("T")
 PARTINGS: list[Millis] = [0, 300, 2_000, 8_000]
@@ -29,6 +29,23 @@ SURE = ("unavailable", "partition_damaged", "queue_paused", "key_conflict", "sta
 UNSURE = ("outcome_unknown",)
 
 
+class World(Protocol):
+    """The cluster, as its clients know it."""
+
+    random: Random
+    loop: Loop
+    client_roads: Roads
+    pace: Millis
+    numbers: count[int]
+    spanned: int
+
+    def some_instance(self) -> Instance | None: ...
+
+    def latest(self) -> Millis: ...
+
+    async def pause(self, seconds: float) -> bool: ...
+
+
 class UnheardError(Exception):
     """There was no answer: it may have been done, or be done yet."""
 
@@ -36,7 +53,7 @@ class UnheardError(Exception):
 class Clients:
     """Of one queue. They live outside of all instances, and go on until `until`."""
 
-    def __init__(self, world: ClusterWorld, ledger: QueueLedger) -> None:
+    def __init__(self, world: World, ledger: QueueLedger) -> None:
         self.world = world
         self.random = world.random
         self.ledger = ledger

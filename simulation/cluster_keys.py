@@ -15,7 +15,8 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import ProduceKey
 
 if TYPE_CHECKING:
-    from simulation.cluster import ClusterWorld, Instance
+    from simulation.cluster import ClusterWorld
+from simulation.cluster_instance import Instance
 
 AT_ONCE = 20
 TRIES = 30

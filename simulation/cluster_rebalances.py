@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 
-from simulation.cluster import ClusterWorld, Instance
+from simulation.cluster import ClusterWorld
 from simulation.cluster_clients import Clients, UnheardError
+from simulation.cluster_instance import Instance
 from simulation.cluster_keys import KeyClients
 from simulation.cluster_ledger import QueueLedger
 from simulation.cluster_records import RecordWatch

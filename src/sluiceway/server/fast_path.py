@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import ClassVar, Final, Protocol
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -12,11 +12,43 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODY_BYTES
 from sluiceway.server.http import Body, BodyMemory, DisconnectedError, Message, Request, Scope
 
-if TYPE_CHECKING:
-    from sluiceway.server.connections import Connection
-
 _ONE_WRITE: Final = 16 << 10
 """Bytes of a body that are copied behind the head, rather than written after it: one call of the system instead of two."""
+
+
+class _State(Protocol):
+    default_headers: list[tuple[bytes, bytes]]
+
+
+class _Flow(Protocol):
+    @property
+    def write_paused(self) -> bool: ...
+
+    async def drain(self) -> None: ...
+
+
+class Connection(Protocol):
+    """The connection of a call, as far as its answer needs it; `server/connections.py` is one."""
+
+    @property
+    def server_state(self) -> _State: ...
+
+    @property
+    def flow(self) -> _Flow: ...
+
+    @property
+    def transport(self) -> asyncio.Transport: ...
+
+    def on_response_complete(self) -> None: ...
+
+
+class _NoEvent:
+    """In place of the event that uvicorn sets when the connection is lost: `Direct.lost` is told of that."""
+
+    def set(self) -> None: ...
+
+
+_NO_EVENT: Final = _NoEvent()
 
 
 class Direct:
@@ -37,6 +69,7 @@ class Direct:
         "task",
     )
 
+    message_event: ClassVar[_NoEvent] = _NO_EVENT
     response_started = True
     """Also before: nothing else that comes on the connection, such as half a request, can be answered in its place."""
 
@@ -51,13 +84,6 @@ class Direct:
         self.disconnected = self.response_complete = False
 
     # ---- what the connection tells it -------------------------------------------------------------------------
-
-    @property
-    def message_event(self) -> Direct:
-        """What uvicorn sets when the connection is lost."""
-        return self
-
-    def set(self) -> None: ...
 
     def lost(self) -> None:
         """The client has gone."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from sluiceway.core.partition.partition import Intended
 from sluiceway.kernel.clock import Millis
@@ -29,9 +29,6 @@ from sluiceway.model.requests import (
     Settled,
 )
 from sluiceway.model.small_batch import Rows
-
-if TYPE_CHECKING:
-    from sluiceway.core.queue.partition_executor import PartitionExecutor
 
 
 @dataclass(slots=True)
@@ -128,13 +125,20 @@ _TOTALS: Mapping[type, Callable[[], Settled | Extended | Cleared | Deleted]] = {
 }
 
 
+class Reservable(Protocol):
+    """A partition executor, as far as a route knows it."""
+
+    def reserve(self, items: int) -> None:
+        """Count so many items more (negative: fewer) among those that will come."""
+
+
 @dataclass(slots=True)
 class Route:
     """The way of a produce with a key by its home (ADR 34): first its home has it, and then, if that has an intent, the intent's target."""
 
     target: int | None = None
     """At the home: the partition that the intent is to name; None: the home itself is to take the items."""
-    reserved: PartitionExecutor | None = None
+    reserved: Reservable | None = None
     """The executor of that partition, which counts the items among those that it will have."""
     intended: Intended | None = None
     """At the target: the durable intent; None there if the home belongs to another owner, which asks for this."""
