@@ -6,8 +6,11 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 
@@ -47,3 +50,16 @@ def test_a_planted_breach_is_found(repository: Path, tmp_path: Path, file: str, 
     result = check_imports(tmp_path)
     assert result.returncode != 0
     assert contract in " ".join((result.stdout + result.stderr).split())
+
+
+def test_no_modules_import_one_another_in_a_circle() -> None:
+    graph = grimp.build_graph("sluiceway", "simulation", "bench")
+    # Raises a CycleError, which names them.
+    TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()
+
+
+def test_no_file_name_says_three_things(repository: Path) -> None:
+    """A name that stands for three things in the tree stands for none: no search finds what was meant."""
+    roots = (repository / root for root in ("src", "simulation", "bench"))
+    names = Counter(file.name for root in roots for file in root.rglob("*.py") if file.name not in ("__init__.py", "__main__.py"))
+    assert not {name: times for name, times in names.items() if times > 2}
