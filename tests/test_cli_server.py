@@ -52,7 +52,7 @@ def test_queues(shell: Shell) -> None:
     assert re.search(r"reference +\[mine\]", text)
     assert len(re.findall(r"partition \d +available, on default", text)) == 3
 
-    assert re.search(rf"(?m)^made +3 +1m30s +2 +{dead} *$", shell.says("queue", "list"))
+    assert re.search(rf"(?m)^made +3 +1m30s +2 +{dead} +- *$", shell.says("queue", "list"))
     assert name in [each["queue_name"] for each in shell.json("queue", "list")]
     assert shell.says("queue", "delete", name) == "deleted made\n"
     code, _, err = shell.ends("queue", "info", name)
