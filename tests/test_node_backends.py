@@ -366,7 +366,8 @@ async def test_a_keyed_lease_is_served_while_one_backend_is_away(tmp_path: Path)
             await eventually(lambda: [problem.startswith("backend b does not answer") for problem in service.problems()] == [True])
             new = await service.lease("q", keyed("new"))
             assert {lease.partition for lease in new.leases} == {0, 1, 2, 3} - on_b
-            assert (await service.lease("q", keyed("new"))).leases == new.leases
+            # Found again by partition: the first answer began where the client's round was.
+            assert sorted((await service.lease("q", keyed("new"))).leases) == sorted(new.leases)
             assert await code(asyncio.ensure_future(service.lease("q", keyed("old", 50)))) == "unavailable", "not without what lies there"
         await asyncio.gather(*work)
         await eventually(lambda: service.problems() == [])
