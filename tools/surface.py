@@ -1,7 +1,7 @@
 """Prints what users rely on, as text to be compared: the OpenAPI document and every command's `--help`.
 
-    git worktree add ../before COMMIT
-    diff <(PYTHONPATH=../before/src python tools/surface.py) <(python tools/surface.py)
+git worktree add ../before COMMIT
+diff <(PYTHONPATH=../before/src python tools/surface.py) <(python tools/surface.py)
 """
 
 from __future__ import annotations
