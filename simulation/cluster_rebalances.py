@@ -33,13 +33,14 @@ from simulation.store import Store
 from simulation.world import EventLog
 from sluiceway.cluster.ownership import item_of
 from sluiceway.cluster.rebalance_records import OPEN
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.queue_catalog import QUEUE
 from sluiceway.model.access import Actor
 from sluiceway.model.backends import BackendSettings, MemoryBackend
 from sluiceway.model.queue import QueueRecord, decode_queue
-from sluiceway.model.rebalance import DrainMode, Rebalance, decode_rebalance
+from sluiceway.model.rebalance import Rebalance, decode_rebalance
 from sluiceway.model.requests import QueueSpec
 from sluiceway.ports.partition_store import PartitionRef
 
@@ -110,9 +111,17 @@ class RebalanceWorld(ClusterWorld):
         dead_queue = pick([None, "dead", "dead"])
         if dead_queue is not None:
             await self._create(QueueSpec("dead", pick([1, 2])))
-        spec = QueueSpec("q0", pick([1, 3, 6]), lease_timeout=pick([2_000, 8_000]), max_attempts=pick([0, 3]), dead_queue=dead_queue)
-        spec.expire_timeout = pick([0, 0, 12_000])
-        await self._create(spec)
+        partitions, lease_timeout, max_attempts, expire_timeout = pick([1, 3, 6]), pick([2_000, 8_000]), pick([0, 3]), pick([0, 0, 12_000])
+        await self._create(
+            QueueSpec(
+                "q0",
+                partitions,
+                lease_timeout=lease_timeout,
+                max_attempts=max_attempts,
+                dead_queue=dead_queue,
+                expire_timeout=expire_timeout,
+            )
+        )
         if self.random.random() < 0.6:
             await self._create(QueueSpec("line", 1, lease_timeout=pick([2_000, 8_000])))
             self.ledgers["line"].in_order = {}

@@ -11,11 +11,12 @@ from simulation.known_items import new_rows
 from simulation.promises import check
 from simulation.simulated_queue import SimQueue
 from simulation.world import MAX_JUMP, START, EventLog, Weather, World
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.queue.partition_executor import LaneState
 from sluiceway.core.queue.tickets import Result
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.queue import Backoff, PartitionRecord, QueueRecord
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import Lease, Produce
 
 TRAFFIC: Millis = 25_000
@@ -49,7 +50,7 @@ class History:
 
     def _new_queue(self, name: str, partitions: int, dead_queue: str | None, queues: dict[str, SimQueue]) -> None:
         records = tuple(PartitionRecord(number) for number in range(partitions))
-        record = QueueRecord(name, name, START, START, 300, 0, dead_queue, "", records)
+        record = QueueRecord(name, name, START, START, records, lease_timeout=300, dead_queue=dead_queue)
         settings = self._some_settings() if dead_queue is not None or self.random.random() < 0.3 else {}
         queue = SimQueue(self.world, record, queues)
         queue.configure(lease_timeout=self.random.choice([300, 2_000]), **settings)
@@ -59,7 +60,7 @@ class History:
         return {
             "max_attempts": pick([0, 1, 2, 3]),
             "expire_timeout": pick([0, 0, 1_500, 8_000]),
-            "retry_backoff": pick([None, Backoff(50, 200), Backoff(700, 3_000)]),
+            "retry_backoff": pick([None, RetryBackoff(50, 200), RetryBackoff(700, 3_000)]),
         }
 
     def live(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition.compaction import compactions, open_rows
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.partition_policy import Rules
@@ -17,7 +18,6 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.leased_items import Slice, take_rows
-from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, Disposition, IgnoredReason, Offsets, ProduceKey, Settled
 from sluiceway.model.small_batch import Rows, SmallBatch, in_columns
 from sluiceway.model.sparse import SparseBatch, compacted, decode_stored, encode_sparse
@@ -111,7 +111,7 @@ class Rig:
     """A partition over a disk. Every commit is checked: what is loaded from the disk must be the same machine."""
 
     def __init__(
-        self, *, max_attempts: int = 0, keeps_dead: bool = False, expire_timeout: Millis = 0, backoff: Backoff | None = None
+        self, *, max_attempts: int = 0, keeps_dead: bool = False, expire_timeout: Millis = 0, backoff: RetryBackoff | None = None
     ) -> None:
         self.machine, self.disk = Partition(), Disk()
         self.follow(Rules(max_attempts, keeps_dead, expire_timeout, backoff))

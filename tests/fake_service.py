@@ -13,6 +13,8 @@ import pyarrow as pa
 import uvloop
 
 from server_process import PATIENCE
+from sluiceway.contract.queue_settings import Verb
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import SealedRound, Strategy
 from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import Millis
@@ -21,8 +23,8 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.health import Check
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.instances import Belonging, ClusterInfo
-from sluiceway.model.queue import PartitionRecord, QueueRecord, Verb
-from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
+from sluiceway.model.queue import PartitionRecord, QueueRecord
+from sluiceway.model.rebalance import Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -49,7 +51,7 @@ from sluiceway.server.run import Server
 from sluiceway.server.tls import TlsFiles
 
 NOW = 1_700_000_000_000
-RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
+RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, tuple(PartitionRecord(n) for n in range(3)))
 
 
 class FakeInstances:

@@ -162,7 +162,7 @@ def payloads(batches: Sequence[pa.RecordBatch]) -> list[str]:
 
 
 def spec(name: str, partitions: int = 1, *, max_attempts: int = 0, dead_queue: str | None = None) -> QueueSpec:
-    return QueueSpec(name, partitions, 60_000, max_attempts, dead_queue)
+    return QueueSpec(name, partitions, max_attempts=max_attempts, dead_queue=dead_queue)
 
 
 def total(service: Service, queue: str) -> int:

@@ -10,13 +10,14 @@ import msgspec
 
 from node_rig import PATIENCE
 from sluiceway.cluster.ownership import item_of
+from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.key_slots import slots_of
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
-from sluiceway.model.queue import MOVING, PartitionRecord, PartitionState, QueueRecord
+from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 
 CURSOR = 10
 TIMEOUT: Millis = 10_000

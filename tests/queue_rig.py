@@ -124,7 +124,7 @@ class Rig:
 
     def configure(self, **settings: Any) -> None:
         """The queue's settings are now these, and the defaults."""
-        record = QueueRecord("q", "q", START, START, LEASE_TIMEOUT, 0, None, "", ())
+        record = QueueRecord("q", "q", START, START, (), lease_timeout=LEASE_TIMEOUT)
         self.queue.configure(msgspec.structs.replace(record, **settings))
         self.turn()
 

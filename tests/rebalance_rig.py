@@ -12,12 +12,13 @@ from typing import Any
 from node_rig import PATIENCE, Store, eventually, lease, payloads, rows, settle
 from sluiceway.adapters import system
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Actor
 from sluiceway.model.backends import MemoryBackend
 from sluiceway.model.items import batch_from_rows
-from sluiceway.model.rebalance import DrainMode, Rebalance
+from sluiceway.model.rebalance import Rebalance
 from sluiceway.model.requests import Leased, Produce, ProduceKey
 
 BY = Actor("somebody", "request-1")

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.partition.key_slots import home_of, slot, slot_of_name
 from sluiceway.core.partition.partition_states import allows
 from sluiceway.core.rebalance import steps as machine
@@ -18,7 +19,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import GiveKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
 from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
-from sluiceway.model.rebalance import DrainMode, Rebalance
+from sluiceway.model.rebalance import Rebalance
 from sluiceway.model.requests import ProduceKey
 
 _ORDER: list[Shutting] = ["open", "read_only", "sealed"]
@@ -368,7 +369,7 @@ def small_queue(*backends: str) -> QueueRecord:
     partitions = tuple(PartitionRecord(number, backend) for number, backend in enumerate(backends))
     # Few slots, so that a history is not mostly about them.
     slots = tuple(number % len(backends) for number in range(12))
-    return QueueRecord("orders", "aaaaaaaa", 0, 0, 60_000, 0, None, "", partitions, slots=slots)
+    return QueueRecord("orders", "aaaaaaaa", 0, 0, partitions, slots=slots)
 
 
 def with_state(record: QueueRecord, number: int, state: Any) -> QueueRecord:

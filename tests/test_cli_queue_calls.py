@@ -12,8 +12,8 @@ import pytest
 from cli_shell import Shell
 from fake_service import NOW, RECORD, FakeService, serving
 from sluiceway.cli import redrive
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import (
     RELEASE,
     Clear,
@@ -41,7 +41,7 @@ MEANT = {
     "max_attempts": 2,
     "dead_queue": "d",
     "expire_timeout": 86_400_000,
-    "retry_backoff": Backoff(1_000, 600_000),
+    "retry_backoff": RetryBackoff(1_000, 600_000),
     "idempotency_window": 3_600_000,
     "write_timeout": 2_000,
     "logical_queues": 3,
@@ -129,17 +129,18 @@ def test_a_version_that_has_passed_is_3_and_says_what_to_do(service: FakeService
 
 def test_info_shows_every_setting(service: FakeService, shell: Shell) -> None:
     lines = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in shell.says("queue", "info", "q").splitlines())
-    assert (lines["lease timeout"], lines["items expire"], lines["retry back-off"]) == ("1m, at most 30d", "never", "none")
-    assert (lines["write timeout"], lines["paused"]) == ("as the backend says", "no")
+    assert (lines["lease timeout"], lines["longest lease"], lines["expiry"]) == ("1m", "30d", "never")
+    assert (lines["write timeout"], lines["paused"]) == ("the backend's", "no")
     assert lines["logical queues"] == "one on each instance"
     service.record = msgspec.structs.replace(RECORD, version=7, paused=("produce", "lease"), **MEANT | {"reference": "\x1b[31mmine"})
     lines = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in shell.says("queue", "info", "q").splitlines())
-    assert {name: lines[name] for name in list(lines)[3:13]} == {
+    assert {name: lines[name] for name in list(lines)[3:14]} == {
         "version": "7",
-        "lease timeout": "1m30s, at most 1h",
+        "lease timeout": "1m30s",
+        "longest lease": "1h",
         "max attempts": "2",
         "dead queue": "d",
-        "items expire": "after 1d",
+        "expiry": "1d",
         "retry back-off": "1s to 10m",
         "idempotency window": "1h",
         "write timeout": "2s",

@@ -15,7 +15,7 @@ from rich.console import Console
 from cli_shell import Shell
 from fake_service import RECORD, FakeService, serving
 from sluiceway.cli import rebalance_progress
-from sluiceway.client import rebalances as answers
+from sluiceway.contract import rebalances as answers
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import PartitionRecord
 from sluiceway.model.rebalance import LeftOut, Plan, Rebalance, RebalanceBatch

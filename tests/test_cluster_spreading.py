@@ -13,6 +13,7 @@ from cluster_rig import Cluster, cluster, clustered, put, shares
 from node_rig import PATIENCE, eventually, lease, payloads, produce, rows, settle
 from sluiceway.adapters import system
 from sluiceway.cluster import autoscaler as node_spreading
+from sluiceway.contract.queue_settings import LogicalQueues
 from sluiceway.core.group.group_records import Strategy
 from sluiceway.core.queue import scaling_policy
 from sluiceway.core.queue.scaling_policy import Pace
@@ -20,7 +21,7 @@ from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.partition_openings import ADOPTED
 from sluiceway.local.queue_catalog import QUEUE
-from sluiceway.model.queue import LogicalQueues, PartitionRecord, QueueRecord, encode_queue
+from sluiceway.model.queue import PartitionRecord, QueueRecord, encode_queue
 from sluiceway.model.requests import Lease, Leased, Produce, ProduceKey, QueuePatch, QueueSpec
 from sluiceway.wire.answers import stats as stats_answer
 
@@ -102,7 +103,7 @@ def test_a_cluster_that_begins_with_queues_knows_where_they_may_lie(tmp_path: Pa
             await made.meta.commit(puts={ADOPTED: b"1"})
             for name, logical_queues in settings.items():
                 partitions = tuple(PartitionRecord(number) for number in range(4))
-                record = QueueRecord(name, name * 8, 1, 1, 60_000, 0, None, "", partitions, logical_queues=logical_queues)
+                record = QueueRecord(name, name * 8, 1, 1, partitions, logical_queues=logical_queues)
                 await made.meta.commit(puts={QUEUE + name: encode_queue(record)})
             await asyncio.gather(made.start("a"), made.start("b"))
             for name, counts in (("p", [4]), ("q", [4]), ("r", [2, 2])):

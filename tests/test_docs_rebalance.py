@@ -13,9 +13,9 @@ import pytest
 
 from cli_shell import leaf_of, leaves
 from fake_service import RECORD
+from sluiceway.contract.rebalances import PartitionState, StepKind
 from sluiceway.core.partition.partition_states import ShownState, allows
-from sluiceway.model.queue import PartitionRecord, PartitionState
-from sluiceway.model.rebalance import StepKind
+from sluiceway.model.queue import PartitionRecord
 
 
 @pytest.fixture(scope="module")

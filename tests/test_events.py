@@ -33,7 +33,7 @@ EVERYTHING = frozenset([*EVENT_TYPES, "stats"])
 
 
 def record(name: str, incarnation: str = "k7f3q2ma", **settings: Any) -> QueueRecord:
-    return QueueRecord(name, incarnation, 0, 0, 60_000, 0, None, "", (PartitionRecord(0),), **settings)
+    return QueueRecord(name, incarnation, 0, 0, (PartitionRecord(0),), **settings)
 
 
 def told(before: Sight, after: Sight) -> list[tuple[str, dict[str, Any]]]:

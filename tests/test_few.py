@@ -26,7 +26,7 @@ from sluiceway.wire import answers, peer
 from sluiceway.wire.arrow_codec import produce_request
 from sluiceway.wire.json_items import Item, ProduceFields, batch_of, decode_produce, few_of
 
-RECORD = QueueRecord("q", "k7f3q2ma", START, START, 60_000, 0, None, "", (PartitionRecord(0),))
+RECORD = QueueRecord("q", "k7f3q2ma", START, START, (PartitionRecord(0),))
 SOME = [
     [Item(payload=b"a")],
     [Item(utf8="ä" * 9), Item(payload=b"")],

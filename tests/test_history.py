@@ -202,7 +202,7 @@ class Moving:
         self.produced, self.txn = HAD, 7
         self.shares = [OwnedQueue("q", 60_000), OwnedQueue("q", 60_000)]
         for share in self.shares:
-            share.configure(QueueRecord("q", "q", 0, 0, 60_000, 0, None, "", (PartitionRecord(0),)))
+            share.configure(QueueRecord("q", "q", 0, 0, (PartitionRecord(0),)))
         self.at, self.now = 0, 1_000_000
         self.flying: Commit | None = None
         self.share.gain(0)

@@ -259,7 +259,7 @@ class Many:
 
     def __init__(self, queues: int) -> None:
         self.meta = Counting()
-        self._queues = [QueueRecord(f"q{n}", f"i{n:07}", 0, 0, 60_000, 0, None, "", ()) for n in range(queues)]
+        self._queues = [QueueRecord(f"q{n}", f"i{n:07}", 0, 0, ()) for n in range(queues)]
 
     def queues(self) -> list[QueueRecord]:
         return self._queues

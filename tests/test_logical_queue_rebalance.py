@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from queue_rig import Rig, lease, produce, settle
+from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.key_slots import home_of, slots_of, spread
 from sluiceway.core.queue.tickets import KeysTaken, Ticket, TransferBegun, TransferEnd
 from sluiceway.kernel.clock import Millis
@@ -14,7 +15,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import GiveKeys, KeysGiven, MoveOut, Shut, Shutted, Shutting, TakeKeys
-from sluiceway.model.queue import MOVING, PartitionRecord, PartitionState, QueueRecord
+from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.requests import MovedItem, Produce, ProduceKey
 
 KEY = ProduceKey("k")
@@ -243,7 +244,7 @@ def test_what_is_asked_of_a_partition_that_is_not_open_is_refused_at_once() -> N
 
 
 def record(slots: Sequence[int], *states: PartitionState) -> QueueRecord:
-    return QueueRecord("q", "q", 0, 0, 60_000, 0, None, "", parts(*states), slots=tuple(slots))
+    return QueueRecord("q", "q", 0, 0, parts(*states), slots=tuple(slots))
 
 
 def test_a_key_is_answered_with_its_first_place_wherever_its_home_has_gone() -> None:

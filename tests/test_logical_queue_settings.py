@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from queue_rig import LEASE_TIMEOUT, Rig, lease, produce, settle
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import RELEASE, Disposition, Extend, Extended
 
 RETRY = Disposition("retry")
@@ -113,7 +113,7 @@ def test_a_lower_limit_of_attempts_holds_at_the_next_retry() -> None:
 def test_a_new_back_off_holds_at_the_next_retry_and_not_for_one_that_names_its_time() -> None:
     rig = Rig()
     rig.take(0, 3)
-    rig.configure(retry_backoff=Backoff(4_000, 60_000))
+    rig.configure(retry_backoff=RetryBackoff(4_000, 60_000))
     rig.ask(settle({0: [0]}, RETRY))
     rig.end(0)
     rig.ask(settle({0: [1]}, Disposition("retry", retry_after=0)))

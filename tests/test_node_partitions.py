@@ -17,13 +17,14 @@ from partitions_rig import add, drain, hand_over_keys, move, remove, set_slots, 
 from sluiceway.adapters import system
 from sluiceway.cluster import transfer_sender
 from sluiceway.cluster.transfer_sender import Piece, pieces
+from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.key_slots import home_of
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import DeleteItems, ListItems
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.queue import MOVING, PartitionState, QueueRecord
+from sluiceway.model.queue import MOVING, QueueRecord
 from sluiceway.model.requests import (
     DONE,
     Disposition,

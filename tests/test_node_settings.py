@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from node_rig import down, eventually, lease, payloads, produce, serving, settle, spec, total
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import RELEASE, Clear, Disposition, QueuePatch, QueueSpec
 from sluiceway.ports.meta_store import ConflictError, MetaUnknownError, Stamp
 from sluiceway.testing.drive import driven
@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
     "max_attempts": 3,
     "dead_queue": "dead",
     "expire_timeout": 7_000,
-    "retry_backoff": Backoff(1, 2),
+    "retry_backoff": RetryBackoff(1, 2),
     "idempotency_window": 8_000,
     "write_timeout": 9_000,
     "logical_queues": 3,

@@ -9,6 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from core_model import START, Rig, Row, array_of, batch_of
 from partition_model import Model, ModelLease
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition import closed_leases
 from sluiceway.core.partition.item_listing import in_line, scheduled, why_left
 from sluiceway.core.partition.partition_policy import Rules
@@ -18,7 +19,6 @@ from sluiceway.core.partition.snapshots import Listed
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW
-from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, ProduceKey, Settled
 
 REMEMBERS = 4
@@ -45,7 +45,7 @@ RULES = st.builds(
     st.integers(0, 3),
     st.booleans(),
     st.sampled_from([0, 0, 15, 70]),
-    st.none() | st.sampled_from([Backoff(0, 0), Backoff(5, 12), Backoff(1, 1_000)]),
+    st.none() | st.sampled_from([RetryBackoff(0, 0), RetryBackoff(5, 12), RetryBackoff(1, 1_000)]),
     st.sampled_from([None, "d1", "d2"]),
 )
 CLIENTS = st.sampled_from([None, None, "c", "d"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from core_model import START, Rig, Row, Served, array_of, rows_of
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.model.changes import RecordKind
-from sluiceway.model.queue import Backoff
 from sluiceway.model.requests import DONE, RELEASE, Disposition, Settled
 
 RETRY = Disposition("retry")
@@ -111,7 +111,7 @@ def test_a_release_does_not_say_that_the_consumer_lives() -> None:
 
 def test_a_retry_without_a_time_waits_twice_as_long_each_time_up_to_a_limit() -> None:
     rig = filled("a")
-    rig.follow(Rules(backoff=Backoff(100, 500)))
+    rig.follow(Rules(backoff=RetryBackoff(100, 500)))
     now, waits = START, []
     for _ in range(5):
         (served,) = rig.served(open_slices(rig.lease(1, now)))
@@ -129,7 +129,7 @@ def test_a_retry_without_a_time_waits_twice_as_long_each_time_up_to_a_limit() ->
 @pytest.mark.parametrize(("disposition", "wait"), [(Disposition("retry", retry_after=7), 7), (Disposition("retry", retry_at=START + 9), 9)])
 def test_a_retry_with_a_time_of_its_own_does_not_back_off(disposition: Disposition, wait: int) -> None:
     rig = filled("a")
-    rig.follow(Rules(backoff=Backoff(100, 500)))
+    rig.follow(Rules(backoff=RetryBackoff(100, 500)))
     rig.lease(1)
     rig.settle([0], disposition)
     assert rig.machine.next_timer() == START + wait
@@ -137,7 +137,7 @@ def test_a_retry_with_a_time_of_its_own_does_not_back_off(disposition: Dispositi
 
 def test_a_release_does_not_back_off() -> None:
     rig = filled("ab")
-    rig.follow(Rules(backoff=Backoff(100, 500)))
+    rig.follow(Rules(backoff=RetryBackoff(100, 500)))
     rig.lease(2)
     rig.settle([0, 1], RELEASE)
     rig.commit()
@@ -146,7 +146,7 @@ def test_a_release_does_not_back_off() -> None:
 
 def test_a_lease_that_runs_out_backs_off_as_a_retry_does() -> None:
     rig = filled("a")
-    rig.follow(Rules(backoff=Backoff(100, 500)))
+    rig.follow(Rules(backoff=RetryBackoff(100, 500)))
     now, waits = START, []
     for _ in range(5):
         rig.lease(1, now, timeout=10)
@@ -175,7 +175,7 @@ def test_without_a_back_off_a_lease_that_runs_out_is_offered_again_at_once() -> 
 def test_leases_are_halved_also_where_items_back_off() -> None:
     """The poison item is alone after as many rounds as without a back-off, also if the partition is opened anew while its items wait."""
     rig = filled("abcdefgh")
-    rig.follow(Rules(backoff=Backoff(100, 100)))
+    rig.follow(Rules(backoff=RetryBackoff(100, 100)))
     now, sizes = START, []
     for _ in range(4):
         lease = rig.lease(8, now, timeout=10)
@@ -193,7 +193,7 @@ def test_leases_are_halved_also_where_items_back_off() -> None:
 
 def test_a_mass_expiry_with_a_back_off_is_scheduled_by_ranges() -> None:
     rig = filled("x" * 10_000)
-    rig.follow(Rules(backoff=Backoff(100, 500)))
+    rig.follow(Rules(backoff=RetryBackoff(100, 500)))
     rig.lease(10_000, timeout=10)
     rig.commit()
     rig.machine.tick(START + 10)
@@ -209,8 +209,8 @@ def test_a_mass_expiry_with_a_back_off_is_scheduled_by_ranges() -> None:
 # Many small leases
 
 
-@pytest.mark.parametrize("backoff", [None, Backoff(100, 500)])
-def test_neighbours_whose_small_leases_run_out_come_back_as_one(backoff: Backoff | None) -> None:
+@pytest.mark.parametrize("backoff", [None, RetryBackoff(100, 500)])
+def test_neighbours_whose_small_leases_run_out_come_back_as_one(backoff: RetryBackoff | None) -> None:
     rig = filled("x" * 500)
     rig.follow(Rules(backoff=backoff))
     for _ in range(500):

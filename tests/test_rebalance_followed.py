@@ -30,7 +30,7 @@ def _rebalance(**more: Any) -> Rebalance:
 async def test_what_changes_while_a_rebalance_is_read_has_it_read_again_before_anything_is_asked() -> None:
     """Or it would seal, by the old plan and under the new cursor, a partition that a cancellation has just opened again."""
     before, ended = _rebalance(step="drain"), _rebalance(state="cancelled", step="finish", ended_at=1)
-    record = QueueRecord("q", "inc", 0, 0, 1_000, 0, None, "", (PartitionRecord(0, state="draining"), PartitionRecord(1)), rebalance="r")
+    record = QueueRecord("q", "inc", 0, 0, (PartitionRecord(0, state="draining"), PartitionRecord(1)), lease_timeout=1_000, rebalance="r")
     found, asked = [before, ended], []
 
     async def get(_id: str) -> Stored:

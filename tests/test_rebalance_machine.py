@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from rebalance_world import Coordinator, Partition, World, small_queue, with_state
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.core.rebalance.steps import AskFor
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import MoveOut, Shut
 from sluiceway.model.queue import MOVING
-from sluiceway.model.rebalance import DrainMode, Rebalance
+from sluiceway.model.rebalance import Rebalance
 
 PLANS: dict[str, tuple[tuple[str, ...], int, dict[str, float]]] = {
     "grow": (("a", "a"), 5, {"a": 1}),

@@ -26,7 +26,7 @@ affinities_of = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([0.0, 0.
 
 def queue(*backends: str, first: int = 0, next_partition: int = 0) -> QueueRecord:
     partitions = tuple(PartitionRecord(first + index, backend) for index, backend in enumerate(backends))
-    return QueueRecord("orders", "aaaaaaaa", 0, 0, 60_000, 0, None, "", partitions, next_partition=next_partition)
+    return QueueRecord("orders", "aaaaaaaa", 0, 0, partitions, next_partition=next_partition)
 
 
 @st.composite

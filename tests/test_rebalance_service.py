@@ -16,11 +16,11 @@ from rebalance_rig import BY, Doom, Ledger, affinities, at_step, begun, ended, i
 from sluiceway.adapters import system
 from sluiceway.cluster import coordinator, rebalance_records, rebalance_run
 from sluiceway.cluster.queue_changes import incarnation_of
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.backends import SqliteBackend
-from sluiceway.model.rebalance import DrainMode
 from sluiceway.model.requests import QueuePatch
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.testing.drive import driven

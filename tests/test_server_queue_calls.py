@@ -14,8 +14,8 @@ import pytest
 from client_faces import Blocking
 from fake_service import NOW, RECORD, FakeService, serving
 from sluiceway.client import Backoff, CallError, Client, Ignored, Retry
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model import queue as model
 from sluiceway.model.requests import (
     RELEASE,
     Clear,
@@ -55,13 +55,13 @@ def client(request: pytest.FixtureRequest, shared: tuple[FakeService, str]) -> I
 
 
 def test_settings_go_to_the_service_and_come_back(service: FakeService, client: Client) -> None:
-    changed = msgspec.structs.replace(RECORD, version=2, retry_backoff=model.Backoff(1_000, 600_000), write_timeout=2_000)
+    changed = msgspec.structs.replace(RECORD, version=2, retry_backoff=RetryBackoff(1_000, 600_000), write_timeout=2_000)
     service.script = [RECORD, changed]
     client.create_queue("q", requested_partitions=3, max_lease_timeout=timedelta(hours=1), retry_backoff=Backoff("1s", "10m"))
     info = client.update_queue("q", version=1, retry_backoff=Backoff("1s", "10m"), dead_queue=None, write_timeout="2s", max_attempts=4)
     assert service.asked == [
-        QueueSpec("q", 3, max_lease_timeout=3_600_000, retry_backoff=model.Backoff(1_000, 600_000)),
-        QueuePatch({"max_attempts": 4, "dead_queue": None, "retry_backoff": model.Backoff(1_000, 600_000), "write_timeout": 2_000}, 1),
+        QueueSpec("q", 3, max_lease_timeout=3_600_000, retry_backoff=RetryBackoff(1_000, 600_000)),
+        QueuePatch({"max_attempts": 4, "dead_queue": None, "retry_backoff": RetryBackoff(1_000, 600_000), "write_timeout": 2_000}, 1),
     ]
     assert (info.version, info.retry_backoff, info.write_timeout, info.max_lease_timeout) == (2, Backoff("1s", "10m"), "2s", "30d")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.key_slots import slot
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.queries import load
@@ -16,7 +17,7 @@ from sluiceway.model.changes import Snapshot
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import GiveKeys, Load, Shut
-from sluiceway.model.queue import PartitionRecord, PartitionState, QueueRecord
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import DONE, Lease, MovedItem, Produce, Produced, ProduceKey, Selection, Settle
 
 TIMEOUT = 5_000
@@ -38,7 +39,7 @@ class World:
 
     def configure(self, *states: PartitionState) -> None:
         partitions = tuple(PartitionRecord(number, state=state) for number, state in enumerate(states))
-        self.share.configure(QueueRecord("q", "q", 0, 0, 60_000, 0, None, "", partitions))
+        self.share.configure(QueueRecord("q", "q", 0, 0, partitions))
 
     def gain(self, number: int, partition: Partition | None = None) -> None:
         self.share.gain(number)

@@ -458,7 +458,7 @@ async def test_nothing_is_acknowledged_where_the_meta_store_does_not_confirm(mon
 
 def old(incarnation: str, partitions: int) -> dict[str, bytes]:
     """A queue as an earlier version recorded it."""
-    record = QueueRecord(incarnation, incarnation, 1, 1, 60_000, 0, None, "", tuple(map(PartitionRecord, range(partitions))))
+    record = QueueRecord(incarnation, incarnation, 1, 1, tuple(map(PartitionRecord, range(partitions))))
     return {QUEUE + incarnation: encode_queue(record)}
 
 

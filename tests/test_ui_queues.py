@@ -296,9 +296,9 @@ def test_settings_are_told_apart_from_defaults(server: Running) -> None:
     name = server.queue(reference=EVIL, retry_backoff={"first": "1s", "most": "10m"}, lease_timeout="5m")
     shown = {row[0]: row[1:3] for row in rows(page(server, f"/{name}/settings"), "settings")}
     assert shown["Reference"] == [EVIL, "set"]
-    assert shown["Retry back-off"] == ["1s, twice as long each time, 10m at most", "set"]
+    assert shown["Retry back-off"] == ["1s, doubled with each attempt, up to 10m", "set"]
     assert shown["Lease timeout"] == ["5m", "set"]
-    assert shown["Attempts at most"] == ["no limit", "default"]
+    assert shown["Max attempts"] == ["no limit", "default"]
 
 
 def test_the_audit_of_a_queue_is_its_own(server: Running) -> None:

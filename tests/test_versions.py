@@ -17,6 +17,7 @@ from golden import fill
 from sluiceway.adapters.meta import sqlite as meta_sqlite
 from sluiceway.adapters.storage import partition_file
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.group.group_records import Claim, MemberRecord, Parameters, Plan, Resource, Round, SealedRound
 from sluiceway.core.partition.idempotency_keys import KeyRecord, Seen
 from sluiceway.core.partition.records import BlobRecord, DueRecord, ExtentRecord, Header, LeaseRecord
@@ -25,7 +26,7 @@ from sluiceway.instance.service import Service
 from sluiceway.model import rebalance
 from sluiceway.model.access import SYSTEM, ApiKey, KeySpec
 from sluiceway.model.audit import AuditEntry
-from sluiceway.model.queue import Backoff, PartitionRecord, QueueRecord
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Rebalance
 from sluiceway.testing.drive import driven
 from test_migrations import check, unpacked
@@ -133,11 +134,11 @@ def test_a_server_says_that_the_data_is_of_a_newer_version(tmp_path: Path) -> No
 
 
 PINNED: dict[type[msgspec.Struct], str] = {
-    QueueRecord: "queue_name incarnation created_at updated_at lease_timeout max_attempts dead_queue reference partitions version "
-    "max_lease_timeout expire_timeout retry_backoff idempotency_window write_timeout paused logical_queues "
-    "next_partition slots rebalance cursor",
+    QueueRecord: "queue_name incarnation created_at updated_at partitions version paused next_partition slots rebalance cursor "
+    "lease_timeout max_lease_timeout max_attempts dead_queue expire_timeout retry_backoff idempotency_window write_timeout "
+    "logical_queues reference",
     PartitionRecord: "partition backend state parents after",
-    Backoff: "first most",
+    RetryBackoff: "first most",
     Header: "next head lease_number due_number now produced deduplicated leased completed retried expired dead released cleared redriven "
     "moved moved_in shut shut_cursor given_cursor taken_cursor slots_of closed_slots",
     BlobRecord: "rows columns written_at nbytes kept",

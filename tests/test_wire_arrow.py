@@ -27,7 +27,7 @@ from sluiceway.wire.json_items import ProduceFields
 from sluiceway.wire.json_outcomes import SettleQuery
 
 NOW = 1_700_000_000_000
-RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
+RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, tuple(PartitionRecord(n) for n in range(3)))
 Columns = dict[str, pa.Array]
 
 

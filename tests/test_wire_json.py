@@ -27,7 +27,7 @@ from sluiceway.wire import answers, json_items, json_outcomes
 from sluiceway.wire.outcome_selection import group_items
 
 NOW = 1_700_000_000_000
-RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
+RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, tuple(PartitionRecord(n) for n in range(3)))
 SHORT = msgspec.structs.replace(RECORD, max_lease_timeout=300_000, idempotency_window=600_000)
 TOO_LATE = format_time(NOW + MAX_SCHEDULE + 1000)
 LONG = "x" * (MAX_TEXT_BYTES + 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId
 from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT, MAX_REQUEST_TIMEOUT, MAX_SCHEDULE, MAX_TEXT_BYTES, MIN_KEY_WINDOW
-from sluiceway.model.queue import Backoff, PartitionRecord, QueueRecord
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import (
     Clear,
     Cleared,
@@ -36,7 +36,7 @@ from sluiceway.model.requests import (
 from sluiceway.wire import answers, json_items, json_queues
 
 NOW = 1_700_000_000_000
-RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(n) for n in range(3)))
+RECORD = QueueRecord("q", "k7f3q2ma", NOW, NOW, tuple(PartitionRecord(n) for n in range(3)))
 LONG = "x" * (MAX_TEXT_BYTES + 1)
 SECOND = {"first": "1s", "most": "10m"}
 
@@ -173,7 +173,7 @@ def test_defaults_are_those_of_the_documents() -> None:
 
 def test_an_update_says_what_was_named_and_null_is_the_default() -> None:
     assert update(version=4, max_attempts=3, write_timeout="2s")() == QueuePatch({"max_attempts": 3, "write_timeout": 2_000}, 4)
-    names = json_queues._CHECKS
+    names = QUEUE_SETTINGS
     assert update(**dict.fromkeys(names))().settings == {name: getattr(QueueSpec("q"), name) for name in names}
     assert update(dead_queue=None)() == QueuePatch({"dead_queue": None})
 
@@ -189,7 +189,7 @@ durations = st.integers(1, MAX_SCHEDULE)
             "max_attempts": st.integers(0, 1_000_000_000),
             "dead_queue": st.none() | st.from_regex(r"[a-z0-9_]{1,9}", fullmatch=True),
             "expire_timeout": st.integers(0, MAX_SCHEDULE),
-            "retry_backoff": st.none() | st.tuples(durations, durations).map(lambda pair: Backoff(min(pair), max(pair))),
+            "retry_backoff": st.none() | st.tuples(durations, durations).map(lambda pair: RetryBackoff(min(pair), max(pair))),
             "idempotency_window": st.integers(MIN_KEY_WINDOW, KEY_WINDOW),
             "write_timeout": st.none() | st.integers(1, MAX_REQUEST_TIMEOUT),
             "logical_queues": st.none() | st.integers(1, 1_000) | st.just("auto"),
@@ -201,13 +201,13 @@ def test_settings_come_back_as_they_are_shown(settings: dict[str, Any]) -> None:
     """What `queues.info` shows makes the same queue, created or updated."""
     record = msgspec.structs.replace(RECORD, **settings)
     shown = json.loads(answers.encode(answers.queue_info(record, lambda record, partition: None)))
-    fields = {name: shown[name] for name in json_queues._CHECKS}
+    fields = {name: shown[name] for name in QUEUE_SETTINGS}
     spec = create(**fields)()
-    assert spec == replace(QueueSpec("q"), **settings)
+    assert spec == msgspec.structs.replace(QueueSpec("q"), **settings)
     assert msgspec.structs.replace(RECORD, **update(**fields)().settings) == record
 
 
-@given(st.dictionaries(st.sampled_from([*json_queues._CHECKS, "version"]), st.none() | st.integers() | st.text(max_size=5) | st.booleans()))
+@given(st.dictionaries(st.sampled_from([*QUEUE_SETTINGS, "version"]), st.none() | st.integers() | st.text(max_size=5) | st.booleans()))
 def test_settings_of_any_kind_are_taken_or_refused_by_name(fields: dict[str, object]) -> None:
     try:
         patch = update(**fields)()
@@ -222,7 +222,7 @@ def test_settings_of_any_kind_are_taken_or_refused_by_name(fields: dict[str, obj
 
 
 def test_queue_info_shows_every_setting() -> None:
-    record = msgspec.structs.replace(RECORD, retry_backoff=Backoff(1_000, 600_000), write_timeout=2_500, paused=("lease",), version=7)
+    record = msgspec.structs.replace(RECORD, retry_backoff=RetryBackoff(1_000, 600_000), write_timeout=2_500, paused=("lease",), version=7)
     owners = {0: Peer("i-1", "http://i-1"), 1: Peer("alone", "")}
     shown = json.loads(answers.encode(answers.queue_info(record, lambda record, partition: owners.get(partition))))
     assert shown == {

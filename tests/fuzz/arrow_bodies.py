@@ -24,7 +24,7 @@ from sluiceway.wire.json_items import ProduceFields
 from sluiceway.wire.json_outcomes import SettleQuery
 
 NOW: Final = 1_700_000_000_000
-RECORD: Final = QueueRecord("q", "k7f3q2ma", NOW, NOW, 60_000, 0, None, "", tuple(PartitionRecord(number) for number in range(3)))
+RECORD: Final = QueueRecord("q", "k7f3q2ma", NOW, NOW, tuple(PartitionRecord(number) for number in range(3)))
 _WORDS: Final = (
     0,
     1,

@@ -17,7 +17,8 @@ from rebalance.holding import PostgresSteps, SqliteSteps, Step
 from server_process import wait_until
 from sluiceway.adapters.meta.postgres import PostgresMetaStore
 from sluiceway.adapters.meta.sqlite import SqliteMetaStore
-from sluiceway.model.rebalance import Plan, Rebalance, RebalanceState, StepDone, StepKind, encode_rebalance
+from sluiceway.contract.rebalances import RebalanceState, StepKind
+from sluiceway.model.rebalance import Plan, Rebalance, StepDone, encode_rebalance
 from sluiceway.ports.meta_store import MetaUnknownError
 
 

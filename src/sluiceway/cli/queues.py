@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
 from sluiceway.cli.common import duration_option, printable, table
 from sluiceway.cli.history import history
 from sluiceway.cli.session import Session, connected, queue_argument
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting
 
 if TYPE_CHECKING:
     from sluiceway.client import QueueInfo, Settings, Verb
@@ -35,33 +36,32 @@ def _logical_queues(context: click.Context, option: click.Parameter, value: str 
     return int(value)
 
 
-_SETTINGS = (
-    duration_option("--lease-timeout", help="How long a lease lives that does not say otherwise. [server's default: 1m]"),
-    duration_option("--max-lease-timeout", help="The most that a lease may ask for. [server's default: 30d]"),
-    click.option("--max-attempts", type=click.IntRange(0), help="Leases an item may have used up before it is dead; 0: no limit."),
-    click.option("--dead-queue", metavar="QUEUE", help="Where dead items go. It must exist."),
-    duration_option("--expire-timeout", help="An item that is not completed so long after it was due is dead; 0s: never."),
-    duration_option(
-        "--retry-backoff",
-        metavar="FIRST MOST",
-        help="After a retry or an expired lease wait FIRST, then twice as long each time, up to MOST.",
-    ),
-    duration_option("--idempotency-window", help="How long an idempotency key is remembered at most. [server's default: 1d]"),
-    duration_option("--write-timeout", help="A commit that takes longer has an unknown outcome. [default: as the backend says]"),
-    click.option(
-        "--logical-queues",
-        metavar="NUMBER|auto",
-        callback=_logical_queues,
-        help="On how many instances it lies; auto: as its load takes. [server's default: on all]",
-    ),
-    click.option("--reference", help="A note of yours."),
-)
+def _option(setting: Setting) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    flag, kind = f"--{setting.name.replace('_', '-')}", setting.form.kind
+    help = f"{setting.about} [server's default: {setting.default_text}]"
+    if kind == "duration":
+        return duration_option(flag, help=help)
+    if kind == "backoff":
+        return duration_option(flag, metavar="FIRST MOST", help=help)
+    if kind == "count":
+        return click.option(flag, type=click.IntRange(0), help=help)
+    if kind == "logical queues":
+        return click.option(flag, metavar="NUMBER|auto", callback=_logical_queues, help=help)
+    return click.option(flag, metavar="QUEUE" if kind == "queue" else "TEXT", help=help)
 
 
 def settings_options(command: Callable[..., T]) -> Callable[..., T]:
     """Gives a command an option for each setting of a queue."""
-    for option in reversed(_SETTINGS):
-        command = option(command)
+    for setting in reversed([*QUEUE_SETTINGS.values()]):
+        command = _option(setting)(command)
+    return command
+
+
+def _unset_options(command: Callable[..., T]) -> Callable[..., T]:
+    """Gives a command a `--no-…` flag for each setting of a queue that can be absent."""
+    for name, setting in reversed([*QUEUE_SETTINGS.items()]):
+        if setting.is_nullable:
+            command = click.option(f"--no-{name.replace('_', '-')}", is_flag=True, help=f"{setting.label}: {setting.unset}.")(command)
     return command
 
 
@@ -90,43 +90,19 @@ def create(session: Session, name: str, partitions: int | None, **typed: Any) ->
 @queue.command()
 @queue_argument("name")
 @settings_options
-@click.option("--no-dead-queue", is_flag=True, help="Dead items are dropped.")
-@click.option("--no-retry-backoff", is_flag=True, help="A retry waits not at all.")
-@click.option("--no-write-timeout", is_flag=True, help="A commit may take as long as the backend says.")
-@click.option("--no-logical-queues", is_flag=True, help="It lies on all instances.")
+@_unset_options
 @click.option("--if-version", metavar="VERSION", type=click.IntRange(0), help="Only if the queue still has this version.")
 @connected
-def update(
-    session: Session,
-    name: str,
-    no_dead_queue: bool,
-    no_retry_backoff: bool,
-    no_write_timeout: bool,
-    no_logical_queues: bool,
-    if_version: int | None,
-    **typed: Any,
-) -> None:
+def update(session: Session, name: str, if_version: int | None, **typed: Any) -> None:
     """Change settings of the queue NAME, at once. What is not named stays as it is."""
+    unset = {option.removeprefix("no_") for option in [*typed] if option.startswith("no_") and typed.pop(option)}
     settings = _settings(typed)
-    if no_dead_queue:
-        _unset(settings, "dead_queue")
-    if no_retry_backoff:
-        _unset(settings, "retry_backoff")
-    if no_write_timeout:
-        _unset(settings, "write_timeout")
-    if no_logical_queues:
-        _unset(settings, "logical_queues")
-    if not settings:
-        raise click.UsageError("name at least one setting to change")
-    answer = session.client.update_queue(name, version=if_version, **settings)
-    session.print(answer, f"updated {name}; its version is {answer.version}")
-
-
-def _unset(settings: Settings, name: Literal["dead_queue", "retry_backoff", "write_timeout", "logical_queues"]) -> None:
-    if name in settings:
-        option = name.replace("_", "-")
+    for option in (setting.replace("_", "-") for setting in unset if setting in settings):
         raise click.UsageError(f"--{option} and --no-{option} exclude each other")
-    settings[name] = None
+    if not settings and not unset:
+        raise click.UsageError("name at least one setting to change")
+    answer = session.client.update_queue(name, version=if_version, **cast("Settings", {**settings, **dict.fromkeys(unset)}))
+    session.print(answer, f"updated {name}; its version is {answer.version}")
 
 
 @queue.command("list")
@@ -159,21 +135,12 @@ def list_(session: Session) -> None:
 def info(session: Session, name: str) -> None:
     """Show the queue NAME."""
     answer = session.client.queue_info(name)
-    backoff = answer.retry_backoff
     rows = [
         ("queue", answer.queue_name),
         ("incarnation", answer.incarnation),
         ("created", f"{answer.created_at:%Y-%m-%d %H:%M:%S} UTC"),
         ("version", answer.version),
-        ("lease timeout", f"{answer.lease_timeout}, at most {answer.max_lease_timeout}"),
-        ("max attempts", answer.max_attempts or "no limit"),
-        ("dead queue", answer.dead_queue or "none"),
-        ("items expire", "never" if answer.expire_timeout == "0s" else f"after {answer.expire_timeout}"),
-        ("retry back-off", f"{backoff.first} to {backoff.most}" if backoff else "none"),
-        ("idempotency window", answer.idempotency_window),
-        ("write timeout", answer.write_timeout or "as the backend says"),
-        ("logical queues", answer.logical_queues or "one on each instance"),
-        ("reference", printable((answer.reference or "-").encode())),
+        *((setting.label.lower(), _shown(setting, getattr(answer, name))) for name, setting in QUEUE_SETTINGS.items()),
         ("paused", " and ".join(answer.paused) or "no"),
         ("rebalance", _rebalance(answer)),
         *((f"partition {part.partition}", _partition(part)) for part in answer.partitions),
@@ -181,8 +148,13 @@ def info(session: Session, name: str) -> None:
     session.print(answer, table(("", ""), rows))
 
 
+def _shown(setting: Setting, value: Any) -> object:
+    text = setting.shown(value)
+    return printable(str(text).encode()) if isinstance(text, str | int) else f"{text.first} to {text.most}"
+
+
 def _partition(part: Partition) -> str:
-    parents = f", in the stead of {', '.join(map(str, part.parents))}" if part.parents else ""
+    parents = f", replaces {', '.join(map(str, part.parents))}" if part.parents else ""
     return f"{part.state}, on {part.backend}{parents}"
 
 

@@ -49,7 +49,9 @@ from sluiceway.client.history_answers import QueueHistory
 from sluiceway.client.http_exchange import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
-from sluiceway.client.rebalances import (
+from sluiceway.client.sync import Client
+from sluiceway.client.sync_producer import Producer, Sent
+from sluiceway.contract.rebalances import (
     OpenRebalance,
     Rebalance,
     RebalanceBatch,
@@ -57,8 +59,6 @@ from sluiceway.client.rebalances import (
     RebalancePlan,
     RebalanceProgress,
 )
-from sluiceway.client.sync import Client
-from sluiceway.client.sync_producer import Producer, Sent
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:

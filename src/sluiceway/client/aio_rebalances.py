@@ -15,7 +15,7 @@ from sluiceway.client.http_exchange import seconds
 from sluiceway.client.item_calls import State
 from sluiceway.client.protocol import Call, Duration
 from sluiceway.client.rebalance_calls import Drain
-from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+from sluiceway.contract.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
 
 if TYPE_CHECKING:
     from sluiceway.client.arrow import BrowsedTable

@@ -4,67 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Literal
 
 import msgspec
 
-from sluiceway.client.rebalances import OpenRebalance
-
-
-class Partition(msgspec.Struct, frozen=True, kw_only=True):
-    """`state` is available, preparing, draining or paused; it takes over from its `parents`.
-
-    `owner` is the instance that has it (None: nobody at the moment), `address` its URL, if that is known.
-    """
-
-    partition: int
-    backend: str
-    state: str
-    parents: list[int] = []
-    owner: str | None = None
-    address: str | None = None
-
-
-class Backoff(msgspec.Struct, frozen=True):
-    """How long a retry without a time of its own waits: `first` (such as `1s`), twice as long with each attempt, `most` at most."""
-
-    first: str
-    most: str
-
-
-class QueueInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue and its settings. A `…_timeout` is a duration such as `1m`; `max_attempts` 0 means no limit, `expire_timeout` `0s` never.
-
-    `version` counts the changes of the settings. `paused` names the verbs that are: `produce`, `lease`. `logical_queues` None means one on
-    each instance, `auto` as many as the load takes. `requested_partitions` counts those that are not draining.
-    """
-
-    queue_name: str
-    incarnation: str
-    created_at: datetime
-    updated_at: datetime
-    lease_timeout: str
-    max_attempts: int
-    requested_partitions: int
-    partitions: list[Partition]
-    version: int = 1
-    max_lease_timeout: str = "30d"
-    dead_queue: str | None = None
-    expire_timeout: str = "0s"
-    retry_backoff: Backoff | None = None
-    idempotency_window: str = "1d"
-    write_timeout: str | None = None
-    reference: str | None = ""
-    paused: list[str] = []
-    logical_queues: int | Literal["auto"] | None = None
-    rebalance: OpenRebalance | None = None
-
-
-class QueuePage(msgspec.Struct, frozen=True, kw_only=True):
-    """Some queues by name; `next` is the pivot of the next page, None on the last."""
-
-    items: list[QueueInfo]
-    next: str | None = None
+from sluiceway.contract.queue_settings import Backoff as Backoff
+from sluiceway.contract.queue_settings import Partition as Partition
+from sluiceway.contract.queue_settings import QueueInfo as QueueInfo
+from sluiceway.contract.queue_settings import QueuePage as QueuePage
 
 
 class Produced(msgspec.Struct, frozen=True, kw_only=True):

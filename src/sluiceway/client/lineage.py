@@ -36,7 +36,7 @@ from sluiceway.client.aio import AsyncClient
 from sluiceway.client.answers import Ignored, QueueInfo
 from sluiceway.client.arrow import LeasedTable
 from sluiceway.client.errors import CallError
-from sluiceway.client.rebalances import Rebalance
+from sluiceway.contract.rebalances import Rebalance
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import parse_lease_id

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from sluiceway.client.answers import QueueInfo
-from sluiceway.client.rebalances import Rebalance
+from sluiceway.contract.rebalances import Rebalance
 from sluiceway.model.task_records import Born
 from sluiceway.ports.change_stream import BrokenOffError, SeedsUpto
 

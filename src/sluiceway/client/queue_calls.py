@@ -4,29 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import Literal, TypedDict
 
 from sluiceway.client import answers
 from sluiceway.client.consumer_answers import ConsumerPage
 from sluiceway.client.history_answers import QueueHistory
 from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
-
-Verb = Literal["produce", "lease"]
-
-
-class Settings(TypedDict, total=False):
-    """The settings of a queue, as docs/api.md explains them. What is left out is not touched; None takes the default."""
-
-    lease_timeout: Duration | None
-    max_lease_timeout: Duration | None
-    max_attempts: int | None
-    dead_queue: str | None
-    expire_timeout: Duration | None
-    retry_backoff: answers.Backoff | None
-    idempotency_window: Duration | None
-    write_timeout: Duration | None
-    logical_queues: int | Literal["auto"] | None
-    reference: str | None
+from sluiceway.contract.queue_settings import Settings as Settings
+from sluiceway.contract.queue_settings import Verb as Verb
 
 
 def _settings(settings: Settings) -> dict[str, object]:

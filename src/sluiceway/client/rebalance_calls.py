@@ -6,7 +6,7 @@ from typing import Literal
 
 from sluiceway.client.answers import QueueInfo
 from sluiceway.client.protocol import Call, call, given
-from sluiceway.client.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+from sluiceway.contract.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
 
 Drain = Literal["natural", "copy"]
 

@@ -13,6 +13,8 @@ import msgspec
 from sluiceway.adapters import system
 from sluiceway.cluster.ownership import Ownership, items_of
 from sluiceway.cluster.router import Router
+from sluiceway.contract.queue_settings import Verb
+from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.group.group_records import Writes
 from sluiceway.core.queue.routing import Peer
 from sluiceway.core.queue.scaling_policy import wanted
@@ -26,7 +28,7 @@ from sluiceway.local.queue_catalog import QUEUE, Catalog
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Left
-from sluiceway.model.queue import PartitionRecord, PartitionState, QueueRecord, Verb
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 from sluiceway.model.requests import QueuePatch, QueueSpec
 from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
@@ -103,17 +105,8 @@ class QueueChanges:
             await self._new_incarnation(),
             now,
             now,
-            spec.lease_timeout,
-            spec.max_attempts,
-            spec.dead_queue,
-            spec.reference,
             self._backends.place(spec.requested_partitions),
-            max_lease_timeout=spec.max_lease_timeout,
-            expire_timeout=spec.expire_timeout,
-            retry_backoff=spec.retry_backoff,
-            idempotency_window=spec.idempotency_window,
-            write_timeout=spec.write_timeout,
-            logical_queues=spec.logical_queues,
+            **spec.settings(),
         )
         entry = self._audit.entry("queues.create", by, record.queue_name, settings_of(record))
         limits = {} if record.logical_queues is None else {record.incarnation: wanted(record.logical_queues, 1)}

@@ -16,6 +16,7 @@ from sluiceway.cluster.queue_changes import QueueChanges, Shares
 from sluiceway.cluster.rebalance_records import RebalanceRecords, StaleError, dropping_key, said
 from sluiceway.cluster.rebalance_run import Parts
 from sluiceway.cluster.router import Router
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.rebalance import steps as machine
 from sluiceway.core.rebalance.partition_plan import plan
 from sluiceway.core.rebalance.steps import Change
@@ -27,7 +28,7 @@ from sluiceway.local.queue_catalog import Catalog
 from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.meta import Stamp
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.rebalance import DrainMode, LeftOut, Plan, Rebalance, RebalanceBatch, RebalanceProgress
+from sluiceway.model.rebalance import LeftOut, Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.ports.meta_store import ConflictError, MetaStore
 
 BATCH_AT_ONCE = 100

@@ -30,6 +30,8 @@ from sluiceway.cluster.remote_demand import Demand
 from sluiceway.cluster.remote_leases import Leasing
 from sluiceway.cluster.router import Router
 from sluiceway.cluster.transfer_sender import Sending
+from sluiceway.contract.queue_settings import Verb
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import Parameters, Strategy, Token
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE
@@ -57,9 +59,9 @@ from sluiceway.model.health import Check
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.meta import Stamp
 from sluiceway.model.peers import Ask, Close, Learn, LeaseAnywhere, ListConsumers, PeerRequest, ShareRequest
-from sluiceway.model.queue import QueueRecord, Verb
+from sluiceway.model.queue import QueueRecord
 from sluiceway.model.queue_minutes import Tally
-from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
+from sluiceway.model.rebalance import Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
     Clear,
     Cleared,

@@ -105,6 +105,16 @@ def format_duration(millis: Millis) -> str:
     return "".join(parts)
 
 
+def check_duration(text: object, field: str, least: Millis, most: Millis) -> Millis:
+    """A duration of `least` to `most` milliseconds. Anything else is an error that names `field`."""
+    millis = parse_duration(text, field)
+    if millis < least:
+        raise invalid(field, f"must be at least {least}ms")
+    if millis > most:
+        raise invalid(field, f"{text!r} is longer than the limit of {format_duration(most)}")
+    return millis
+
+
 def parse_time(text: object, field: str) -> Millis:
     """An RFC 3339 time → milliseconds since the epoch. A time without a zone is an error: it has no one meaning."""
     if not isinstance(text, str):
@@ -115,11 +125,16 @@ def parse_time(text: object, field: str) -> Millis:
         raise invalid(field, f"{text[:40]!r} is not a time such as 2026-01-31T08:00:00Z") from None
     if moment.tzinfo is None:
         raise invalid(field, f"{text[:40]!r} has no time zone; write 2026-01-31T08:00:00Z")
+    return as_millis(moment)
+
+
+def as_millis(moment: datetime) -> Millis:
+    """An aware `datetime` in milliseconds since the epoch."""
     return round((moment - _EPOCH) / timedelta(milliseconds=1))
 
 
 def format_time(at: Millis) -> str:
-    """RFC 3339 in UTC, with milliseconds."""
+    """RFC 3339 in UTC, always with milliseconds: the texts sort as the times do."""
     second, millis = divmod(at, 1_000)
     return f"{_second(second)}.{millis:03}Z"
 

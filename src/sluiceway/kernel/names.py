@@ -8,6 +8,8 @@ from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_TEXT_BYTES
 
 QUEUE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+QUEUE_PATTERN = re.compile(r"[A-Za-z0-9_.\-*]{1,128}")
+"""Of queue names: `*` stands for any text."""
 
 
 def check_queue_name(name: object, field: str = "queue_name") -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,14 +12,13 @@ import msgspec
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_KEY_RATE, MAX_KEY_SCOPES, MAX_KEY_TIMEOUT, MIN_ADMIN_KEY
-from sluiceway.kernel.names import QUEUE_NAME
+from sluiceway.kernel.names import QUEUE_NAME, QUEUE_PATTERN
 
 Action = Literal["produce", "consume", "read", "manage", "admin"]
 """`consume`: lease and whatever settles. `read`: look without changing. `manage`: queues as a whole.
 `admin`: keys, configuration, audit."""
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
-PATTERN: Final = re.compile(r"[A-Za-z0-9_.\-*]{1,128}")
 _ON_QUEUES: Final = ", ".join(action for action in ACTIONS if action != "admin")
 _EXPECTED: Final = f"expected admin, or ACTION:PATTERN such as produce:orders-*, where ACTION is one of {_ON_QUEUES}"
 
@@ -66,7 +64,7 @@ def parse_scope(text: object, field: str) -> Scope:
 
 def check_pattern(pattern: str, field: str) -> str:
     """The pattern, if it is one of queue names. Anything else is an error that names `field`."""
-    if not PATTERN.fullmatch(pattern):
+    if not QUEUE_PATTERN.fullmatch(pattern):
         raise invalid(field, f"{pattern[:80]!r} is not a pattern of queue names: 1 to 128 of A-Z a-z 0-9 _ . - and * (any text)")
     return pattern
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from sluiceway.contract.queue_settings import QueueSettings, Verb
+from sluiceway.contract.rebalances import PartitionState
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT
-
-PartitionState = Literal["available", "preparing", "draining", "paused"]
-"""What a partition is for, as recorded; `core.states` says what each allows. Whether it can be reached is not recorded."""
 
 
 class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -27,25 +23,8 @@ class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     after: tuple[int, ...] = ()
 
 
-class Backoff(msgspec.Struct, frozen=True):
-    """How long an item waits after a retry without a time of its own, or after its lease ran out: `first` ms after the first attempt,
-    twice as long each time, `most` ms at most."""
-
-    first: Millis
-    most: Millis
-
-    def after(self, attempts: int) -> Millis:
-        """The delay after that many attempts (1 or more)."""
-        return min(self.most, self.first << min(attempts - 1, 40))
-
-
-Verb = Literal["produce", "lease"]
-LogicalQueues = int | Literal["auto"] | None
-"""How many logical queues a queue has, on as many instances; None: one on each; `auto`: as many as its load takes."""
-
-
-class QueueRecord(msgspec.Struct, frozen=True):
-    """One queue. `incarnation` is given at creation and is part of every id; `max_attempts` 0 means no limit, `expire_timeout` 0 never.
+class QueueRecord(QueueSettings, frozen=True):
+    """One queue with its settings. `incarnation` is given at creation and is part of every id.
 
     `version` counts the changes of the settings. Fields below `partitions` have come later: a record without them has their defaults.
     """
@@ -54,20 +33,9 @@ class QueueRecord(msgspec.Struct, frozen=True):
     incarnation: str
     created_at: Millis
     updated_at: Millis
-    lease_timeout: Millis
-    max_attempts: int
-    dead_queue: str | None
-    reference: str
     partitions: tuple[PartitionRecord, ...]
     version: int = 1
-    max_lease_timeout: Millis = MAX_LEASE_TIMEOUT
-    expire_timeout: Millis = 0
-    retry_backoff: Backoff | None = None
-    idempotency_window: Millis = KEY_WINDOW
-    write_timeout: Millis | None = None
-    """At most this long may a commit take before it is taken to be unknown; None: as long as the backend allows."""
     paused: tuple[Verb, ...] = ()
-    logical_queues: LogicalQueues = None
     next_partition: int = 0
     """The number that a further partition is given; 0: one more than the highest there is, as none was ever removed."""
     slots: tuple[int, ...] = ()

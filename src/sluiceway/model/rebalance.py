@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
+from sluiceway.contract.rebalances import DrainMode, RebalanceState, StepKind
 from sluiceway.kernel.clock import Millis
-
-DrainMode = Literal["natural", "copy"]
-"""How the backlog of a draining partition goes: consumers take it, or it is moved to other partitions, each item once. Scheduled items
-and delayed retries are moved in both, so that no drain waits for a due time; what is leased is finished where it is."""
-
-RebalanceState = Literal["waiting", "running", "cancelling", "done", "cancelled", "failed"]
-"""`waiting`: for the one before it in its batch. `cancelling`: it goes back to how it was. The last three are its ends."""
-
-StepKind = Literal["create", "flip", "shut", "keys", "drain", "finish"]
-"""The steps, in their order.
-
-* create: the new partitions are recorded, placed and opened; nothing uses them yet.
-* flip: in one commit the old ones are `draining`, and the new ones are `available` (of a queue that keeps its order: after `keys`).
-* shut: the old ones durably refuse to take items, whoever owns them and whatever that one knows.
-* keys: idempotency keys get their new homes, and these are told what the former ones remember.
-* drain: each old one is emptied, shut for good while it is seen to be empty, and removed.
-* finish: the rebalance is closed.
-"""
 
 
 class NewPartition(NamedTuple):

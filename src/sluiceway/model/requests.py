@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluiceway.contract.queue_settings import QueueSettings
 from sluiceway.kernel.clock import Millis
-from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW, MAX_LEASE_TIMEOUT
-from sluiceway.model.queue import Backoff, LogicalQueues
+from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW
 
 Offsets = npt.NDArray[np.int64]
 
@@ -380,22 +380,11 @@ class WholeQueueStats(QueueStats):
     shares: dict[str, QueueStats] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class QueueSpec:
+class QueueSpec(QueueSettings, frozen=True):
     """What `queues.create` asks for."""
 
     queue_name: str
     requested_partitions: int = 1
-    lease_timeout: Millis = 60_000
-    max_attempts: int = 0
-    dead_queue: str | None = None
-    reference: str = ""
-    max_lease_timeout: Millis = MAX_LEASE_TIMEOUT
-    expire_timeout: Millis = 0
-    retry_backoff: Backoff | None = None
-    idempotency_window: Millis = KEY_WINDOW
-    write_timeout: Millis | None = None
-    logical_queues: LogicalQueues = None
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from sluiceway.adapters.system import stopwatch
+from sluiceway.contract.fields import QueueName
 from sluiceway.instance.event_feed import EVENT_TYPES, INTERVAL, Counts, Event, Watch
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_KEY_STREAMS, MAX_STREAMS, STREAM_SEND_TIMEOUT
@@ -17,7 +18,6 @@ from sluiceway.model.access import Caller
 from sluiceway.server.endpoints import Page
 from sluiceway.server.http import DisconnectedError, Request, Send
 from sluiceway.wire.decoding import from_query, given_queue
-from sluiceway.wire.shapes import QueueName
 
 CONTENT_TYPE: Final = "text/event-stream"
 HEARTBEAT: Final = 15.0

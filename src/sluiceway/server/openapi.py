@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 import msgspec
 
 from sluiceway import __version__
+from sluiceway.contract.fields import Answer
 from sluiceway.kernel.errors import KINDS
 from sluiceway.server.docs_page import HEADERS, api_page, errors_page
 from sluiceway.server.endpoints import Endpoint, Page, Reply
@@ -30,6 +31,7 @@ OF_CALLS: Final = (
 """The codes of every call. One that changes something may also end as `outcome_unknown`."""
 
 _HTML: Final = b"text/html; charset=utf-8"
+_ANSWERS: Final = {each.__name__ for each in Answer.__subclasses__()}
 _REF: Final = "#/components/schemas/{name}"
 _ABOUT: Final = """\
 A partitioned, lease-based work queue that feeds Spark. Every call is a `POST` with a JSON object; where Arrow is named, an Arrow IPC stream
@@ -91,7 +93,7 @@ class _Description:
         paths |= {page.path: {"get": self._page(page)} for page in self._pages}
         parts: list[Endpoint | Page] = [*self._endpoints, *self._pages]
         queries = {each.query.__name__ for each in parts if each.query is not None}
-        schemas = {name: _polished(name, schema) for name, schema in sorted(self._schemas.items()) if name not in queries}
+        schemas = {name: _polished(name, _whole(name, schema)) for name, schema in sorted(self._schemas.items()) if name not in queries}
         return {
             "openapi": "3.1.0",
             "info": {
@@ -238,6 +240,14 @@ def _polished(owner: str, schema: Mapping[str, Any]) -> Json:
     if "properties" in polished:
         polished["properties"] = {name: _explained(owner, name, field) for name, field in polished["properties"].items()}
     return polished
+
+
+def _whole(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An answer has all of its fields. The defaults that its type has are for clients of older servers."""
+    if name not in _ANSWERS or "properties" not in schema:
+        return schema
+    properties = {field: {key: value for key, value in each.items() if key != "default"} for field, each in schema["properties"].items()}
+    return {**schema, "properties": properties, "required": list(properties)}
 
 
 def _explained(owner: str, name: str, field: Mapping[str, Any]) -> Json:

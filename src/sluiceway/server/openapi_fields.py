@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS
+
 _CALLS: Final = {
     "queue_name": "1 to 128 of `A-Z a-z 0-9 _ . -`, not beginning with `.` or `-`.",
     "request_timeout": "How long the call may take, at most `15m`.",
@@ -17,7 +19,6 @@ _CALLS: Final = {
     "partition": "The partition's number; in a call, what is named must be of it.",
     "Leased.partition": "That of the first lease.",
     "items": "The items.",
-    "QueuePage.items": "The queues of this page.",
     "pivot": "The page begins after this; `next` of the page before.",
     "next": "The pivot of the next page; null on the last.",
     "limit": "The most to answer with.",
@@ -59,9 +60,9 @@ _CALLS: Final = {
 _ITEMS: Final = {
     "bytes": "The payload, in base64.",
     "utf8": "The payload as text; instead of `bytes`.",
-    "kind": "What sort of item it is; yours to choose, 1,024 bytes at most.",
-    "encoding": "How the payload is encoded; yours to choose, 1,024 bytes at most.",
-    "reference": "A note of yours, 1,024 bytes at most.",
+    "kind": "What sort of item it is; yours to choose, 2,048 bytes at most.",
+    "encoding": "How the payload is encoded; yours to choose, 2,048 bytes at most.",
+    "reference": "A note of yours, 2,048 bytes at most.",
     "headers": "Names and values of yours, 8,192 bytes together.",
     "enqueue_at": "Not served before this time; from 1970 on, at most 366 days ahead.",
     "id": "The item, while it lies at this place: it is also the proof of who has leased it.",
@@ -125,27 +126,17 @@ _ANSWERS: Final = {
 }
 
 _SETTINGS: Final = {
-    "lease_timeout": "How long a lease lives that does not ask for a time of its own.",
+    **{
+        f"{kind}.{name}": f"{each.about} Default: {each.default_text}."
+        for kind in ("CreateCall", "UpdateCall", "QueueInfo")
+        for name, each in QUEUE_SETTINGS.items()
+    },
     "LeaseCall.lease_timeout": "How long the lease lives; null: as the queue says.",
     "ExtendCall.lease_timeout": "From now; null: as the queue says.",
-    "max_lease_timeout": "The most that a lease may ask for.",
-    "max_attempts": "Leases that an item may use up before it is dead; 0: no limit.",
-    "dead_queue": "Where dead items go; null: they are dropped.",
-    "expire_timeout": "An item that was not completed for so long is dead; `0s`: never.",
-    "retry_backoff": "How long an item waits after a retry without a time of its own, and after its lease ran out; null: no wait.",
-    "first": "After the first attempt; twice as long with each one more.",
-    "most": "At most.",
-    "idempotency_window": "How long an idempotency key is remembered at most.",
-    "write_timeout": "A commit that takes longer is taken to be unknown; null: as the backend says.",
-    "QueueInfo.logical_queues": "On how many instances it lies; null: on all; `auto`: on as many as its load takes.",
-    "CreateCall.logical_queues": "On how many instances it lies; null: on all; `auto`: on as many as its load takes.",
-    "UpdateCall.logical_queues": "On how many instances it lies; null: on all; `auto`: on as many as its load takes.",
-    "requested_partitions": "How many partitions.",
+    "requested_partitions": "Number of partitions.",
     "incarnation": "Given to the queue when it was created; part of every id.",
     "created_at": "When it was created.",
     "updated_at": "When its settings were last changed.",
-    "version": "Counts the changes of its settings.",
-    "paused": "The verbs that are paused.",
 }
 
 _PROBLEM: Final = {
@@ -166,6 +157,7 @@ _STORAGE: Final = {
     "DeleteItemsCall.ids": "Items that wait: ready or scheduled.",
     "ImportItem.payload": "The payload, in base64.",
     "ListedItem.payload": "The payload, in base64.",
+    "ListedItem.max_attempts": "The queue's limit of attempts; 0: none.",
     "ListedItem.created_at": "When it was produced.",
     **{f"ImportItem.{name}": "Not taken over." for name in ("id", "origin", "is_leased", "lease_id", "lease_deadline", "expire_deadline")},
     **{f"ImportItem.{name}": "Not taken over." for name in ("created_at", "attempts", "max_attempts")},
@@ -231,7 +223,6 @@ _CLUSTER: Final = {
     "labels": "Its scheme (`__scheme__`) and its name.",
     "LogicalQueueCounts.instance": "The instance whose share it is; null: partitions that nobody has at the moment.",
     "address": "The URL by which other instances reach it; null: not known.",
-    "PartitionInfo.address": "The owner's URL; null: not known.",
     "PartitionExplained.address": "The owner's URL; null: not known.",
     "owner": "The instance that the partition is given to; null: nobody has it at the moment.",
     "here": "Whether it is the one that answers.",
@@ -249,7 +240,9 @@ _CLUSTER: Final = {
     "round_interval": "The least between two rounds.",
     "heartbeat_interval": "There is a round at least so often.",
     "beat_interval": "How often an instance shows that it lives.",
-    "GroupTimes.lease_timeout": "An instance that could not show it for so long serves nothing.",
+    **dict.fromkeys(
+        ("GroupTimes.lease_timeout", "InstancesUpdateCall.lease_timeout"), "An instance that could not show it for so long serves nothing."
+    ),
     "member_timeout": "One that was not seen alive for so long is given up.",
     "number": "Rises with each round.",
     "sealed": "Whether it is over; until then the plan is that of the round before.",
@@ -272,16 +265,10 @@ _CLUSTER: Final = {
 }
 
 _REBALANCES: Final = {
-    "QueueInfo.requested_partitions": "How many partitions, without those that are being drained.",
-    "QueueInfo.rebalance": "The rebalance that is open; null: none is.",
     "PlanCall.requested_partitions": "How many there are to be; null: as many as now, to place them anew.",
     "RebalanceCall.requested_partitions": "How many there are to be; null: as many as now, to place them anew.",
     "RebalanceManyCall.requested_partitions": "How many each is to have; null: as many as it has now, to place them anew.",
     "parents": "The partitions that it takes over from, whether they are still there or not.",
-    "PartitionInfo.state": "`available`, `preparing` (made, not yet in use), `draining` (takes no items, and goes when it is empty) "
-    "or `paused`.",
-    "PresentPartition.state": "`available`, `preparing`, `draining` or `paused`.",
-    "PresentPartition.items": "Items in it; null: they cannot be counted at the moment.",
     "PartitionCounts.state": "`available`, `preparing`, `draining`, `paused`, `unavailable` (its store or owner does not answer, or it is "
     "being opened) or `error` (it is damaged, and stopped).",
     "PartitionCounts.moved": "Items that a rebalance has moved to other partitions of the queue.",
@@ -289,54 +276,12 @@ _REBALANCES: Final = {
     "drain": "How the backlog of a drained partition goes: `natural`: consumers take it. `copy`: it is moved to the other partitions.",
     "rate": "With `copy`: items moved in a second at most; null: as fast as it goes.",
     "RebalanceCall.plan_id": "Do exactly what that plan says, or nothing; null: whatever is right now.",
-    "RebalancePlan.plan_id": "Stands for exactly this plan.",
     "match": "A pattern of queue names, in which `*` stands for any text.",
     "all": "All queues, in place of `match`.",
     "RebalanceIdCall.id": "The rebalance.",
     "RebalancesListCall.queue_name": "Only those of this queue.",
     "open": "Only those that have not ended.",
-    "RebalanceInfo.id": "Names the rebalance; a later one has a greater id.",
-    "OpenRebalance.id": "Names the rebalance.",
-    "RebalanceInfo.state": "`waiting` (for the one before it in its batch), `running`, `cancelling` (it goes back), or how it ended: "
-    "`done`, `cancelled`, `failed`.",
-    "OpenRebalance.state": "As in `rebalances.get`; null: it cannot be told at the moment.",
-    "OpenRebalance.step": "As in `rebalances.get`; null: it cannot be told at the moment.",
-    "RebalanceInfo.step": "The step to be done next: `create`, `flip`, `shut`, `keys`, `drain`, `finish`.",
-    "StepInfo.step": "Which one.",
-    "StepInfo.instance": "Who did it.",
-    "StepInfo.partition": "Of the removal of a partition: which one.",
-    "RebalanceInfo.rate": "Items moved in a second at most; null: as fast as it goes.",
-    "RebalanceInfo.created_at": "When it was asked for.",
-    "RebalanceInfo.updated_at": "When its record last changed.",
-    "RebalanceInfo.request_id": "Finds the request that asked for it in the server's log.",
-    "started_at": "When its first step was begun; null: not yet.",
-    "drain_at": "When draining began; null: not yet.",
-    "ended_at": "When it ended; null: it is open.",
-    "RebalanceInfo.items": "Items that there were to drain when draining began.",
-    "RebalanceInfo.moved": "Items that it has moved to other partitions.",
-    "steps": "The steps that are done, in their order.",
-    "batch": "Those that were begun by one call have the same.",
-    "after": "The one before it in its batch, which it waits for; null: none.",
-    "RebalanceInfo.problem": "Why it does not get on, or has failed; null: nothing is wrong.",
-    "retries": "How often a step had to be tried again.",
-    "progress": "How far it is; null where it is not asked for, or there is nothing under way.",
     "items_left": "Items that are left in the partitions that are drained.",
-    "OpenRebalance.items_left": "Items that are left in the partitions that are drained; null: not counted, or not known.",
-    "leased_left": "Those of them that are leased.",
-    "scheduled_left": "Those of them that are scheduled.",
-    "ProgressInfo.partitions": "The partitions that are drained, and answer.",
-    "rate_per_s": "Items a second that were drained, on average; null: not known.",
-    "time_left": "How long draining will take if it goes on so; null: not known.",
-    "plan": "What is done with each partition.",
-    "creates": "Partitions that are made.",
-    "drains": "Partitions that are drained, and removed when they are empty.",
-    "keeps": "Partitions that stay.",
-    "reopens": "Drained partitions that go on after all: of a rebalance that was cancelled.",
-    "in_order": "The one partition of the queue is replaced by one: nothing is given out of the new one before the old one is gone.",
-    "rebalances": "Those that were begun, in their order.",
-    "left_out": "Queues of which none was begun.",
-    "LeftOut.reason": "Why.",
-    "RebalancePage.items": "The rebalances of this page.",
 }
 
 _CONSUMERS: Final = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluiceway.contract.queue_settings import QueueInfo, QueuePage
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import QueueRecord
@@ -20,22 +21,18 @@ class QueueCalls:
 
     def endpoints(self) -> list[Endpoint]:
         return [
-            Endpoint(
-                "/v1/queues.create", "manage", self._create, json_queues.CreateCall, shapes.QueueInfo, "Create a queue", ("queue_exists",)
-            ),
+            Endpoint("/v1/queues.create", "manage", self._create, json_queues.CreateCall, QueueInfo, "Create a queue", ("queue_exists",)),
             Endpoint(
                 "/v1/queues.update",
                 "manage",
                 self._update,
                 json_queues.UpdateCall,
-                shapes.QueueInfo,
+                QueueInfo,
                 "Change settings of a queue, at once",
                 ("queue_not_found", "version_conflict"),
             ),
-            Endpoint(
-                "/v1/queues.list", "read", self._list, json_queues.ListCall, shapes.QueuePage, "List the queues by name, page by page"
-            ),
-            Endpoint("/v1/queues.info", "read", self._info, json_queues.QueueCall, shapes.QueueInfo, "Show a queue", ("queue_not_found",)),
+            Endpoint("/v1/queues.list", "read", self._list, json_queues.ListCall, QueuePage, "List the queues by name, page by page"),
+            Endpoint("/v1/queues.info", "read", self._info, json_queues.QueueCall, QueueInfo, "Show a queue", ("queue_not_found",)),
             Endpoint(
                 "/v1/queues.delete",
                 "manage",
@@ -59,7 +56,7 @@ class QueueCalls:
                 "manage",
                 self._pause,
                 json_queues.PauseCall,
-                shapes.QueueInfo,
+                QueueInfo,
                 "Stop producing to a queue, leasing from it, or both",
                 ("queue_not_found", "version_conflict"),
             ),
@@ -68,7 +65,7 @@ class QueueCalls:
                 "manage",
                 self._resume,
                 json_queues.PauseCall,
-                shapes.QueueInfo,
+                QueueInfo,
                 "Let a paused queue go on",
                 ("queue_not_found", "version_conflict"),
             ),

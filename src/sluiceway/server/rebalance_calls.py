@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+from sluiceway.contract import rebalances
+from sluiceway.contract.queue_settings import QueueInfo
+from sluiceway.contract.rebalances import OpenRebalance, RebalanceBatch, RebalancePage, RebalancePlan
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.rebalance import Rebalance
@@ -11,7 +14,7 @@ from sluiceway.model.requests import PartitionStats
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService
-from sluiceway.wire import answers, json_rebalances, shapes
+from sluiceway.wire import answers, json_rebalances
 from sluiceway.wire.json_rebalances import Planned
 from sluiceway.wire.outcome_selection import check_partition
 
@@ -34,7 +37,7 @@ class RebalanceCalls:
                 "read",
                 self._plan,
                 json_rebalances.PlanCall,
-                json_rebalances.RebalancePlan,
+                RebalancePlan,
                 "Show what a rebalance of a queue would do now, and do nothing",
                 ("queue_not_found", "rebalance_open"),
             ),
@@ -43,7 +46,7 @@ class RebalanceCalls:
                 "manage",
                 self._begin,
                 json_rebalances.RebalanceCall,
-                json_rebalances.RebalanceInfo,
+                rebalances.Rebalance,
                 "Add, remove and move partitions of a queue, while it is in use",
                 ("queue_not_found", "rebalance_open", "plan_changed", "nothing_to_rebalance", "version_conflict"),
             ),
@@ -52,7 +55,7 @@ class RebalanceCalls:
                 "manage",
                 self._begin_many,
                 json_rebalances.RebalanceManyCall,
-                json_rebalances.BatchInfo,
+                RebalanceBatch,
                 "Rebalance several queues, one after the other",
                 ("version_conflict",),
             ),
@@ -61,7 +64,7 @@ class RebalanceCalls:
                 "read",
                 self._get,
                 json_rebalances.RebalanceIdCall,
-                json_rebalances.RebalanceInfo,
+                rebalances.Rebalance,
                 "Show a rebalance, and how far it is",
                 ("rebalance_not_found",),
             ),
@@ -70,7 +73,7 @@ class RebalanceCalls:
                 "read",
                 self._list,
                 json_rebalances.RebalancesListCall,
-                json_rebalances.RebalancePage,
+                RebalancePage,
                 "List the rebalances, newest first",
                 ("queue_not_found",),
             ),
@@ -79,7 +82,7 @@ class RebalanceCalls:
                 "manage",
                 self._cancel,
                 json_rebalances.RebalanceIdCall,
-                json_rebalances.RebalanceInfo,
+                rebalances.Rebalance,
                 "Have a rebalance go back to how it was",
                 ("rebalance_not_found", "not_cancellable", "version_conflict"),
             ),
@@ -88,7 +91,7 @@ class RebalanceCalls:
                 "manage",
                 self._pause,
                 json_rebalances.PartitionCall,
-                shapes.QueueInfo,
+                QueueInfo,
                 "Let a partition take and give out nothing",
                 ("queue_not_found", "rebalance_open", "version_conflict"),
             ),
@@ -97,7 +100,7 @@ class RebalanceCalls:
                 "manage",
                 self._resume,
                 json_rebalances.PartitionCall,
-                shapes.QueueInfo,
+                QueueInfo,
                 "Let a paused partition go on",
                 ("queue_not_found", "rebalance_open", "version_conflict"),
             ),
@@ -180,14 +183,14 @@ async def shown(service: QueueService, record: QueueRecord) -> Body:
     return answers.encode(answers.queue_info(record, service.instances.owner, brief))
 
 
-async def _brief(service: QueueService, id: str) -> shapes.OpenRebalance | None:
+async def _brief(service: QueueService, id: str) -> OpenRebalance | None:
     try:
         async with asyncio.timeout(_PATIENCE):
             found = await service.get_rebalance(id)
             left = (await service.rebalance_progress(found)).items_left
     except (TimeoutError, SluicewayError):
         # The queue is shown all the same.
-        return shapes.OpenRebalance(id, None, None, None)
+        return OpenRebalance(id=id)
     return answers.open_rebalance(found, left) if found.is_open else None
 
 

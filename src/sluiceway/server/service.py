@@ -7,6 +7,8 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from sluiceway.contract.queue_settings import Verb
+from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import SealedRound, Strategy
 from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import Millis
@@ -14,8 +16,8 @@ from sluiceway.model.access import SYSTEM, Actor
 from sluiceway.model.health import Check
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems
 from sluiceway.model.instances import Belonging, ClusterInfo
-from sluiceway.model.queue import QueueRecord, Verb
-from sluiceway.model.rebalance import DrainMode, Plan, Rebalance, RebalanceBatch, RebalanceProgress
+from sluiceway.model.queue import QueueRecord
+from sluiceway.model.rebalance import Plan, Rebalance, RebalanceBatch, RebalanceProgress
 from sluiceway.model.requests import (
     Clear,
     Cleared,

@@ -8,8 +8,11 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from sluiceway.contract.fields import time_field
+from sluiceway.contract.queue_settings import Partition, QueueInfo, QueuePage
+from sluiceway.contract.rebalances import OpenRebalance
 from sluiceway.core.queue.routing import Peer
-from sluiceway.kernel.clock import Millis, format_duration, format_time
+from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.model.items import OPTIONAL
@@ -32,20 +35,15 @@ from sluiceway.model.small_batch import Served, in_columns
 from sluiceway.wire import shapes
 from sluiceway.wire.arrow_codec import encode_leased
 from sluiceway.wire.shapes import (
-    BackoffInfo,
     Completed,
     Explained,
     HeldLease,
     Ignored,
     LogicalQueueCounts,
-    OpenRebalance,
     PartitionCounts,
-    PartitionInfo,
     Peeked,
     Problem,
     QueueCounts,
-    QueueInfo,
-    QueuePage,
     Released,
     Retried,
     ServedItem,
@@ -80,24 +78,15 @@ class StaleIdsError(SluicewayError):
 
 
 def queue_info(record: QueueRecord, owner: Owner, rebalance: OpenRebalance | None = None) -> QueueInfo:
-    backoff = record.retry_backoff
+    """The queue as answers show it."""
     return QueueInfo(
         queue_name=record.queue_name,
         incarnation=record.incarnation,
-        created_at=format_time(record.created_at),
-        updated_at=format_time(record.updated_at),
+        created_at=time_field(record.created_at),
+        updated_at=time_field(record.updated_at),
         version=record.version,
-        lease_timeout=format_duration(record.lease_timeout),
-        max_lease_timeout=format_duration(record.max_lease_timeout),
-        max_attempts=record.max_attempts,
-        dead_queue=record.dead_queue,
-        expire_timeout=format_duration(record.expire_timeout),
-        retry_backoff=None if backoff is None else BackoffInfo(format_duration(backoff.first), format_duration(backoff.most)),
-        idempotency_window=format_duration(record.idempotency_window),
-        write_timeout=None if record.write_timeout is None else format_duration(record.write_timeout),
-        logical_queues=record.logical_queues,
-        reference=record.reference,
-        paused=record.paused,
+        **record.settings_text(),
+        paused=list(record.paused),
         requested_partitions=kept_partitions(record),
         partitions=[_partition(each, owner(record, each.partition)) for each in record.partitions],
         rebalance=rebalance,
@@ -109,18 +98,22 @@ def kept_partitions(record: QueueRecord) -> int:
     return sum(each.state != "draining" for each in record.partitions)
 
 
-def _partition(record: PartitionRecord, owner: Peer | None) -> PartitionInfo:
+def _partition(record: PartitionRecord, owner: Peer | None) -> Partition:
     name, address = (None, None) if owner is None else (owner.name, owner.address or None)
-    return PartitionInfo(record.partition, record.backend, record.state, list(record.parents), name, address)
+    return Partition(
+        partition=record.partition, backend=record.backend, state=record.state, parents=list(record.parents), owner=name, address=address
+    )
 
 
 def open_rebalance(rebalance: Rebalance, items_left: int | None = None) -> OpenRebalance:
-    return OpenRebalance(rebalance.id, rebalance.state, rebalance.step, items_left)
+    """The rebalance in short."""
+    return OpenRebalance(id=rebalance.id, state=rebalance.state, step=rebalance.step, items_left=items_left)
 
 
 def queue_page(records: Iterable[QueueRecord], owner: Owner, following: str | None, rebalances: Mapping[str, Rebalance]) -> bytes:
     """One page of queues; `following` is the pivot of the next one. The `rebalances` that are open are by their ids."""
-    return encode(QueuePage([queue_info(record, owner, _open(record, rebalances)) for record in records], following))
+    items = [queue_info(record, owner, _open(record, rebalances)) for record in records]
+    return encode(QueuePage(items=items, next=following))
 
 
 def _open(record: QueueRecord, rebalances: Mapping[str, Rebalance]) -> OpenRebalance | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
+from sluiceway.contract.fields import ItemIdText, LeaseIdText, QueueName, TimeText
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.ids import ItemId, LeaseId
@@ -24,7 +25,7 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.wire.arrow_codec import METADATA_KEY
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber
 from sluiceway.wire.outcome_selection import check_partition
-from sluiceway.wire.shapes import ItemIdText, LeaseIdText, QueueName, Shape, Time
+from sluiceway.wire.shapes import Shape
 
 _CURSOR: Final = r"^([0-9a-f]{48})\.(0|[1-9][0-9]{0,17})$"
 _IS_CURSOR: Final = re.compile(_CURSOR, re.ASCII)
@@ -40,11 +41,11 @@ class BrowsedItem(Shape):
     origin: ItemIdText
     partition: int
     attempts: int
-    enqueued_at: Time
-    enqueue_at: Time | None
-    expire_deadline: Time | None
+    enqueued_at: TimeText
+    enqueue_at: TimeText | None
+    expire_deadline: TimeText | None
     lease_id: LeaseIdText | None
-    lease_deadline: Time | None
+    lease_deadline: TimeText | None
     kind: str | None
     encoding: str | None
     reference: str | None

@@ -10,12 +10,12 @@ from typing import Annotated, Final, Generic, TypeVar, cast
 import msgspec
 from msgspec import Meta
 
-from sluiceway.kernel.clock import Millis, format_duration, parse_duration
+from sluiceway.contract.fields import QueueName
+from sluiceway.kernel.clock import Millis, check_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_REQUEST_TIMEOUT
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.model.queue import QueueRecord
-from sluiceway.wire.shapes import QueueName
 
 T = TypeVar("T")
 LAST: Final = (1 << 63) - 1
@@ -91,24 +91,14 @@ def _refusal(message: str) -> SluicewayError:
     return invalid(field, "unknown field" if "unknown" in what[: member.start(1)] else "required")
 
 
-def duration(text: str, field: str, least: Millis, most: Millis) -> Millis:
-    """A duration in milliseconds, `least` to `most`."""
-    millis = parse_duration(text, field)
-    if millis < least:
-        raise invalid(field, f"must be at least {least}ms")
-    if millis > most:
-        raise invalid(field, f"{text!r} is longer than the limit of {format_duration(most)}")
-    return millis
-
-
 def request_timeout(text: str) -> Millis:
     """`request_timeout` in milliseconds, 0 to `MAX_REQUEST_TIMEOUT`."""
-    return duration(text, "request_timeout", 0, MAX_REQUEST_TIMEOUT)
+    return check_duration(text, "request_timeout", 0, MAX_REQUEST_TIMEOUT)
 
 
 def lease_timeout(text: str | None, record: QueueRecord) -> Millis | None:
     """`lease_timeout` of a lease in milliseconds, 1 to the queue's `max_lease_timeout`; None: not given."""
-    return None if text is None else duration(text, "lease_timeout", 1, record.max_lease_timeout)
+    return None if text is None else check_duration(text, "lease_timeout", 1, record.max_lease_timeout)
 
 
 def given_text(text: str | None, field: str) -> str | None:

@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from sluiceway.contract.fields import Label, QueueName, TimeText
 from sluiceway.kernel.clock import Millis, format_time, parse_time
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.model.audit import AuditEntry
 from sluiceway.wire.decoding import JsonDecoder, given_queue, given_text
-from sluiceway.wire.shapes import Label, QueueName, Shape, Time
+from sluiceway.wire.shapes import Shape
 
 
 class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -23,8 +24,8 @@ class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
     queue_name: QueueName | None = None
     action: Label | None = None
     actor: Label | None = None
-    since: Time | None = None
-    until: Time | None = None
+    since: TimeText | None = None
+    until: TimeText | None = None
 
     def checked(self) -> AuditListCall:
         given_text(self.pivot, "pivot")
@@ -43,7 +44,7 @@ class AuditNote(Shape):
     """Who changed what, and when. `queue_name` is null for what is about no queue; `detail` depends on the action."""
 
     id: str
-    at: Time
+    at: TimeText
     actor: str
     action: str
     queue_name: QueueName | None

@@ -6,8 +6,9 @@ from typing import Any
 
 import msgspec
 
+from sluiceway.contract.fields import Duration, TimeText
 from sluiceway.wire.decoding import JsonDecoder
-from sluiceway.wire.shapes import Duration, Shape, Time
+from sluiceway.wire.shapes import Shape
 
 
 class NoFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -23,7 +24,7 @@ class ReloadAnswer(Shape):
 class ReloadFailure(Shape):
     """Why the file as it was then was not applied."""
 
-    at: Time
+    at: TimeText
     detail: str
 
 
@@ -51,7 +52,7 @@ class ConfigAnswer(Shape):
     """The configuration that is in force. `last_error` is null once a reload has gone well."""
 
     file: str | None
-    applied_at: Time
+    applied_at: TimeText
     last_error: ReloadFailure | None
     configuration: ConfigTables
 

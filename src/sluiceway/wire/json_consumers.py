@@ -9,13 +9,14 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sluiceway.kernel.clock import Millis, format_duration, format_time
+from sluiceway.contract.fields import Duration, Label, Pivot, QueueName, ShortText, TimeText
+from sluiceway.kernel.clock import Millis, check_duration, format_duration, format_time
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_SCHEDULE
 from sluiceway.kernel.names import check_text
 from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState
-from sluiceway.wire.decoding import Call, JsonDecoder, Natural, duration, given_text
-from sluiceway.wire.shapes import Duration, Label, Pivot, QueueName, Shape, ShortText, Time
+from sluiceway.wire.decoding import Call, JsonDecoder, Natural, given_text
+from sluiceway.wire.shapes import Shape
 
 MAX_QUEUES = 20
 """Of one answer, each with its consumers: at the most 700 KB, so some 14 MB."""
@@ -36,7 +37,7 @@ class QueryInfo(Shape):
     processed_per_s: float
     batch_duration: Duration
     error: str
-    told_at: Time
+    told_at: TimeText
 
 
 class ConsumerInfo(Shape):
@@ -45,9 +46,9 @@ class ConsumerInfo(Shape):
     client_id: str
     leases: int
     items: int
-    lease_deadline: Time | None
+    lease_deadline: TimeText | None
     waiting: int
-    seen_at: Time | None
+    seen_at: TimeText | None
     queries: list[QueryInfo]
 
 
@@ -105,7 +106,7 @@ class QueryFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=F
             self.items,
             self.input_per_s,
             self.processed_per_s,
-            duration(self.batch_duration, "query.batch_duration", 0, MAX_SCHEDULE),
+            check_duration(self.batch_duration, "query.batch_duration", 0, MAX_SCHEDULE),
             self.error,
         )
 

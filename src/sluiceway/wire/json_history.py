@@ -7,10 +7,11 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from sluiceway.contract.fields import QueueName, TimeText
 from sluiceway.kernel.clock import format_time
 from sluiceway.model.queue_minutes import MAX_MINUTES, MINUTE, History
 from sluiceway.wire.decoding import Call, JsonDecoder
-from sluiceway.wire.shapes import QueueName, Shape, Time
+from sluiceway.wire.shapes import Shape
 
 Series = list[int | None]
 
@@ -39,7 +40,7 @@ class QueueHistory(Shape):
 
     queue_name: QueueName
     every: Literal["1m"]
-    first_at: Time = msgspec.field(name="from")
+    first_at: TimeText = msgspec.field(name="from")
     series: HistorySeries
 
 

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
+from sluiceway.contract.fields import SOME_JSON, Duration, ItemIdText, LeaseIdText, ShortText, TimeText
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.ids import ItemId, LeaseId, parse_item_id
@@ -22,7 +23,7 @@ from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, request_
 from sluiceway.wire.item_limits import check_batch, check_count
 from sluiceway.wire.json_items import Item, batch_of, refuse_many_objects
 from sluiceway.wire.outcome_selection import check_partition, group_items
-from sluiceway.wire.shapes import SOME_JSON, Duration, ItemIdText, LeaseIdText, Shape, ShortText, Time
+from sluiceway.wire.shapes import Shape
 
 
 class ListedItem(Shape):
@@ -32,10 +33,10 @@ class ListedItem(Shape):
     origin: ItemIdText
     is_leased: bool
     lease_id: LeaseIdText | None
-    lease_deadline: Time | None
-    expire_deadline: Time | None
-    created_at: Time
-    enqueue_at: Time | None
+    lease_deadline: TimeText | None
+    expire_deadline: TimeText | None
+    created_at: TimeText
+    enqueue_at: TimeText | None
     attempts: int
     max_attempts: int
     kind: str | None
@@ -95,7 +96,7 @@ class ImportItem(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, gc=Fa
     encoding: ShortText | None = None
     reference: ShortText | None = None
     headers: dict[str, str] | None = None
-    enqueue_at: Time | None = None
+    enqueue_at: TimeText | None = None
     id: str | None = None
     origin: str | None = None
     is_leased: bool = False

@@ -8,13 +8,14 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from sluiceway.contract.fields import Duration, TimeText
 from sluiceway.core.group.group_records import BOUNDS, Move, SealedRound, Strategy
 from sluiceway.kernel.clock import Millis, format_duration, format_time, parse_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.model import instances
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceState
 from sluiceway.wire.decoding import JsonDecoder
-from sluiceway.wire.shapes import Duration, Shape, Time
+from sluiceway.wire.shapes import Shape
 
 MAX_ROUNDS = 100
 
@@ -53,7 +54,7 @@ class InstanceInfo(Shape):
     here: bool
     state: InstanceState
     silent_for: Duration
-    joined_at: Time | None
+    joined_at: TimeText | None
     partitions: int
 
 
@@ -107,7 +108,7 @@ class SealedRoundInfo(Shape):
     moved: int
     kept: int
     duration: Duration
-    sealed_at: Time
+    sealed_at: TimeText
     sealed_by: str
     moves: list[MovedPartition]
 

@@ -10,7 +10,8 @@ import msgspec
 import pyarrow as pa
 from msgspec import Meta
 
-from sluiceway.kernel.clock import Millis, parse_time
+from sluiceway.contract.fields import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, TimeText
+from sluiceway.kernel.clock import Millis, check_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.ids import ItemId, parse_item_id, parse_lease_id
 from sluiceway.kernel.limits import (
@@ -28,10 +29,9 @@ from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, Lease, Peek, Pr
 from sluiceway.model.small_batch import MAX_BYTES as MAX_FEW_BYTES
 from sluiceway.model.small_batch import MOST as MAX_FEW
 from sluiceway.model.small_batch import SmallBatch
-from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber, duration, given_text, lease_timeout, request_timeout
+from sluiceway.wire.decoding import Call, JsonDecoder, Natural, PartitionNumber, given_text, lease_timeout, request_timeout
 from sluiceway.wire.item_limits import check_batch, check_count
 from sluiceway.wire.outcome_selection import belongs, check_partition
-from sluiceway.wire.shapes import ONE_PAYLOAD, SOME_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, Time
 
 _OPTIONAL = {field.name: field for field in OPTIONAL}
 
@@ -72,7 +72,7 @@ class ProduceFields(Call):
             raise invalid("idempotency_window", "the keys of an idempotency_group have no window")
         window = record.idempotency_window
         if self.idempotency_window is not None:
-            window = duration(self.idempotency_window, "idempotency_window", 1, window)
+            window = check_duration(self.idempotency_window, "idempotency_window", 1, window)
         return ProduceKey(key, group, self.idempotency_sequence or 0, window)
 
 
@@ -83,7 +83,7 @@ class Item(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     encoding: ShortText | None = None
     reference: ShortText | None = None
     headers: dict[str, str] | None = None
-    enqueue_at: Time | None = None
+    enqueue_at: TimeText | None = None
 
 
 class ProduceCall(ProduceFields, kw_only=True):

@@ -8,11 +8,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from sluiceway.kernel.clock import Millis, format_time
+from sluiceway.contract.fields import Duration, Label, QueueName, TimeText
+from sluiceway.kernel.clock import Millis, check_duration, format_time
 from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_KEY_RATE, MAX_KEY_SCOPES, MAX_KEY_TIMEOUT
 from sluiceway.model.access import ACTIONS, ApiKey, Caller, KeySpec, Scope
-from sluiceway.wire.decoding import JsonDecoder, duration, given_text
-from sluiceway.wire.shapes import Duration, Label, QueueName, Shape, Time
+from sluiceway.wire.decoding import JsonDecoder, given_text
+from sluiceway.wire.shapes import Shape
 
 Rate = Annotated[int, Meta(ge=0, le=MAX_KEY_RATE)]
 KeyName = QueueName
@@ -32,7 +33,7 @@ class CreateKeyCall(msgspec.Struct, forbid_unknown_fields=True):
     bytes_per_second: Rate | None = None
 
     def spec(self, now: Millis) -> KeySpec:
-        life = None if self.expires_after is None else duration(self.expires_after, "expires_after", 1, MAX_KEY_TIMEOUT)
+        life = None if self.expires_after is None else check_duration(self.expires_after, "expires_after", 1, MAX_KEY_TIMEOUT)
         expires_at = None if life is None else now + life
         return KeySpec(self.name, self.scopes, expires_at, self.requests_per_second, self.bytes_per_second)
 
@@ -58,8 +59,8 @@ class KeyInfo(Shape):
     key_id: str
     name: KeyName
     scopes: list[ScopeText]
-    created_at: Time
-    expires_at: Time | None
+    created_at: TimeText
+    expires_at: TimeText | None
     requests_per_second: int | None
     bytes_per_second: int | None
 
@@ -79,8 +80,8 @@ class OwnKey(Shape):
     key_id: str | None
     name: KeyName
     scopes: list[ScopeText]
-    created_at: Time | None
-    expires_at: Time | None
+    created_at: TimeText | None
+    expires_at: TimeText | None
     requests_per_second: int | None
     bytes_per_second: int | None
 

@@ -7,16 +7,16 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from sluiceway.kernel.clock import Millis, parse_time
+from sluiceway.contract.fields import SOME_ARROW, SOME_JSON, UP_TO_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, TimeText
+from sluiceway.kernel.clock import Millis, check_duration, parse_time
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_SCHEDULE
 from sluiceway.kernel.names import check_text
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, Disposition, Extend, Settle
-from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, duration, given_text, lease_timeout, request_timeout
+from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, given_text, lease_timeout, request_timeout
 from sluiceway.wire.item_limits import check_count
 from sluiceway.wire.outcome_selection import Grouped, check_partition, group_items, group_leases, select_leases
-from sluiceway.wire.shapes import SOME_ARROW, SOME_JSON, UP_TO_JSON, Duration, ItemIdText, Label, LeaseIdText, ShortText, Time
 
 
 class SettleFields(Call):
@@ -72,7 +72,7 @@ class SelectCall(_IdsCall):
 
 class RetryItem(msgspec.Struct, forbid_unknown_fields=True, gc=False):
     id: ItemIdText
-    retry_at: Time | None = None
+    retry_at: TimeText | None = None
     retry_after: Duration | None = None
     dead: bool = False
     reason: ShortText | None = None
@@ -161,7 +161,7 @@ class ExtendCall(_IdsCall):
 
 
 def _delay(text: str | None, path: str) -> Millis | None:
-    return None if text is None else duration(text, f"{path}.retry_after", 0, MAX_SCHEDULE)
+    return None if text is None else check_duration(text, f"{path}.retry_after", 0, MAX_SCHEDULE)
 
 
 decode_select = JsonDecoder(SelectCall)

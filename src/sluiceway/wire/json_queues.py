@@ -3,90 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
+from sluiceway.contract.fields import SOME, Duration, Label, Pivot, QueueName
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Verb
 from sluiceway.kernel.clock import format_duration
 from sluiceway.kernel.errors import SluicewayError, invalid
-from sluiceway.kernel.limits import (
-    KEY_WINDOW,
-    MAX_ITEMS_ARROW,
-    MAX_LEASE_TIMEOUT,
-    MAX_PAGE,
-    MAX_PARTITIONS,
-    MAX_REQUEST_TIMEOUT,
-    MAX_SCHEDULE,
-    MIN_KEY_WINDOW,
-)
-from sluiceway.kernel.names import check_queue_name, check_text
-from sluiceway.model.queue import Backoff, Verb
+from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_PAGE, MAX_PARTITIONS
+from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.requests import Clear, QueuePatch, QueueSpec, Redrive
-from sluiceway.wire.decoding import Call, JsonDecoder, Natural, duration, given_queue, given_text, request_timeout
-from sluiceway.wire.shapes import SOME, Duration, Label, LogicalQueueCount, Pivot, QueueName, ShortText
+from sluiceway.wire.decoding import Call, JsonDecoder, Natural, given_queue, given_text, request_timeout
 
-_ATTEMPTS = 1_000_000_000
-_Timeout = Duration | UnsetType | None
-_DEFAULTS = {field.name: field.default for field in fields(QueueSpec)}
 _FIXED = ("incarnation", "created_at", "updated_at", "partitions", "paused", "rebalance")
 """What `queues.info` shows beside the settings. It is named, so that an answer sent back whole is not called misspelt."""
 
+if TYPE_CHECKING:
+    _SettingFields = Call
+else:
+    _SettingFields = msgspec.defstruct(
+        "_SettingFields",
+        [(each.name, each.form.wire | UnsetType | None, UNSET) for each in QUEUE_SETTINGS.values()],
+        bases=(Call,),
+        forbid_unknown_fields=True,
+        kw_only=True,
+        gc=False,
+    )
 
-class BackoffFields(msgspec.Struct, forbid_unknown_fields=True, gc=False):
-    first: Duration
-    most: Duration
 
-    def backoff(self) -> Backoff:
-        first = duration(self.first, "retry_backoff.first", 1, MAX_SCHEDULE)
-        most = duration(self.most, "retry_backoff.most", 1, MAX_SCHEDULE)
-        if first > most:
-            raise invalid("retry_backoff.first", f"{self.first!r} is longer than most, which is {self.most!r}")
-        return Backoff(first, most)
-
-
-class _Settings(Call):
+class _Settings(_SettingFields):
     """The settings of a queue. One that is absent is left as it is, one that is null takes its default."""
 
-    lease_timeout: _Timeout = UNSET
-    max_lease_timeout: _Timeout = UNSET
-    max_attempts: Annotated[int, Meta(ge=0, le=_ATTEMPTS)] | UnsetType | None = UNSET
-    dead_queue: QueueName | UnsetType | None = UNSET
-    expire_timeout: _Timeout = UNSET
-    retry_backoff: BackoffFields | UnsetType | None = UNSET
-    idempotency_window: _Timeout = UNSET
-    write_timeout: _Timeout = UNSET
-    logical_queues: LogicalQueueCount | Literal["auto"] | UnsetType | None = UNSET
-    reference: ShortText | UnsetType | None = UNSET
-
     def settings(self) -> dict[str, Any]:
-        """Those that were named, by the names of `QueueRecord`."""
-        named = {name: getattr(self, name) for name in self.__struct_fields__ if name in _CHECKS}
-        return {name: _DEFAULTS[name] if value is None else _CHECKS[name](value) for name, value in named.items() if value is not UNSET}
-
-
-_CHECKS: dict[str, Any] = {
-    "lease_timeout": lambda text: duration(text, "lease_timeout", 1, MAX_LEASE_TIMEOUT),
-    "max_lease_timeout": lambda text: duration(text, "max_lease_timeout", 1, MAX_LEASE_TIMEOUT),
-    "max_attempts": int,
-    "dead_queue": lambda name: check_queue_name(name, "dead_queue"),
-    "expire_timeout": lambda text: duration(text, "expire_timeout", 0, MAX_SCHEDULE),
-    "retry_backoff": BackoffFields.backoff,
-    "idempotency_window": lambda text: duration(text, "idempotency_window", MIN_KEY_WINDOW, KEY_WINDOW),
-    "write_timeout": lambda text: duration(text, "write_timeout", 1, MAX_REQUEST_TIMEOUT),
-    "logical_queues": lambda wanted: wanted,
-    "reference": lambda text: check_text(text, "reference"),
-}
+        """Those that were named, as `QueueSettings` has them. Raises `invalid_request`."""
+        named = {name: getattr(self, name) for name in QUEUE_SETTINGS}
+        return {name: QUEUE_SETTINGS[name].read(value) for name, value in named.items() if value is not UNSET}
 
 
 class CreateCall(_Settings):
     requested_partitions: Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)] = 1
 
     def spec(self) -> QueueSpec:
-        spec = QueueSpec(check_queue_name(self.queue_name), self.requested_partitions, **self.settings())
+        settings = self.settings()
+        spec = QueueSpec(check_queue_name(self.queue_name), self.requested_partitions, **settings)
         if spec.lease_timeout > spec.max_lease_timeout:
-            field = "max_lease_timeout" if self.lease_timeout is UNSET else "lease_timeout"
+            field = "lease_timeout" if "lease_timeout" in settings else "max_lease_timeout"
             most = format_duration(spec.max_lease_timeout)
             raise invalid(field, f"leases of {format_duration(spec.lease_timeout)} are longer than the most of {most}")
         return spec
@@ -101,7 +64,7 @@ class UpdateCall(_Settings):
         check_queue_name(self.queue_name)
         named = self.settings()
         if not named and self.requested_partitions is None:
-            raise SluicewayError("invalid_request", f"there is nothing to change; name at least one of {', '.join(_CHECKS)}")
+            raise SluicewayError("invalid_request", f"there is nothing to change; name at least one of {', '.join(QUEUE_SETTINGS)}")
         return QueuePatch(named, self.version)
 
     def check_partitions(self, partitions: int) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from sluiceway.kernel.clock import Millis, format_duration, format_time
+from sluiceway.contract import rebalances as answers
+from sluiceway.contract.fields import Label, Pattern, QueueName, time_field
+from sluiceway.contract.rebalances import DrainMode
+from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_PARTITIONS
 from sluiceway.model import rebalance as model
 from sluiceway.model.access import check_pattern
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.rebalance import DrainMode, RebalanceBatch, RebalanceProgress, RebalanceState, StepKind
+from sluiceway.model.rebalance import RebalanceBatch, RebalanceProgress
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, given_queue, given_text
-from sluiceway.wire.shapes import Duration, Label, Pattern, QueueName, Shape, Time
 
 MAX_LISTED = 100
 MAX_RATE = 1_000_000_000
@@ -107,121 +110,6 @@ decode_partition = JsonDecoder(PartitionCall)
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-class NewPartitionInfo(Shape):
-    """A partition that is made, in the stead of its parents."""
-
-    partition: int
-    backend: str
-    parents: list[int]
-
-
-class PlanInfo(Shape):
-    """What is done with the partitions, by their numbers."""
-
-    creates: list[NewPartitionInfo]
-    drains: list[int]
-    keeps: list[int]
-    reopens: list[int]
-    in_order: bool
-
-
-class PresentPartition(Shape):
-    """A partition that the queue has now."""
-
-    partition: int
-    backend: str
-    state: str
-    items: int | None
-
-
-class RebalancePlan(Shape):
-    """What a rebalance would do now. With nothing to do it makes and drains none."""
-
-    queue_name: QueueName
-    plan_id: str
-    requested_partitions: int
-    plan: PlanInfo
-    partitions: list[PresentPartition]
-
-
-class StepInfo(Shape):
-    """A step that is done."""
-
-    step: StepKind
-    at: Time
-    instance: str
-    partition: int | None
-
-
-class DrainingPartition(Shape):
-    """What is left in a partition that is being drained."""
-
-    partition: int
-    items_left: int
-
-
-class ProgressInfo(Shape):
-    """How far draining is, as far as the owners of the partitions answer."""
-
-    items_left: int
-    leased_left: int
-    scheduled_left: int
-    partitions: list[DrainingPartition]
-    rate_per_s: float | None
-    time_left: Duration | None
-
-
-class RebalanceInfo(Shape):
-    """A rebalance of a queue."""
-
-    id: str
-    queue_name: QueueName
-    incarnation: str
-    state: RebalanceState
-    step: StepKind
-    requested_partitions: int
-    plan: PlanInfo
-    drain: DrainMode
-    rate: int | None
-    actor: str
-    request_id: str
-    created_at: Time
-    updated_at: Time
-    started_at: Time | None
-    drain_at: Time | None
-    ended_at: Time | None
-    items: int
-    moved: int
-    steps: list[StepInfo]
-    batch: str | None
-    after: str | None
-    problem: str | None
-    retries: int
-    progress: ProgressInfo | None
-
-
-class RebalancePage(Shape):
-    """Some rebalances, newest first. `next` is the pivot of the page with older ones."""
-
-    items: list[RebalanceInfo]
-    next: str | None
-
-
-class LeftOut(Shape):
-    """A queue of which no rebalance was begun, and why."""
-
-    queue_name: QueueName
-    reason: str
-
-
-class BatchInfo(Shape):
-    """Rebalances that are carried out one after the other."""
-
-    batch: str
-    rebalances: list[RebalanceInfo]
-    left_out: list[LeftOut]
-
-
 class Planned(NamedTuple):
     """A plan and what it was made for; `items` by partition, of those that are known."""
 
@@ -233,25 +121,40 @@ class Planned(NamedTuple):
 
 
 def planned(found: Planned) -> bytes:
-    present = [
-        PresentPartition(each.partition, each.backend, each.state, found.items.get(each.partition)) for each in found.record.partitions
-    ]
+    """What a rebalance would do."""
     return msgspec.json.encode(
-        RebalancePlan(found.record.queue_name, found.plan_id, found.requested_partitions, _plan(found.plan), present)
+        answers.RebalancePlan(
+            queue_name=found.record.queue_name,
+            plan_id=found.plan_id,
+            requested_partitions=found.requested_partitions,
+            plan=_plan(found.plan),
+            partitions=[
+                answers.PresentPartition(
+                    partition=each.partition, backend=each.backend, state=each.state, items=found.items.get(each.partition)
+                )
+                for each in found.record.partitions
+            ],
+        )
     )
 
 
-def _plan(plan: model.Plan) -> PlanInfo:
-    creates = [NewPartitionInfo(each.partition, each.backend, list(each.parents)) for each in plan.creates]
-    return PlanInfo(creates, list(plan.drains), list(plan.keeps), list(plan.reopens), plan.in_order)
+def _plan(plan: model.Plan) -> answers.Plan:
+    return answers.Plan(
+        creates=[answers.NewPartition(partition=each.partition, backend=each.backend, parents=list(each.parents)) for each in plan.creates],
+        drains=list(plan.drains),
+        keeps=list(plan.keeps),
+        reopens=list(plan.reopens),
+        in_order=plan.in_order,
+    )
 
 
 def rebalance(found: model.Rebalance, progress: RebalanceProgress | None = None) -> bytes:
+    """One rebalance."""
     return msgspec.json.encode(_rebalance(found, progress))
 
 
-def _rebalance(found: model.Rebalance, progress: RebalanceProgress | None = None) -> RebalanceInfo:
-    return RebalanceInfo(
+def _rebalance(found: model.Rebalance, progress: RebalanceProgress | None = None) -> answers.Rebalance:
+    return answers.Rebalance(
         id=found.id,
         queue_name=found.queue_name,
         incarnation=found.incarnation,
@@ -263,14 +166,16 @@ def _rebalance(found: model.Rebalance, progress: RebalanceProgress | None = None
         rate=found.rate,
         actor=found.actor,
         request_id=found.request_id,
-        created_at=format_time(found.created_at),
-        updated_at=format_time(found.updated_at),
+        created_at=time_field(found.created_at),
+        updated_at=time_field(found.updated_at),
         started_at=_time(found.started_at),
         drain_at=_time(found.drain_at),
         ended_at=_time(found.ended_at),
         items=found.items,
         moved=found.moved,
-        steps=[StepInfo(each.kind, format_time(each.at), each.by, each.partition) for each in found.done],
+        steps=[
+            answers.RebalanceStep(step=each.kind, at=time_field(each.at), instance=each.by, partition=each.partition) for each in found.done
+        ],
         batch=found.batch,
         after=found.after,
         problem=found.problem or None,
@@ -279,32 +184,29 @@ def _rebalance(found: model.Rebalance, progress: RebalanceProgress | None = None
     )
 
 
-def _progress(progress: RebalanceProgress) -> ProgressInfo:
-    return ProgressInfo(
-        progress.items_left,
-        progress.leased_left,
-        progress.scheduled_left,
-        [DrainingPartition(partition, left) for partition, left in sorted(progress.by_partition.items())],
-        None if progress.rate_per_s is None else round(progress.rate_per_s, 1),
-        None if progress.time_left is None else format_duration(-(-progress.time_left // _SECOND) * _SECOND),
+def _progress(progress: RebalanceProgress) -> answers.RebalanceProgress:
+    return answers.RebalanceProgress(
+        items_left=progress.items_left,
+        leased_left=progress.leased_left,
+        scheduled_left=progress.scheduled_left,
+        partitions=[answers.DrainingPartition(partition=each, items_left=left) for each, left in sorted(progress.by_partition.items())],
+        rate_per_s=None if progress.rate_per_s is None else round(progress.rate_per_s, 1),
+        time_left=None if progress.time_left is None else format_duration(-(-progress.time_left // _SECOND) * _SECOND),
     )
 
 
-def _time(at: Millis | None) -> str | None:
-    return None if at is None else format_time(at)
+def _time(at: Millis | None) -> datetime | None:
+    return None if at is None else time_field(at)
 
 
 def page(found: Sequence[model.Rebalance], limit: int) -> bytes:
     """The first `limit` of them; whether there are more says whether there is a next page."""
     following = found[limit - 1].id if len(found) > limit else None
-    return msgspec.json.encode(RebalancePage([_rebalance(each) for each in found[:limit]], following))
+    return msgspec.json.encode(answers.RebalancePage(items=[_rebalance(each) for each in found[:limit]], next=following))
 
 
 def batch(found: RebalanceBatch) -> bytes:
-    return msgspec.json.encode(
-        BatchInfo(found.batch, _all(found.rebalances), [LeftOut(queue_name, reason) for queue_name, reason in found.left_out])
-    )
-
-
-def _all(rebalances: Iterable[model.Rebalance]) -> list[RebalanceInfo]:
-    return [_rebalance(each) for each in rebalances]
+    """The rebalances that one call began."""
+    left_out = [answers.LeftOut(queue_name=queue_name, reason=reason) for queue_name, reason in found.left_out]
+    rebalances = [_rebalance(each) for each in found.rebalances]
+    return msgspec.json.encode(answers.RebalanceBatch(batch=found.batch, rebalances=rebalances, left_out=left_out))

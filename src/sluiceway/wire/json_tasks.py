@@ -9,10 +9,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from sluiceway.contract.fields import Duration
 from sluiceway.core.group.task_state import Phase
 from sluiceway.kernel.names import QUEUE_NAME
 from sluiceway.wire.decoding import JsonDecoder
-from sluiceway.wire.shapes import Duration, Shape
+from sluiceway.wire.shapes import Shape
 
 CaptureName = Annotated[str, Meta(title="capture name", extra_json_schema={"pattern": f"^{QUEUE_NAME.pattern}$", "examples": ["orders"]})]
 

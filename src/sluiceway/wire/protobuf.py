@@ -12,6 +12,7 @@ One entry of `CALLS` a call. What is not translated there is the same in both. E
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any, Final, NamedTuple
@@ -24,7 +25,8 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from sluiceway.kernel.clock import format_duration, format_time, parse_duration, parse_time
+from sluiceway.contract.queue_settings import QueueInfo, QueuePage
+from sluiceway.kernel.clock import as_millis, format_duration, format_time, parse_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.wire import json_inspection, shapes
@@ -322,8 +324,8 @@ class _Leased(msgspec.Struct, gc=False):
 
 
 _decode_leased = msgspec.json.Decoder(_Leased).decode
-_decode_info = msgspec.json.Decoder(shapes.QueueInfo).decode
-_decode_queues = msgspec.json.Decoder(shapes.QueuePage).decode
+_decode_info = msgspec.json.Decoder(QueueInfo).decode
+_decode_queues = msgspec.json.Decoder(QueuePage).decode
 _decode_counts = msgspec.json.Decoder(shapes.QueueCounts).decode
 _decode_items = msgspec.json.Decoder(json_inspection.ListedItems).decode
 _decode_imported = msgspec.json.Decoder(json_inspection.Imported).decode
@@ -363,17 +365,17 @@ def _add_items(said: Any, items: Sequence[shapes.ServedItem]) -> None:
 
 
 class _Times:
-    """RFC 3339 texts as Timestamps; many items of an answer have the same."""
+    """Times as Timestamps; many items of an answer have the same."""
 
     def __init__(self) -> None:
-        self._known: dict[str | None, dict[str, int] | None] = {None: None}
+        self._known: dict[str | datetime | None, dict[str, int] | None] = {None: None}
 
-    def of(self, text: str | None) -> dict[str, int] | None:
-        if text not in self._known:
-            assert text is not None
-            seconds, millis = divmod(parse_time(text, ""), 1_000)
-            self._known[text] = {"seconds": seconds, "nanos": millis * 1_000_000}
-        return self._known[text]
+    def of(self, time: str | datetime | None) -> dict[str, int] | None:
+        if time not in self._known:
+            assert time is not None
+            seconds, millis = divmod(as_millis(time) if isinstance(time, datetime) else parse_time(time, ""), 1_000)
+            self._known[time] = {"seconds": seconds, "nanos": millis * 1_000_000}
+        return self._known[time]
 
 
 def _go_duration(text: str) -> str:
@@ -389,7 +391,7 @@ def _go_duration(text: str) -> str:
     return f"{hours}h{minutes}m{seconds}" if hours else f"{minutes}m{seconds}"
 
 
-def _queue_info(queue: shapes.QueueInfo) -> dict[str, Any]:
+def _queue_info(queue: QueueInfo) -> dict[str, Any]:
     times = _Times()
     return {
         "queue_name": queue.queue_name,

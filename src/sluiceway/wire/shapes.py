@@ -6,114 +6,16 @@ that a pattern did not match.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Literal
 
 import msgspec
-from msgspec import Meta
 
-from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
-from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_ITEMS_JSON, MAX_PARTITIONS, MAX_TEXT_BYTES
-from sluiceway.kernel.names import QUEUE_NAME
-from sluiceway.model.access import PATTERN
-from sluiceway.model.queue import PartitionState, Verb
-from sluiceway.model.rebalance import RebalanceState, StepKind
+from sluiceway.contract.fields import ItemIdText, LeaseIdText, QueueName, TimeText
 from sluiceway.model.requests import IgnoredReason, Whereabouts
-
-
-def _text(title: str | None = None, **schema: Any) -> Meta:
-    return Meta(title=title, extra_json_schema=schema)
-
-
-_NUMBER: Final = "(0|[1-9][0-9]{0,8})"
-_LONG: Final = "(0|[1-9][0-9]{0,17})"
-
-QueueName = Annotated[str, _text("queue name", pattern=f"^{QUEUE_NAME.pattern}$", examples=["orders"])]
-Duration = Annotated[str, _text("duration", pattern=r"^([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+$", maxLength=32, examples=["30s"])]
-Time = Annotated[str, _text("time", format="date-time", examples=["2026-01-31T08:00:00Z"])]
-ItemIdText = Annotated[str, _text("item id", pattern=rf"^[^.]*\.{_NUMBER}\.{_LONG}$", maxLength=64, examples=["k7f3q2ma.0.1042"])]
-LeaseIdText = Annotated[
-    str, _text("lease id", pattern=rf"^[^.]*\.{_NUMBER}\.L(0|[1-9][0-9]{{0,16}})$", maxLength=64, examples=["k7f3q2ma.0.L17"])
-]
-Incarnation = Annotated[str, _text(pattern=f"^[{INCARNATION_ALPHABET}]{{{INCARNATION_LENGTH}}}$", examples=["k7f3q2ma"])]
-ShortText = Annotated[str, _text(maxLength=MAX_TEXT_BYTES)]
-Label = Annotated[str, _text(minLength=1, maxLength=MAX_TEXT_BYTES)]
-"""A short text that must not be empty."""
-
-LogicalQueueCount = Annotated[int, Meta(ge=1, le=MAX_PARTITIONS)]
-Pattern = Annotated[str, _text("pattern of queue names", pattern=f"^{PATTERN.pattern}$", examples=["orders-*"])]
-Pivot = Annotated[str, _text(pattern=f"^({QUEUE_NAME.pattern})?$")]
-"""Where a page begins: after that name, or (empty) at the first."""
-
-ONE_PAYLOAD: Final = _text(
-    oneOf=[
-        {"required": [name], "properties": {name: {"type": "string"}, other: {"type": "null"}}}
-        for name, other in (("bytes", "utf8"), ("utf8", "bytes"))
-    ]
-)
-SOME: Final = _text(minItems=1)
-UP_TO_JSON: Final = _text(maxItems=MAX_ITEMS_JSON)
-SOME_JSON: Final = _text(minItems=1, maxItems=MAX_ITEMS_JSON)
-SOME_ARROW: Final = _text(minItems=1, maxItems=MAX_ITEMS_ARROW)
 
 
 class Shape(msgspec.Struct, gc=False):
     """An answer, or a part of one. Every field is there, also where it is null; a client passes over those that it does not know."""
-
-
-class BackoffInfo(Shape):
-    first: Duration
-    most: Duration
-
-
-class PartitionInfo(Shape):
-    """A partition, and the instance that has it. `state` is the recorded one; whether it serves is in `queue.stats`."""
-
-    partition: int
-    backend: str
-    state: PartitionState
-    parents: list[int]
-    owner: str | None
-    address: str | None
-
-
-class OpenRebalance(Shape):
-    """The rebalance that a queue has open, in short."""
-
-    id: str
-    state: RebalanceState | None
-    step: StepKind | None
-    items_left: int | None
-
-
-class QueueInfo(Shape):
-    """A queue with its settings."""
-
-    queue_name: QueueName
-    incarnation: Incarnation
-    created_at: Time
-    updated_at: Time
-    version: int
-    lease_timeout: Duration
-    max_lease_timeout: Duration
-    max_attempts: int
-    dead_queue: QueueName | None
-    expire_timeout: Duration
-    retry_backoff: BackoffInfo | None
-    idempotency_window: Duration
-    write_timeout: Duration | None
-    logical_queues: LogicalQueueCount | Literal["auto"] | None
-    reference: str
-    paused: tuple[Verb, ...]
-    requested_partitions: int
-    partitions: list[PartitionInfo]
-    rebalance: OpenRebalance | None
-
-
-class QueuePage(Shape):
-    """Some queues, by name."""
-
-    items: list[QueueInfo]
-    next: QueueName | None
 
 
 class Done(Shape):
@@ -136,7 +38,7 @@ class HeldLease(Shape):
     lease_id: LeaseIdText
     partition: int
     count: int
-    lease_deadline: Time
+    lease_deadline: TimeText
 
 
 class ServedItem(Shape):
@@ -146,9 +48,9 @@ class ServedItem(Shape):
     origin: ItemIdText
     partition: int
     lease_id: LeaseIdText | None
-    lease_deadline: Time | None
+    lease_deadline: TimeText | None
     attempts: int
-    enqueued_at: Time
+    enqueued_at: TimeText
     kind: str | None
     encoding: str | None
     reference: str | None
@@ -228,11 +130,11 @@ class Explained(Shape, omit_defaults=True):
     reason: str
     ahead: int | None = None
     attempts: int | None = None
-    due_at: Time | None = None
-    expires_at: Time | None = None
+    due_at: TimeText | None = None
+    expires_at: TimeText | None = None
     lease_id: LeaseIdText | None = None
     client_id: str | None = None
-    lease_deadline: Time | None = None
+    lease_deadline: TimeText | None = None
 
 
 class PartitionCounts(Shape):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.queue import Backoff
 
 
 class Rules(NamedTuple):
@@ -17,5 +17,5 @@ class Rules(NamedTuple):
     max_attempts: int = 0
     keeps_dead: bool = False
     expire_timeout: Millis = 0
-    backoff: Backoff | None = None
+    backoff: RetryBackoff | None = None
     dead_queue: str | None = None

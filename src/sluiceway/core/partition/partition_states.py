@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
-from sluiceway.model.queue import PartitionRecord, PartitionState, QueueRecord
+from sluiceway.contract.rebalances import PartitionState
+from sluiceway.model.queue import PartitionRecord, QueueRecord
 
 ShownState = Literal["available", "preparing", "draining", "paused", "unavailable", "error"]
 

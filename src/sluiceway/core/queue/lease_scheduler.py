@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from sluiceway.contract.queue_settings import Verb
 from sluiceway.core.queue.distribution import deal
 from sluiceway.core.queue.executor_index import ExecutorIndex
 from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
@@ -12,7 +13,6 @@ from sluiceway.core.queue.tickets import Grant, Result, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES
-from sluiceway.model.queue import Verb
 from sluiceway.model.requests import Lease, LeaseInfo
 
 LEASE_PATIENCE = 1_000

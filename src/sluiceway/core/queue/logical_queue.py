@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.idempotency_keys import Seen
 from sluiceway.core.partition.key_slots import home_of, slot
 from sluiceway.core.partition.partition import Intended, Partition
@@ -26,7 +27,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_WAITING, TIMER_BATCH
 from sluiceway.model.items import digest as digest_of
 from sluiceway.model.outcomes import Outcome
-from sluiceway.model.queue import PartitionState, QueueRecord
+from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import Lease, Produce, Produced, ProduceKey, QueueStats
 from sluiceway.model.small_batch import in_columns
 

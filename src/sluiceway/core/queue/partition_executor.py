@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.compaction import Compaction, compactions
 from sluiceway.core.partition.item_listing import why_left
 from sluiceway.core.partition.partition import Intended, Partition, Placed
@@ -37,7 +38,6 @@ from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.kernel.limits import BLOB_BYTES, MAX_ITEMS_ARROW, MAX_LEASE_BYTES
 from sluiceway.model.inspection import Deleted
 from sluiceway.model.peers import GiveKeys, KeysGiven, NoteKeys, Shut, Shutted, TakeKeys
-from sluiceway.model.queue import PartitionState
 from sluiceway.model.requests import (
     Clear,
     Cleared,

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from sluiceway.contract.queue_settings import LogicalQueues
 from sluiceway.kernel.clock import Millis
-from sluiceway.model.queue import LogicalQueues
 
 REQUESTS = 1_500
 """Small requests that one instance does in a second of processor time where this was measured, and ..."""

@@ -29,13 +29,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from sluiceway.contract.rebalances import PartitionState, RebalanceState, StepKind
 from sluiceway.core.partition.key_slots import slot_of_name, slots_of, spread
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_KEYS_BYTES
 from sluiceway.model.peers import GiveKeys, HandOverKeys, KeysGiven, Moved, MoveOut, Shut, Shutted, Shutting, TakeKeys
-from sluiceway.model.queue import MOVING, PartitionRecord, PartitionState, QueueRecord
-from sluiceway.model.rebalance import Plan, Rebalance, RebalanceState, StepDone, StepKind
+from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
+from sluiceway.model.rebalance import Plan, Rebalance, StepDone
 
 ASK_TIMEOUT: Millis = 5_000
 """How long one request may take before it is made again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting
 from sluiceway.kernel.errors import invalid
 from sluiceway.server.ui.view import Command, Field, whole
 
@@ -22,48 +23,29 @@ def _logical_queues(text: str) -> int | str:
     return text if text == "auto" else whole(text, "logical_queues")
 
 
-SETTINGS: Final = (
-    Field("lease_timeout", "Lease timeout", flag="--lease-timeout", hint="How long a lease lives that does not say otherwise, such as 1m."),
-    Field("max_lease_timeout", "Longest lease", flag="--max-lease-timeout", hint="The most that a lease may ask for, such as 30d."),
-    Field("max_attempts", "Attempts at most", "number", "--max-attempts", "Leases an item may use up before it is dead; 0: no limit."),
-    Field("dead_queue", "Dead queue", flag="--dead-queue", hint="Where dead items go. It must exist, and have none itself."),
-    Field(
-        "expire_timeout",
-        "Items expire after",
-        flag="--expire-timeout",
-        hint="Not completed so long after it was due, an item is dead; 0s: never.",
-    ),
-    Field(
-        "retry_backoff",
-        "Retry back-off",
-        flag="--retry-backoff",
-        hint="Two durations: a retry waits for the first, then twice as long each time, and for the second at most, such as 1s 10m.",
-        means=_backoff,
-        words=lambda text: ["--retry-backoff", *text.split()],
-    ),
-    Field(
-        "idempotency_window",
-        "Idempotency window",
-        flag="--idempotency-window",
-        hint="How long an idempotency key is remembered: 10m to 1d.",
-    ),
-    Field("write_timeout", "Write timeout", flag="--write-timeout", hint="A commit that takes longer has an unknown outcome; 15m at most."),
-    Field(
-        "logical_queues",
-        "Logical queues",
-        flag="--logical-queues",
-        hint="On how many instances it lies: a number, or auto.",
-        means=_logical_queues,
-    ),
-    Field("reference", "Reference", flag="--reference", hint="A note of yours."),
-)
+def _field(setting: Setting) -> Field:
+    flag = f"--{setting.name.replace('_', '-')}"
+    hint = f"{setting.about} Default: {setting.default_text}."
+    if setting.form.kind == "backoff":
+        hint = f"{hint} Two durations, such as 1s 10m."
+        return Field(setting.name, setting.label, flag=flag, hint=hint, means=_backoff, words=lambda text: [flag, *text.split()])
+    means = _logical_queues if setting.form.kind == "logical queues" else None
+    return Field(setting.name, setting.label, "number" if setting.form.kind == "count" else "text", flag, hint, means=means)
+
+
+SETTINGS: Final = tuple(_field(each) for each in QUEUE_SETTINGS.values())
 """Each of them changes nothing while it is empty."""
 
-_UNSET: Final = (
-    Field("no_dead_queue", "No dead queue: dead items are dropped", "flag", "--no-dead-queue", gives=("dead_queue", None)),
-    Field("no_retry_backoff", "No retry back-off", "flag", "--no-retry-backoff", gives=("retry_backoff", None)),
-    Field("no_write_timeout", "Write timeout as the backend says", "flag", "--no-write-timeout", gives=("write_timeout", None)),
-    Field("no_logical_queues", "On all instances", "flag", "--no-logical-queues", gives=("logical_queues", None)),
+_UNSET: Final = tuple(
+    Field(
+        f"no_{each.name}",
+        f"No {each.label.lower()} ({each.unset})",
+        "flag",
+        f"--no-{each.name.replace('_', '-')}",
+        gives=(each.name, None),
+    )
+    for each in QUEUE_SETTINGS.values()
+    if each.is_nullable
 )
 
 VERBS: Final = Field(
@@ -80,7 +62,7 @@ COMMANDS: Final = (
         "queues.create",
         "Create a queue",
         "Create a queue",
-        "What is left empty is as the server has it by default.",
+        "Blank = server default.",
         "queues.create",
         "manage",
         "queue create",
@@ -95,7 +77,7 @@ COMMANDS: Final = (
         "queues.update",
         "Change settings",
         "Change settings",
-        "What is left empty stays as it is. It takes effect at once, unless somebody else has changed the queue since you opened this.",
+        "Blank = unchanged. Takes effect at once. Refused if the queue has changed since you opened this page.",
         "queues.update",
         "manage",
         "queue update",

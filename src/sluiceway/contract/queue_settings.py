@@ -1,0 +1,276 @@
+"""A queue: its settings, each one entry, and the answers that show it.
+
+An entry is a field of `QueueSettings`: its type, its default, its label, what it does, and how it is written. From the entries come the
+settings that `queues.create` and `queues.update` take, with their checks; their texts in the OpenAPI document; the options of
+`sluiceway queue create`, and the dashboard's form and table. `Settings` and `QueueInfo` repeat the names for type checkers; a test holds
+them to the entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, Any, Final, Literal, TypedDict
+
+import msgspec
+from msgspec import Meta
+
+from sluiceway.contract.fields import Answer, Duration, Incarnation, LogicalQueueCount, QueueName, ShortText, Time, about, one_of
+from sluiceway.contract.rebalances import OpenRebalance, PartitionState
+from sluiceway.kernel.clock import Millis, check_duration, format_duration
+from sluiceway.kernel.errors import invalid
+from sluiceway.kernel.limits import KEY_WINDOW, MAX_LEASE_TIMEOUT, MAX_REQUEST_TIMEOUT, MAX_SCHEDULE, MIN_KEY_WINDOW
+from sluiceway.kernel.names import check_queue_name, check_text
+
+Verb = Literal["produce", "lease"]
+LogicalQueues = int | Literal["auto"] | None
+"""How many logical queues a queue has, on as many instances; None: one on each; `auto`: as many as its load takes."""
+_MAX_COUNT: Final = 1_000_000_000
+
+
+class RetryBackoff(msgspec.Struct, frozen=True):
+    """Exponential back-off in milliseconds: `first` after the first attempt, doubled with each further attempt, `most` at most."""
+
+    first: Millis
+    most: Millis
+
+    def after(self, attempts: int) -> Millis:
+        """The delay after that many attempts (1 or more)."""
+        return min(self.most, self.first << min(attempts - 1, 40))
+
+
+class Backoff(msgspec.Struct, frozen=True):
+    """Exponential back-off as durations such as `1s`: `first` after the first attempt, doubled with each further one, `most` at most."""
+
+    first: Annotated[Duration, Meta(description="Delay after the first attempt; it doubles with each further one.")]
+    most: Annotated[Duration, Meta(description="Longest delay.")]
+
+
+class BackoffFields(Backoff, frozen=True, forbid_unknown_fields=True):
+    """A `Backoff` in a call."""
+
+
+# -- how a setting is written -----------------------------------------------------------------------------------------
+
+Kind = Literal["duration", "count", "queue", "backoff", "logical queues", "text"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a setting is written in calls and answers. `read` checks the value of a call, and raises `invalid_request`."""
+
+    kind: Kind
+    wire: Any
+    read: Callable[[Any, str], Any]
+    write: Callable[[Any], Any] = lambda value: value
+
+
+def _duration(least: Millis, most: Millis) -> Form:
+    return Form("duration", Duration, lambda text, name: check_duration(text, name, least, most), format_duration)
+
+
+def _read_backoff(given: Backoff, name: str) -> RetryBackoff:
+    first = check_duration(given.first, f"{name}.first", 1, MAX_SCHEDULE)
+    most = check_duration(given.most, f"{name}.most", 1, MAX_SCHEDULE)
+    if first > most:
+        raise invalid(f"{name}.first", f"{given.first!r} is longer than most, which is {given.most!r}")
+    return RetryBackoff(first, most)
+
+
+def _write_backoff(backoff: RetryBackoff) -> Backoff:
+    return Backoff(format_duration(backoff.first), format_duration(backoff.most))
+
+
+_COUNT: Final = Form("count", Annotated[int, Meta(ge=0, le=_MAX_COUNT)], lambda value, _: value)
+_QUEUE: Final = Form("queue", QueueName, check_queue_name)
+_BACKOFF: Final = Form("backoff", BackoffFields, _read_backoff, _write_backoff)
+_LOGICAL: Final = Form("logical queues", LogicalQueueCount | Literal["auto"], lambda value, _: value)
+_TEXT: Final = Form("text", ShortText, check_text)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting: its name, what people call it, one sentence on what it does, and what its default stands for, if that is not plain."""
+
+    name: str
+    label: str
+    about: str
+    form: Form
+    default: Any
+    unset: str
+
+    @property
+    def is_nullable(self) -> bool:
+        """Whether it can be absent."""
+        return self.default is None
+
+    @property
+    def default_text(self) -> str:
+        """The default with what it stands for: `1m`, `0 (no limit)`, `none, dead items are dropped`."""
+        text = str(self.text(self.default) or "") or self.unset
+        return f"{text} ({self.unset})" if self.unset not in ("", text) else text
+
+    def shown(self, value: Any) -> Any:
+        """A value of an answer for people: what it stands for, if it is a default that is not plain."""
+        return self.unset if self.unset and value == self.text(self.default) else value
+
+    def read(self, value: Any) -> Any:
+        """The value of a call; null is the default. Raises `invalid_request`."""
+        return self.default if value is None else self.form.read(value, self.name)
+
+    def text(self, value: Any) -> Any:
+        """The value as calls and answers write it."""
+        return None if value is None else self.form.write(value)
+
+
+def _setting(label: str, about: str, form: Form, *, unset: str = "") -> Meta:
+    return Meta(extra={"label": label, "about": about, "form": form, "unset": unset})
+
+
+# -- the entries ------------------------------------------------------------------------------------------------------
+
+
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a queue as the server keeps them. Durations are in milliseconds."""
+
+    lease_timeout: Annotated[
+        Millis, _setting("Lease timeout", "Lease duration, unless a call asks for its own.", _duration(1, MAX_LEASE_TIMEOUT))
+    ] = 60_000
+    max_lease_timeout: Annotated[
+        Millis, _setting("Longest lease", "Longest lease duration that a call may ask for.", _duration(1, MAX_LEASE_TIMEOUT))
+    ] = MAX_LEASE_TIMEOUT
+    max_attempts: Annotated[
+        int, _setting("Max attempts", "Leases that an item may use up before it is dead.", _COUNT, unset="no limit")
+    ] = 0
+    dead_queue: Annotated[
+        QueueName | None,
+        _setting(
+            "Dead queue",
+            "Queue that receives dead items. It must exist and have no dead queue itself.",
+            _QUEUE,
+            unset="none, dead items are dropped",
+        ),
+    ] = None
+    expire_timeout: Annotated[
+        Millis,
+        _setting("Expiry", "Time after which an item that is not completed is dead.", _duration(0, MAX_SCHEDULE), unset="never"),
+    ] = 0
+    retry_backoff: Annotated[
+        RetryBackoff | None,
+        _setting(
+            "Retry back-off",
+            "Delay after an expired lease or an untimed retry: the first, doubled with each attempt, up to the longest.",
+            _BACKOFF,
+            unset="none, a retry is due at once",
+        ),
+    ] = None
+    idempotency_window: Annotated[
+        Millis,
+        _setting("Idempotency window", "How long an idempotency key is remembered, 10m to 1d.", _duration(MIN_KEY_WINDOW, KEY_WINDOW)),
+    ] = KEY_WINDOW
+    write_timeout: Annotated[
+        Millis | None,
+        _setting(
+            "Write timeout",
+            "Longest commit. The outcome of one that takes longer is unknown.",
+            _duration(1, MAX_REQUEST_TIMEOUT),
+            unset="the backend's",
+        ),
+    ] = None
+    logical_queues: Annotated[
+        LogicalQueues,
+        _setting(
+            "Logical queues",
+            "Number of instances that serve the queue; auto: as many as its load takes.",
+            _LOGICAL,
+            unset="one on each instance",
+        ),
+    ] = None
+    reference: Annotated[str, _setting("Reference", "Free text, 2,048 bytes at most.", _TEXT, unset="none")] = ""
+
+    def settings(self) -> dict[str, Any]:
+        """All settings by name."""
+        return {name: getattr(self, name) for name in QUEUE_SETTINGS}
+
+    def settings_text(self) -> dict[str, Any]:
+        """All settings by name, as answers write them."""
+        return {name: each.text(getattr(self, name)) for name, each in QUEUE_SETTINGS.items()}
+
+
+def _entries() -> Mapping[str, Setting]:
+    return {
+        field.name: Setting(name=field.name, default=field.default, **field.type.__metadata__[-1].extra)
+        for field in msgspec.structs.fields(QueueSettings)
+    }
+
+
+QUEUE_SETTINGS: Final = _entries()
+"""By name, in the order in which people are shown them."""
+
+
+# -- for callers --------------------------------------------------------------------------------------------------------
+
+_Time = str | timedelta | None
+"""A duration as a text such as `500ms`, `30s`, `1h30m`, or a timedelta; None: the default."""
+
+
+class Settings(TypedDict, total=False):
+    """The settings of a queue as keyword arguments, as docs/api.md explains them. One that is left out stays as it is."""
+
+    lease_timeout: _Time
+    max_lease_timeout: _Time
+    max_attempts: int | None
+    dead_queue: str | None
+    expire_timeout: _Time
+    retry_backoff: Backoff | None
+    idempotency_window: _Time
+    write_timeout: _Time
+    logical_queues: LogicalQueues
+    reference: str | None
+
+
+class Partition(Answer, frozen=True, kw_only=True):
+    """A partition, and the instance that owns it. `state` is the recorded one; whether it serves is in `queue.stats`."""
+
+    partition: int
+    backend: str
+    state: Annotated[
+        str,
+        one_of(PartitionState),
+        about("`available`, `preparing` (not yet in use), `draining` (takes no items, and goes when it is empty) or `paused`."),
+    ]
+    parents: Annotated[list[int], about("Partitions that it takes over from, whether they still exist or not.")] = []
+    owner: Annotated[str | None, about("Instance that owns the partition; null: none at the moment.")] = None
+    address: Annotated[str | None, about("The owner's URL; null: not known.")] = None
+
+
+class QueueInfo(Answer, frozen=True, kw_only=True):
+    """A queue and its settings. Durations are texts such as `1m`."""
+
+    queue_name: QueueName
+    incarnation: Incarnation
+    created_at: Time
+    updated_at: Annotated[Time, about("When its settings were last changed.")]
+    version: Annotated[int, about("Counts the changes of its settings.")] = 1
+    lease_timeout: Duration
+    max_lease_timeout: Duration = "30d"
+    max_attempts: int
+    dead_queue: QueueName | None = None
+    expire_timeout: Duration = "0s"
+    retry_backoff: Backoff | None = None
+    idempotency_window: Duration = "1d"
+    write_timeout: Duration | None = None
+    logical_queues: LogicalQueueCount | Literal["auto"] | None = None
+    reference: str = ""
+    paused: Annotated[list[Annotated[str, one_of(Verb)]], about("The verbs that are paused.")] = []
+    requested_partitions: Annotated[int, about("Number of partitions, without those that are being drained.")]
+    partitions: Annotated[list[Partition], about("The queue's partitions.")]
+    rebalance: Annotated[OpenRebalance | None, about("The open rebalance; null: none.")] = None
+
+
+class QueuePage(Answer, frozen=True, kw_only=True):
+    """Some queues, by name."""
+
+    items: Annotated[list[QueueInfo], about("The queues of this page.")]
+    next: Annotated[QueueName | None, about("The pivot of the next page; null on the last.")] = None
