@@ -153,7 +153,7 @@ class Bench:
 
     async def run_out(self, leases: Leases, why: str) -> None:
         """All of these leases, which are all that there are, run out at one moment. Told too: how long the loop works without a pause."""
-        items = self.total("leased_now")
+        items = self.total("total_leased")
         ready = self.total("ready")
         began = time.perf_counter()
         await self.service.extend("q", Extend(leases[:BULK], LONG, LONG))
@@ -173,7 +173,7 @@ class Bench:
             await asyncio.sleep(max(0.0, left - 0.05))
             last = time.thread_time()
             # That the last turn has ended is no event of the service.
-            while self.total("leased_now"):
+            while self.total("total_leased"):
                 await asyncio.sleep(0.001)
                 now = time.thread_time()
                 held, last = max(held, now - last), now

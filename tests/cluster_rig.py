@@ -13,6 +13,7 @@ from node_rig import PATIENCE, Store, fine, rows
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.adapters.storage.memory import MemoryDisk, MemoryPartitionStore
 from sluiceway.cluster.ownership import Clustered
+from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.core.group.group_records import Parameters, Strategy
 from sluiceway.instance.service import Membership, Service
 from sluiceway.kernel.clock import Millis
@@ -21,7 +22,7 @@ from sluiceway.model.backends import BackendSettings, MemoryBackend
 from sluiceway.model.meta import Stamp, View
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import Ask, PeerRequest
-from sluiceway.model.requests import Produce, Produced, QueueStats
+from sluiceway.model.requests import Produce, Produced
 from sluiceway.ports.meta_store import MetaStore, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
@@ -261,9 +262,9 @@ def blind(service: Service) -> None:
     clustered(service).member._on_look = None
 
 
-def counts(stats: QueueStats) -> dict[int, tuple[int, int]]:
+def counts(stats: QueueStats | LogicalQueueStats) -> dict[int, tuple[int, int]]:
     """Of each partition: ready and leased items."""
-    return {each.partition: (each.ready, each.leased_now) for each in stats.partitions}
+    return {each.partition: (each.ready, each.total_leased) for each in stats.partitions}
 
 
 async def never(*_: object) -> Outcome | None:

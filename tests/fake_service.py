@@ -14,6 +14,7 @@ import uvloop
 
 from server_process import PATIENCE
 from sluiceway.contract.queue_settings import Verb
+from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import SealedRound, Strategy
 from sluiceway.core.queue.routing import Peer
@@ -38,12 +39,10 @@ from sluiceway.model.requests import (
     Produced,
     QueuePatch,
     QueueSpec,
-    QueueStats,
     Redrive,
     Redriven,
     Settle,
     Settled,
-    WholeQueueStats,
 )
 from sluiceway.server.app import Fittings, create_app
 from sluiceway.server.listeners import bind, url_of
@@ -208,14 +207,11 @@ class FakeService:
     async def explain(self, queue_name: str, partition: int, offset: int) -> Explanation:
         return cast(Explanation, self._answer((partition, offset)))
 
-    async def count(self, queue_name: str) -> WholeQueueStats:
-        share = self.stats(queue_name)
-        whole = WholeQueueStats(0, 0, 0, 0, [], {"i-1": share})
-        whole.add(share)
-        return whole
+    async def count(self, queue_name: str) -> QueueStats:
+        return QueueStats(queue_name=queue_name, logical_queues=[msgspec.structs.replace(self.stats(queue_name), instance="i-1")])
 
-    def stats(self, queue_name: str) -> QueueStats:
-        return cast(QueueStats, self._answer(queue_name))
+    def stats(self, queue_name: str) -> LogicalQueueStats:
+        return cast(LogicalQueueStats, self._answer(queue_name))
 
     def problems(self) -> list[str]:
         return []

@@ -13,16 +13,15 @@ from cli_shell import Shell
 from fake_service import NOW, RECORD, FakeService, serving
 from sluiceway.cli import redrive
 from sluiceway.contract.queue_settings import RetryBackoff
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.requests import (
     RELEASE,
     Clear,
     Cleared,
     Explanation,
-    PartitionStats,
     QueuePatch,
     QueueSpec,
-    QueueStats,
     Redrive,
     Redriven,
     Selection,
@@ -256,8 +255,8 @@ def test_redrive_ends_when_nothing_is_left(service: FakeService, shell: Shell) -
 
 def test_redrive_all_is_what_is_ready_at_its_beginning(service: FakeService, shell: Shell) -> None:
     """An item that dies again at once must not go round for ever."""
-    ready = QueueStats(0, 0, 0, 0, [PartitionStats(0, ready=700), PartitionStats(1, ready=800, leased_now=9)])
-    service.script = [ready, Redriven(1_000, 1_000), Redriven(500, 500), QueueStats(0, 0, 0, 0, [])]
+    ready = LogicalQueueStats(partitions=[PartitionStats(partition=0, ready=700), PartitionStats(partition=1, ready=800, total_leased=9)])
+    service.script = [ready, Redriven(1_000, 1_000), Redriven(500, 500), LogicalQueueStats(partitions=[])]
     assert shell.says("redrive", "q", "--all") == "sent back 1,500\n"
     assert [asked.limit for asked in service.asked[1:]] == [1_000, 500]  # type: ignore[attr-defined]
     assert shell.says("redrive", "q", "--all") == "sent back 0\n"

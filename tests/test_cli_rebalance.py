@@ -16,13 +16,19 @@ from cli_shell import Shell
 from fake_service import RECORD, FakeService, serving
 from sluiceway.cli import rebalance_progress
 from sluiceway.contract import rebalances as answers
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import PartitionRecord
 from sluiceway.model.rebalance import LeftOut, Plan, Rebalance, RebalanceBatch
-from sluiceway.model.requests import PartitionStats, QueueStats
 from test_server_rebalance import ENDED, OPEN, PLAN, PROGRESS
 
-STATS = QueueStats(0, 0, 0, 0, [PartitionStats(0, ready=1_000), PartitionStats(1, ready=200), PartitionStats(2, "unavailable")])
+STATS = LogicalQueueStats(
+    partitions=[
+        PartitionStats(partition=0, total=1_000, ready=1_000),
+        PartitionStats(partition=1, total=200, ready=200),
+        PartitionStats(partition=2, state="unavailable"),
+    ]
+)
 PLANNED = [("p-1", PLAN, RECORD), STATS]
 NOTHING = Plan(keeps=(0, 1, 2))
 
@@ -345,4 +351,4 @@ def test_a_queue_shows_its_rebalance(service: FakeService, shell: Shell) -> None
     service.script = [OPEN, PROGRESS]
     text = " ".join(shell.says("queue", "info", "q").split())
     assert f"rebalance {OPEN.id}: running, step drain, 83 items left to drain" in text
-    assert "partition 0 draining, on default partition 3 available, on pg, in the stead of 0, 1" in text
+    assert "partition 0 draining, on default partition 3 available, on pg, replaces 0, 1" in text

@@ -83,7 +83,9 @@ def test_counts_name_the_instance_that_does_not_answer_and_do_not_wait_for_it(tm
                 counted = await a.count("q")
                 waited = [timeout for address, timeout in made.wires.timeouts if address == "b"]
             assert max(waited) <= COUNT_TIMEOUT + ANSWER_MARGIN
-            states = {name[0]: {each.partition: each.state for each in share.partitions} for name, share in counted.shares.items()}
+            states = {
+                (share.instance or "")[0]: {each.partition: each.state for each in share.partitions} for share in counted.logical_queues
+            }
             assert states == {"a": dict.fromkeys(own, "available"), "b": dict.fromkeys(frozen, "unavailable")}
             assert len(await a.peek("q", Peek(10, partition=own[0]))) == 0
 

@@ -8,11 +8,11 @@ import msgspec
 
 from cluster_rig import cluster, put, shares
 from node_rig import eventually, spec
+from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.instance.event_feed import ELSEWHERE_AT_ONCE, Sight, Watch
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import SYSTEM
 from sluiceway.model.instances import RoundInfo
-from sluiceway.model.requests import PartitionStats
 from sluiceway.testing.drive import driven
 from test_events import Scene, record, told
 
@@ -36,7 +36,7 @@ def queues_elsewhere(scene: Scene, count: int) -> list[str]:
     names = [f"q{number:03d}" for number in range(count)]
     scene.records = [record(name) for name in names]
     scene.ready = dict.fromkeys(names, 0)
-    scene.elsewhere = {name: PartitionStats(0, ready=number) for number, name in enumerate(names)}
+    scene.elsewhere = {name: PartitionStats(partition=0, ready=number) for number, name in enumerate(names)}
     return names
 
 
@@ -52,7 +52,7 @@ async def test_of_many_queues_that_others_have_some_are_asked_for_in_each_look_a
         assert sorted(watch.counts) == names[: look * ELSEWHERE_AT_ONCE]
     assert set(scene.asked) == set(names)
     assert [watch.counts[name]["ready"] for name in names] == list(range(len(names)))
-    scene.elsewhere[names[0]] = PartitionStats(0, "failed")
+    scene.elsewhere[names[0]] = PartitionStats(partition=0, state="failed")
     await watch.look()
     await watch.look()
     found = [msgspec.json.decode(event.data) for event in watch.ring.after(0) or ()]
@@ -76,15 +76,15 @@ async def test_who_reads_after_a_while_is_not_told_counts_of_before() -> None:
 async def test_counts_do_not_fall_while_an_instance_does_not_answer() -> None:
     scene = Scene()
     (name,) = queues_elsewhere(scene, 1)
-    scene.elsewhere[name] = PartitionStats(0, ready=5)
+    scene.elsewhere[name] = PartitionStats(partition=0, ready=5)
     watch = Watch(scene)
     await watch.look()
-    for silent in (PartitionStats(0, "unavailable"), SluicewayError("unavailable", "no answer"), TimeoutError()):
+    for silent in (PartitionStats(partition=0, state="unavailable"), SluicewayError("unavailable", "no answer"), TimeoutError()):
         scene.elsewhere[name] = silent
         await watch.look()
         assert watch.counts[name]["ready"] == 5
     assert [msgspec.json.decode(event.data)["state"] for event in watch.ring.after(0) or ()] == ["unavailable"]
-    scene.elsewhere[name] = PartitionStats(0, ready=4)
+    scene.elsewhere[name] = PartitionStats(partition=0, ready=4)
     await watch.look()
     assert watch.counts[name]["ready"] == 4
 
@@ -96,10 +96,10 @@ async def test_counts_stay_while_an_owner_does_not_answer_but_that_it_does_not_i
     watch = Watch(scene)
     seen: list[tuple[int, int]] = []
     for partition in (
-        PartitionStats(0, ready=5),
-        PartitionStats(0, "unavailable"),
-        PartitionStats(0, "error"),
-        PartitionStats(0, "paused", ready=4),
+        PartitionStats(partition=0, ready=5),
+        PartitionStats(partition=0, state="unavailable"),
+        PartitionStats(partition=0, state="error"),
+        PartitionStats(partition=0, state="paused", ready=4),
     ):
         scene.elsewhere = {"q": partition}
         await watch.look()

@@ -179,7 +179,7 @@ def test_what_is_fetched_for_a_client_that_has_gone_is_given_back(tmp_path: Path
             work = asyncio.create_task(lease(consumer, "q", timeout=60_000))
             await put(a, "q", 0, "x")
             await gate.reached.wait()
-            assert owner.stats("q").partitions[0].leased_now == 1
+            assert owner.stats("q").partitions[0].total_leased == 1
             work.cancel()
             gate.open()
             await eventually(lambda: owner.stats("q").partitions[0].ready == 1)
@@ -268,7 +268,7 @@ def test_a_lease_key_gives_the_same_leases_at_every_instance(tmp_path: Path) -> 
                     again = await service.lease("q", Lease("c", 1, lease_key=key))
                     assert (told(again), payloads(again.batches)) == (told(first), payloads(first.batches))
             stats = await services[1].count("q")
-            assert sum(each.leased_now for each in stats.partitions) == 3
+            assert sum(each.total_leased for each in stats.partitions) == 3
 
     asyncio.run(run())
 

@@ -13,11 +13,12 @@ import pytest
 
 from cluster_rig import Cluster, Gate, cluster, counts, lapse, put, shares
 from node_rig import eventually, rows, spec
+from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.inspection import Browse, DeleteItems, ListItems
 from sluiceway.model.peers import Ask, Close, Count, Explain, FindLeases, Left, Reload, ShareRequest
-from sluiceway.model.requests import DONE, Clear, Extend, Lease, Peek, Produce, ProduceKey, QueueStats, Redrive, Selection, Settle
+from sluiceway.model.requests import DONE, Clear, Extend, Lease, Peek, Produce, ProduceKey, Redrive, Selection, Settle
 
 NOBODY = np.array([77], dtype=np.int64)
 
@@ -78,7 +79,7 @@ def test_it_counts_nothing(tmp_path: Path) -> None:
     async def run() -> None:
         async with zombie(tmp_path) as (_, _other, frozen, _gate):
             counted = await asked(frozen, Count())
-            assert isinstance(counted, QueueStats)
+            assert isinstance(counted, LogicalQueueStats)
             assert counted.partitions == []
 
     asyncio.run(run())

@@ -15,6 +15,7 @@ from node_rig import down, eventually, produce, serving, spec
 from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.cluster.instance_view import Instances
 from sluiceway.cluster.ownership import Static
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.instance.event_feed import EVENT_TYPES, Ring, Sight, Watch, counts_of, tell
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
@@ -22,7 +23,7 @@ from sluiceway.local.backend_pool import BackendInfo
 from sluiceway.model.access import ANYBODY, SYSTEM, Actor, Caller, Scope
 from sluiceway.model.audit import AuditEntry
 from sluiceway.model.queue import PartitionRecord, QueueRecord
-from sluiceway.model.requests import PartitionStats, QueuePatch, QueueStats
+from sluiceway.model.requests import QueuePatch
 from sluiceway.server.events import EventsQuery, EventStreams, Reader
 from sluiceway.server.http import BodyMemory, DisconnectedError, Message, Request
 from sluiceway.testing.drive import driven
@@ -94,7 +95,18 @@ def test_a_ring_gives_all_that_came_after_or_says_that_it_cannot(most: int, adde
 
 
 def test_counts_are_those_of_all_partitions() -> None:
-    counts = counts_of(QueueStats(1, 2, 3, 4, [PartitionStats(0, ready=5, leased_now=6), PartitionStats(1, ready=7, produced=8)]))
+    counts = counts_of(
+        LogicalQueueStats(
+            produce_waiting=1,
+            lease_waiting=2,
+            complete_waiting=3,
+            in_flight=4,
+            partitions=[
+                PartitionStats(partition=0, total=11, ready=5, total_leased=6),
+                PartitionStats(partition=1, total=7, ready=7, produced=8),
+            ],
+        )
+    )
     assert (counts["ready"], counts["total_leased"], counts["total"], counts["produced"]) == (12, 6, 18, 8)
     assert (counts["produce_waiting"], counts["in_flight"]) == (1, 4)
 
@@ -114,19 +126,19 @@ class Scene:
     def queues(self) -> list[QueueRecord]:
         return self.records
 
-    def stats(self, queue_name: str) -> QueueStats:
+    def stats(self, queue_name: str) -> LogicalQueueStats:
         if queue_name not in self.ready:
             raise SluicewayError("queue_not_found", "gone")
         if queue_name in self.elsewhere:
-            return QueueStats(0, 0, 0, 0, [])
-        return QueueStats(0, 0, 0, 0, [PartitionStats(0, ready=self.ready[queue_name])])
+            return LogicalQueueStats(partitions=[])
+        return LogicalQueueStats(partitions=[PartitionStats(partition=0, ready=self.ready[queue_name])])
 
     async def count(self, queue_name: str) -> QueueStats:
         self.asked.append(queue_name)
         said = self.elsewhere[queue_name]
         if isinstance(said, Exception):
             raise said
-        return QueueStats(0, 0, 0, 0, [said])
+        return QueueStats(queue_name=queue_name, logical_queues=[LogicalQueueStats(partitions=[said])])
 
     def backends(self) -> list[BackendInfo]:
         return []

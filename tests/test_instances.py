@@ -17,6 +17,7 @@ from server_running import running
 from sluiceway.client import Client
 from sluiceway.cluster.instance_view import belonging, instances_of
 from sluiceway.cluster.ownership import PARAMETERS
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.core.group.group_records import (
     Claim,
     Keys,
@@ -34,7 +35,6 @@ from sluiceway.kernel.clock import format_time
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, RoundInfo
 from sluiceway.model.meta import Entry, View
-from sluiceway.model.requests import PartitionStats, QueueStats
 from sluiceway.wire import json_instances
 
 KEYS = Keys("partitions")
@@ -240,7 +240,7 @@ def test_rounds_on_the_wire(shared: tuple[FakeService, str]) -> None:
 def test_an_explained_partition_on_the_wire(shared: tuple[FakeService, str]) -> None:
     service, url = shared
     service.instances.script = [Belonging("because", "i-1", "http://i-1", 2, 7, ["i-2"])]
-    service.script = [QueueStats(0, 0, 0, 0, [PartitionStats(1, "failed")])]
+    service.script = [LogicalQueueStats(partitions=[PartitionStats(partition=1, state="failed")])]
     assert post(url, "queue.explain", queue_name="q", partition=1).json() == {
         "partition": 1,
         "owner": "i-1",

@@ -13,6 +13,7 @@ from sluiceway.adapters.meta.memory import MemoryMetaStore
 from sluiceway.cluster.group_member import GroupMember
 from sluiceway.cluster.instance_view import Instances
 from sluiceway.cluster.ownership import Clustered
+from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.instance.service import Service
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.requests import Lease, Produce, QueueSpec
@@ -80,13 +81,18 @@ def test_each_partition_is_shown_with_one_owner_everywhere_and_why(tmp_path: Pat
                     assert (why.owner, why.address, why.era, why.waits_for) == (owner.name, owner.address, 2, [])
                     assert "when its queue was created" in why.reason
             counted = await services[0].count("q")
-            assert sorted(counted.shares) == names(services)
+            assert sorted(each.instance or "" for each in counted.logical_queues) == names(services)
             assert sorted(each.partition for each in counted.partitions) == [0, 1, 2, 3]
-            for name, share in counted.shares.items():
-                owned = {number for number, owner in enumerate(owners[0]) if owner is not None and owner.name == name}
+            for share in counted.logical_queues:
+                owned = {number for number, owner in enumerate(owners[0]) if owner is not None and owner.name == share.instance}
                 assert {each.partition for each in share.partitions} == owned
 
     asyncio.run(scenario())
+
+
+def share_of(counted: QueueStats, service: Service) -> LogicalQueueStats:
+    (share,) = [each for each in counted.logical_queues if each.instance == service.ownership.name]
+    return share
 
 
 def test_the_shares_are_counted_apart_and_those_that_do_not_answer_are_shown(tmp_path: Path) -> None:
@@ -98,15 +104,15 @@ def test_the_shares_are_counted_apart_and_those_that_do_not_answer_are_shown(tmp
             waiting = asyncio.create_task(here.lease("q", Lease("c", 1, 60_000), True))
 
             async def waits() -> bool:
-                return (await there.count("q")).shares[here.ownership.name].lease_waiting == 1
+                return share_of(await there.count("q"), here).lease_waiting == 1
 
             await until(waits)
-            assert (await there.count("q")).shares[there.ownership.name].lease_waiting == 0
+            assert share_of(await there.count("q"), there).lease_waiting == 0
             await there.produce("q", Produce(batch_from_rows([{"payload": b"x"}]), 30_000))
             assert (await waiting).leases
             rig.wires.refuses.add("b")
             counted = await here.count("q")
-            assert {each.state for each in counted.shares[there.ownership.name].partitions} == {"unavailable"}
+            assert {each.state for each in share_of(counted, there).partitions} == {"unavailable"}
             assert len(counted.partitions) == 4
             assert (await here.instances.why(await here.look_up("q"), 0)).owner
             rig.wires.refuses.clear()

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import msgspec
@@ -18,11 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from fake_service import RECORD
 from server_running import Running, eventually, running
 from sluiceway import __version__
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller, Scope
 from sluiceway.model.instances import ClusterInfo, InstanceInfo
-from sluiceway.model.requests import PartitionStats, QueueStats
 from sluiceway.server.app import App, Fittings
 from sluiceway.server.guard import OpenDoor
 from sluiceway.server.http import Request
@@ -228,12 +229,21 @@ async def _scrapes(metrics: Metrics) -> AsyncIterator[str]:
 # Counts
 
 
-def stats(**counts: int) -> QueueStats:
-    return QueueStats(1, 2, 3, 4, [PartitionStats(0, **counts), PartitionStats(1, produced=5, completed=5, commit_time=20.0)])  # type: ignore[arg-type]
+def stats(state: str = "available", **counts: int) -> LogicalQueueStats:
+    return LogicalQueueStats(
+        produce_waiting=1,
+        lease_waiting=2,
+        complete_waiting=3,
+        in_flight=4,
+        partitions=[
+            PartitionStats(partition=0, state=state, **counts),  # type: ignore[arg-type]
+            PartitionStats(partition=1, produced=5, completed=5, commit_time_ms=20.0),
+        ],
+    )
 
 
 def test_partitions_are_added_up() -> None:
-    found = seen(RECORD, stats(ready=3, leased_now=2, scheduled=1, transferring=4, produced=20, leases=1, failures=2))
+    found = seen(RECORD, stats(ready=3, total_leased=2, scheduled=1, transferring=4, produced=20, leases=1, failures=2))
     assert found.items == {"ready": 3, "leased": 2, "scheduled": 1, "transferring": 4}
     assert found.waiting == {"produce": 1, "lease": 2, "settle": 3}
     assert found.partitions == {"available": 2, "preparing": 0, "draining": 0, "paused": 0, "unavailable": 0, "error": 0}
@@ -244,39 +254,32 @@ def test_partitions_are_added_up() -> None:
 
 
 def test_what_a_partition_that_was_never_open_has_counted_is_not_known() -> None:
-    down = stats()
-    down.partitions[0].state = "unavailable"
-    assert seen(RECORD, down).counters is None
-    was_open = stats(produced=1)
-    was_open.partitions[0].state = "unavailable"
-    assert seen(RECORD, was_open).counters is not None
-    fresh = stats()
-    fresh.partitions[0].state = "preparing"
-    assert seen(RECORD, fresh).counters is not None, "one that was made just now has counted nothing"
+    assert seen(RECORD, stats("unavailable")).counters is None
+    assert seen(RECORD, stats("unavailable", produced=1)).counters is not None
+    assert seen(RECORD, stats("preparing")).counters is not None, "one that was made just now has counted nothing"
 
 
 def test_what_is_left_to_drain_is_counted() -> None:
-    found = stats(ready=3, leased_now=2, scheduled=1, transferring=4)
-    assert seen(RECORD, found).draining == 0
-    found.partitions[0].state = "draining"
-    assert seen(RECORD, found).draining == 10
+    counts: dict[str, Any] = {"total": 6, "ready": 3, "total_leased": 2, "scheduled": 1, "transferring": 4}
+    assert seen(RECORD, stats(**counts)).draining == 0
+    assert seen(RECORD, stats("draining", **counts)).draining == 10
 
 
 def test_a_partition_that_is_removed_takes_nothing_of_what_it_has_counted() -> None:
     labels = QueueLabels(STARTED)
-    parts = [PartitionStats(number, produced=10) for number in range(3)]
+    parts = [PartitionStats(partition=number, produced=10) for number in range(3)]
 
     def produced(*numbers: int) -> int:
-        counted = seen(RECORD, QueueStats(0, 0, 0, 0, [parts[number] for number in numbers]))
+        counted = seen(RECORD, LogicalQueueStats(partitions=[parts[number] for number in numbers]))
         (queue,) = labels.divide([counted])
         assert queue.counters is not None
         return queue.counters[0]
 
     assert produced(0, 1) == 20
-    parts[0].produced = 15
+    parts[0] = PartitionStats(partition=0, produced=15)
     assert produced(0) == 25, "also what comes after the removal is counted"
     assert produced(0, 2) == 35
-    parts[1].produced = 12
+    parts[1] = PartitionStats(partition=1, produced=12)
     assert produced(0, 1, 2) == 37, "one that comes back is not counted twice"
 
 

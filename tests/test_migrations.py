@@ -29,10 +29,11 @@ from sluiceway.adapters.storage import partition_file, postgres, postgres_schema
 from sluiceway.adapters.storage.partition_file import PartitionFile
 from sluiceway.adapters.storage.postgres import PostgresPartitionStore
 from sluiceway.adapters.storage.sqlite import SqlitePartitionStore
+from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.meta import Entry, View
-from sluiceway.model.requests import DONE, PartitionStats, Selection, Settle
+from sluiceway.model.requests import DONE, Selection, Settle
 from sluiceway.model.small_batch import in_columns
 from sluiceway.ports.partition_store import PartitionRef, PartitionStore, StoreUnavailableError
 from sluiceway.testing.drive import driven
@@ -136,7 +137,7 @@ def stats(service: Service) -> PartitionStats:
 async def _check_books(service: Service) -> None:
     await eventually(lambda: (stats(service).ready, stats(service).transferring) == (7, 0))
     now = stats(service)
-    assert (now.ready, now.leased_now, now.scheduled, now.leases) == (7, 14, 3, 3)
+    assert (now.ready, now.total_leased, now.scheduled, now.leases) == (7, 14, 3, 3)
     assert (now.produced, now.leased, now.completed, now.retried, now.expired, now.dead) == (40, 35, 14, 3, 2, 2)
     first, second = await _dead(service)
     queue = service.queue("q").incarnation

@@ -17,6 +17,7 @@ from partitions_rig import add, drain, hand_over_keys, move, remove, set_slots, 
 from sluiceway.adapters import system
 from sluiceway.cluster import transfer_sender
 from sluiceway.cluster.transfer_sender import Piece, pieces
+from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.key_slots import home_of
 from sluiceway.instance.service import Service
@@ -34,7 +35,6 @@ from sluiceway.model.requests import (
     Produce,
     Produced,
     ProduceKey,
-    QueueStats,
     Selection,
     Settle,
 )
@@ -47,7 +47,7 @@ async def into(service: Service, number: int, *texts: str) -> None:
     await service.produce("q", Produce(rows(*texts), 10_000, partition=number))
 
 
-def has(stats: QueueStats) -> dict[int, tuple[int, int, int]]:
+def has(stats: LogicalQueueStats) -> dict[int, tuple[int, int, int]]:
     """Of each partition: ready, scheduled and transferring items."""
     return {each.partition: (each.ready, each.scheduled, each.transferring) for each in stats.partitions}
 

@@ -180,7 +180,7 @@ def test_the_counts_balance() -> None:
     rig.machine.tick(START + 100)
     rig.lease(1, START + 100)
     stats = stats_of(rig.machine, 3)
-    assert (stats.partition, stats.ready, stats.leased_now, stats.scheduled, stats.transferring, stats.leases) == (3, 3, 1, 1, 1, 1)
+    assert (stats.partition, stats.ready, stats.total_leased, stats.scheduled, stats.transferring, stats.leases) == (3, 3, 1, 1, 1, 1)
     assert (stats.produced, stats.leased, stats.completed, stats.retried, stats.expired, stats.dead) == (7, 6, 1, 1, 2, 0)
     assert stats.produced == stats.completed + stats.dead + stats.total + stats.transferring
     rig.commit()

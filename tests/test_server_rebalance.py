@@ -13,11 +13,11 @@ import pytest
 from client_faces import Blocking
 from fake_service import NOW, RECORD, FakeService, serving
 from sluiceway.client import CallError, Client
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.access import Caller, Scope
 from sluiceway.model.queue import PartitionRecord
 from sluiceway.model.rebalance import LeftOut, NewPartition, Plan, Rebalance, RebalanceBatch, RebalanceProgress, StepDone
-from sluiceway.model.requests import PartitionStats, QueueStats
 from sluiceway.server import rebalance_calls
 from sluiceway.server.app import Fittings
 from sluiceway.server.http import Request
@@ -55,12 +55,16 @@ def client(request: pytest.FixtureRequest, shared: tuple[FakeService, str]) -> I
         yield made
 
 
-def counts(*partitions: PartitionStats) -> QueueStats:
-    return QueueStats(0, 0, 0, 0, list(partitions))
+def counts(*partitions: PartitionStats) -> LogicalQueueStats:
+    return LogicalQueueStats(partitions=list(partitions))
 
 
 def test_a_plan_has_what_there_is_now_and_what_becomes_of_it(service: FakeService, client: Client) -> None:
-    stats = [PartitionStats(0, ready=5, leased_now=1, transferring=2), PartitionStats(1, "draining"), PartitionStats(2, "unavailable")]
+    stats = [
+        PartitionStats(partition=0, total=6, ready=5, total_leased=1, transferring=2),
+        PartitionStats(partition=1, state="draining"),
+        PartitionStats(partition=2, state="unavailable"),
+    ]
     service.script = [("p-1", PLAN, RECORD), counts(*stats)]
     found = client.plan_rebalance("q", requested_partitions=2)
     assert service.asked == [("q", 2), "q"]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.core.queue.routing import Peer
 from sluiceway.kernel.clock import format_duration, format_time
 from sluiceway.kernel.errors import SluicewayError
@@ -25,10 +26,8 @@ from sluiceway.model.requests import (
     Extended,
     IgnoredReason,
     LeaseInfo,
-    PartitionStats,
     QueuePatch,
     QueueSpec,
-    QueueStats,
     Redrive,
     Redriven,
     Settled,
@@ -273,9 +272,12 @@ def test_an_explanation_leaves_out_what_does_not_apply() -> None:
 def test_counts() -> None:
     assert json.loads(answers.cleared(Cleared(3, 4))) == {"ready": 3, "scheduled": 4}
     assert json.loads(answers.redriven(Redriven(5, 4, {"a": 4}))) == {"matched": 5, "redriven": 4, "targets": {"a": 4}}
-    part = PartitionStats(2, backend="b", commit_time=1.23456, degraded=True, released=1, cleared=2, redriven=3)
-    shares = {"i-1": QueueStats(1, 2, 3, 4, [part]), "": QueueStats(0, 0, 0, 0, [PartitionStats(0, "unavailable")])}
-    (first, nobodys) = json.loads(answers.stats("q", shares))["logical_queues"]
+    part = PartitionStats(partition=2, backend="b", commit_time_ms=1.235, degraded=True, released=1, cleared=2, redriven=3)
+    shares = [
+        LogicalQueueStats(instance="i-1", produce_waiting=1, lease_waiting=2, complete_waiting=3, in_flight=4, partitions=[part]),
+        LogicalQueueStats(partitions=[PartitionStats(partition=0, state="unavailable")]),
+    ]
+    (first, nobodys) = json.loads(answers.encode(QueueStats(queue_name="q", logical_queues=shares)))["logical_queues"]
     waiting = ("instance", "produce_waiting", "lease_waiting", "complete_waiting", "in_flight")
     assert [first[name] for name in waiting] == ["i-1", 1, 2, 3, 4]
     assert (nobodys["instance"], [each["state"] for each in nobodys["partitions"]]) == (None, ["unavailable"])

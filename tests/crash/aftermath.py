@@ -10,9 +10,10 @@ from unittest import mock
 
 from node_rig import eventually, payloads, serving
 from sluiceway.adapters import system
+from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.instance.service import Service
 from sluiceway.kernel.errors import SluicewayError
-from sluiceway.model.requests import Lease, PartitionStats
+from sluiceway.model.requests import Lease
 
 HOUR = 3_600_000
 

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from fuzz.arrow_bodies import NOW, damaged
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems, Standing
 from sluiceway.model.items import batch_from_rows, digest, fit
@@ -23,11 +24,9 @@ from sluiceway.model.requests import (
     Lease,
     Leased,
     LeaseInfo,
-    PartitionStats,
     Peek,
     Produce,
     ProduceKey,
-    QueueStats,
     Selection,
     Settle,
     Settled,
@@ -59,7 +58,16 @@ def _answers() -> list[tuple[PeerRequest, Any]]:
         (_ask(ListItems(1, 0, 9)), ItemsPage([(batches[0], Standing(NOW)), (batches[1], Standing(None, NOW, 5))], 57)),
         (_ask(Settle({}, 5)), Settled(1, 2, 3, 4, [("k7f3q2ma.0.5", "not_yours")])),
         (_ask(DeleteItems({}, 5)), Deleted(5, [("k7f3q2ma.0.5", "leased")])),
-        (_ask(Count()), QueueStats(1, 2, 3, 4, [PartitionStats(0), PartitionStats(1, "closed")])),
+        (
+            _ask(Count()),
+            LogicalQueueStats(
+                produce_waiting=1,
+                lease_waiting=2,
+                complete_waiting=3,
+                in_flight=4,
+                partitions=[PartitionStats(partition=0), PartitionStats(partition=1, state="closed")],
+            ),
+        ),
         (Poll((), 0), Polled({_INCARNATION: Load(5, 6), "other": Load(0, None)})),
     ]
 

@@ -11,6 +11,9 @@ from sluiceway.contract.queue_settings import Backoff as Backoff
 from sluiceway.contract.queue_settings import Partition as Partition
 from sluiceway.contract.queue_settings import QueueInfo as QueueInfo
 from sluiceway.contract.queue_settings import QueuePage as QueuePage
+from sluiceway.contract.queue_stats import LogicalQueueStats as LogicalQueueStats
+from sluiceway.contract.queue_stats import PartitionStats as PartitionStats
+from sluiceway.contract.queue_stats import QueueStats as QueueStats
 
 
 class Produced(msgspec.Struct, frozen=True, kw_only=True):
@@ -209,62 +212,6 @@ class PartitionExplanation(msgspec.Struct, frozen=True, kw_only=True):
     era: int = 1
     grant: int | None = None
     waits_for: list[str] = []
-
-
-class PartitionStats(msgspec.Struct, frozen=True, kw_only=True):
-    """Items now (`total` = `ready` + `total_leased` + `scheduled`), live `leases`, and counts since the queue was created.
-
-    `state` is available, preparing, draining, paused, unavailable or error. `commit_time_ms` is a moving average; a `degraded` partition
-    is far slower than its peers, and avoided for produce. A rebalance has `moved` items out of it, and `moved_in` items into it.
-    The next item that comes has the offset `next_offset`; None while the partition is not open, or from a server that does not tell.
-    """
-
-    partition: int
-    backend: str = "default"
-    state: str = "available"
-    commit_time_ms: float = 0.0
-    degraded: bool = False
-    total: int = 0
-    ready: int = 0
-    total_leased: int = 0
-    scheduled: int = 0
-    transferring: int = 0
-    leases: int = 0
-    failures: int = 0
-    produced: int = 0
-    deduplicated: int = 0
-    leased: int = 0
-    completed: int = 0
-    retried: int = 0
-    expired: int = 0
-    dead: int = 0
-    released: int = 0
-    cleared: int = 0
-    redriven: int = 0
-    moved: int = 0
-    moved_in: int = 0
-    next_offset: int | None = None
-
-
-class LogicalQueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    """What one `instance` has of the queue; None: partitions that nobody has at the moment."""
-
-    instance: str | None = None
-    produce_waiting: int = 0
-    lease_waiting: int = 0
-    complete_waiting: int = 0
-    in_flight: int = 0
-    partitions: list[PartitionStats] = []
-
-
-class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
-    queue_name: str
-    logical_queues: list[LogicalQueueStats] = []
-
-    @property
-    def partitions(self) -> list[PartitionStats]:
-        """All partitions of the queue, by number."""
-        return sorted((part for logical in self.logical_queues for part in logical.partitions), key=lambda part: part.partition)
 
 
 # -- the instances of a cluster ---------------------------------------------------------------------------------------

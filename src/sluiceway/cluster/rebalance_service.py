@@ -164,7 +164,7 @@ class Rebalancing:
         rate = _rate(rebalance, left)
         return RebalanceProgress(
             left,
-            sum(each.leased_now for each in drained),
+            sum(each.total_leased for each in drained),
             sum(each.scheduled for each in drained),
             {each.partition: each.total + each.transferring for each in drained},
             rate,

@@ -8,12 +8,14 @@ from collections.abc import Awaitable, Callable, Container, Coroutine, Iterable,
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from sluiceway.adapters import system
 from sluiceway.cluster.meta_watch import Following
 from sluiceway.cluster.ownership import Ownership
 from sluiceway.cluster.request_context import REQUEST_ID, note
+from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.core.partition.key_slots import home_of
 from sluiceway.core.queue.partition_executor import not_here
 from sluiceway.core.queue.routing import HERE, Part, Peer, by_owner, names_of, numbers_of, part, stays, taker
@@ -30,16 +32,13 @@ from sluiceway.model.requests import (
     Extend,
     Extended,
     Lease,
-    PartitionStats,
     Peek,
     Produce,
     Produced,
-    QueueStats,
     Redrive,
     Redriven,
     Settle,
     Settled,
-    WholeQueueStats,
 )
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
 
@@ -336,27 +335,29 @@ class Router:
 
     # ---- all of the queue -------------------------------------------------------------------------------------
 
-    async def count(self, record: QueueRecord) -> WholeQueueStats:
+    async def count(self, record: QueueRecord) -> QueueStats:
         """The counts of all partitions. Of those whose owner does not answer it is only said that they are `unavailable`."""
         owners = self.owners(record)
         answers = await self._ask_all(record, owners, Count(), COUNT_TIMEOUT)
-        found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, QueueStats)}
-        there: set[int] = set()
+        found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, LogicalQueueStats)}
         record = self.share(record).record
-        for share in found.values():
+        partitions: dict[str, list[PartitionStats]] = {name: [] for name in found}
+        there: set[int] = set()
+        for name, share in found.items():
             # One that has moved meanwhile may be told of by both, and one that was removed by an instance that does not know it yet.
-            share.partitions = [each for each in share.partitions if each.partition not in there and record.partition(each.partition)]
-            there |= {each.partition for each in share.partitions}
+            partitions[name] = [each for each in share.partitions if each.partition not in there and record.partition(each.partition)]
+            there |= {each.partition for each in partitions[name]}
         for each in record.partitions:
             if each.partition not in there:
-                share = found.setdefault(self._name(self.owner(record, each.partition)), QueueStats(0, 0, 0, 0, []))
-                share.partitions.append(PartitionStats(each.partition, "unavailable", backend=each.backend))
-        total = WholeQueueStats(0, 0, 0, 0, [], found)
-        for share in found.values():
-            share.partitions.sort(key=lambda each: each.partition)
-            total.add(share)
-        total.partitions.sort(key=lambda each: each.partition)
-        return total
+                unheard = PartitionStats(partition=each.partition, state="unavailable", backend=each.backend)
+                partitions.setdefault(self._name(self.owner(record, each.partition)), []).append(unheard)
+        logical_queues = [
+            msgspec.structs.replace(
+                found.get(name, LogicalQueueStats()), instance=name or None, partitions=sorted(parts, key=lambda part: part.partition)
+            )
+            for name, parts in partitions.items()
+        ]
+        return QueueStats(queue_name=record.queue_name, logical_queues=logical_queues)
 
     def _name(self, peer: Peer | None) -> str:
         return self._ownership.name if peer is HERE else peer.name if peer is not None else ""

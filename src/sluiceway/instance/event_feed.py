@@ -14,6 +14,7 @@ import msgspec
 
 from sluiceway.adapters import system
 from sluiceway.cluster.instance_view import Instances
+from sluiceway.contract.queue_stats import COUNTERS, LEVELS, WAITING, LogicalQueueStats, QueueStats
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_AUDIT_TEXT, MAX_EVENTS
 from sluiceway.local.audit_trail import AuditTrail, changes
@@ -21,7 +22,6 @@ from sluiceway.local.backend_pool import BackendInfo
 from sluiceway.model.audit import AuditEntry
 from sluiceway.model.instances import RoundInfo
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import QueueStats
 
 log = logging.getLogger(__name__)
 
@@ -165,30 +165,20 @@ def _tell_queue(ring: Ring, old: QueueRecord | None, new: QueueRecord | None) ->
         ring.add("queue.updated", new.queue_name, version=new.version, changed=changed)
 
 
-def counts_of(stats: QueueStats) -> Counts:
+def counts_of(stats: LogicalQueueStats | QueueStats) -> Counts:
     """The queue's counts, under the names that `queue.stats` has for a partition's, and `not_served`."""
-    counts = dict.fromkeys(_SUMMED, 0)
-    for partition in stats.partitions:
-        for name, attribute in _SUMMED.items():
-            counts[name] += getattr(partition, attribute)
-    for name in _WAITING:
-        counts[name] = getattr(stats, name)
+    counts = {name: sum(getattr(partition, name) for partition in stats.partitions) for name in (*LEVELS, *COUNTERS)}
+    shares = stats.logical_queues if isinstance(stats, QueueStats) else [stats]
+    counts |= {name: sum(getattr(share, name) for share in shares) for name in WAITING}
     counts["not_served"] = _not_served(stats)
     return counts
 
 
-def _not_served(stats: QueueStats) -> int:
+def _not_served(stats: LogicalQueueStats | QueueStats) -> int:
     """How many of the queue's partitions nothing can be asked of: their owner does not answer, or they are being opened, or damaged."""
     return sum(partition.state in (UNHEARD, "error") for partition in stats.partitions)
 
 
-_SUMMED: Final = {
-    **{name: name for name in ("total", "ready", "scheduled", "transferring", "leases", "failures")},
-    **{name: name for name in ("produced", "deduplicated", "leased", "completed", "retried", "expired", "dead")},
-    **{name: name for name in ("released", "cleared", "redriven")},
-    "total_leased": "leased_now",
-}
-_WAITING: Final = ("produce_waiting", "lease_waiting", "complete_waiting", "in_flight")
 EVENT_TYPES: Final[tuple[EventType, ...]] = get_args(EventType)
 
 
@@ -200,7 +190,7 @@ class Source(Protocol):
 
     def queues(self) -> list[QueueRecord]: ...
 
-    def stats(self, queue_name: str) -> QueueStats:
+    def stats(self, queue_name: str) -> LogicalQueueStats:
         """Of the partitions that are here."""
         ...
 
@@ -287,7 +277,7 @@ class Watch:
     async def _see(self) -> tuple[Sight, dict[str, Counts]]:
         self._looks += 1
         queues = {record.queue_name: record for record in self._source.queues()}
-        found: dict[str, QueueStats] = {}
+        found: dict[str, LogicalQueueStats | QueueStats] = {}
         elsewhere: list[str] = []
         for number, (name, record) in enumerate(queues.items(), 1):
             if number % _QUEUES_AT_ONCE == 0:
@@ -325,7 +315,7 @@ class Watch:
         except (TimeoutError, SluicewayError):
             return None
 
-    def _counts(self, name: str, stats: QueueStats) -> Counts:
+    def _counts(self, name: str, stats: LogicalQueueStats | QueueStats) -> Counts:
         known = self.counts.get(name)
         if known is not None and any(each.state == UNHEARD for each in stats.partitions):
             # Without what an instance does not tell they would seem to fall.

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from sluiceway.adapters.system import stopwatch
+from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.kernel.clock import Millis
 from sluiceway.local.backend_pool import BackendInfo
 from sluiceway.model.health import Check
-from sluiceway.model.requests import QueueStats
 from sluiceway.ports.meta_store import MetaStore
 
 UNREACHED = ("unavailable", "error")
@@ -42,7 +42,7 @@ def check_backends(backends: Sequence[BackendInfo]) -> list[Check]:
     ]
 
 
-def check_partitions(queues: Iterable[QueueStats]) -> Check:
+def check_partitions(queues: Iterable[LogicalQueueStats]) -> Check:
     """Whether every partition can be reached; what it is used for is for its queue to say."""
     began = stopwatch()
     states = Counter(partition.state for queue in queues for partition in queue.partitions)

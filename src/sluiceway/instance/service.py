@@ -31,6 +31,7 @@ from sluiceway.cluster.remote_leases import Leasing
 from sluiceway.cluster.router import Router
 from sluiceway.cluster.transfer_sender import Sending
 from sluiceway.contract.queue_settings import Verb
+from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import Parameters, Strategy, Token
 from sluiceway.core.queue.partition_executor import not_here
@@ -75,12 +76,10 @@ from sluiceway.model.requests import (
     Produced,
     QueuePatch,
     QueueSpec,
-    QueueStats,
     Redrive,
     Redriven,
     Settle,
     Settled,
-    WholeQueueStats,
 )
 from sluiceway.ports.meta_store import MetaStore
 from sluiceway.ports.transport import Transport
@@ -543,11 +542,11 @@ class Service:
     async def peek(self, queue_name: str, request: Peek) -> list[pa.RecordBatch]:
         return await self._router.peek(self.queue(queue_name), request)
 
-    async def count(self, queue_name: str) -> WholeQueueStats:
+    async def count(self, queue_name: str) -> QueueStats:
         """The counts of the whole queue, and of each instance's share of it."""
         return await self._router.count(self.queue(queue_name))
 
-    def stats(self, queue_name: str) -> QueueStats:
+    def stats(self, queue_name: str) -> LogicalQueueStats:
         """The counts of this instance's share of the queue."""
         return queries.stats(self._driver(queue_name))
 

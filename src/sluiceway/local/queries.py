@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 
+import msgspec
 import pyarrow as pa
 
 from sluiceway.adapters import system
+from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.partition import item_listing, queries
 from sluiceway.core.queue.partition_executor import LaneState
 from sluiceway.kernel.errors import SluicewayError
@@ -18,7 +20,7 @@ from sluiceway.model.inspection import ItemsPage, ListItems
 from sluiceway.model.leased_items import present, served
 from sluiceway.model.peers import Explain, Left
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Explanation, LeaseInfo, Peek, QueueStats
+from sluiceway.model.requests import Explanation, LeaseInfo, Peek
 
 
 async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
@@ -109,13 +111,12 @@ def _held_up(record: QueueRecord, number: int) -> Iterator[str]:
         yield f"what is left in partition {min(each.after)} is served before"
 
 
-def stats(driver: QueueDriver) -> QueueStats:
+def stats(driver: QueueDriver) -> LogicalQueueStats:
     """The counts of what is served here."""
     found = driver.counts()
-    found.partitions.sort(key=lambda each: each.partition)
-    for each in found.partitions:
-        each.backend = driver.backend(each.partition).name
-    return found
+    partitions = [msgspec.structs.replace(each, backend=driver.backend(each.partition).name) for each in found.partitions]
+    partitions.sort(key=lambda each: each.partition)
+    return msgspec.structs.replace(found, partitions=partitions)
 
 
 def left(driver: QueueDriver) -> Left:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from sluiceway.adapters import system
+from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.group.group_records import Token
 from sluiceway.core.partition.compaction import Compaction
 from sluiceway.core.partition.queries import load
@@ -51,7 +52,7 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.model.peers import MoveOut
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.queue_minutes import Tally
-from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, Produced, ProduceKey, QueueStats
+from sluiceway.model.requests import Lease, Leased, LeaseInfo, Produce, Produced, ProduceKey
 from sluiceway.model.sparse import SparseBatch, compacted, encode_sparse
 from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, PartitionRef, StoreUnavailableError
 
@@ -383,7 +384,7 @@ class QueueDriver:
         """Where that partition lies."""
         return self._backends[number]
 
-    def counts(self) -> QueueStats:
+    def counts(self) -> LogicalQueueStats:
         """The counts of what is served here."""
         self._drop_lapsed()
         return self._queue.stats()

@@ -21,7 +21,7 @@ class Explain:
 
 @dataclass(slots=True)
 class Count:
-    """How much of everything there is. Answered by `QueueStats`."""
+    """How much of everything there is. Answered by `LogicalQueueStats`."""
 
 
 @dataclass(slots=True)

@@ -317,69 +317,6 @@ class Explanation:
     lease_deadline: Millis | None = None
 
 
-@dataclass(slots=True)
-class PartitionStats:
-    """Now: ready, leased, scheduled, transferring items, live leases. The rest counts items since creation."""
-
-    partition: int
-    state: str = "available"
-    ready: int = 0
-    leased_now: int = 0
-    scheduled: int = 0
-    transferring: int = 0
-    leases: int = 0
-    failures: int = 0
-    produced: int = 0
-    deduplicated: int = 0
-    leased: int = 0
-    completed: int = 0
-    retried: int = 0
-    expired: int = 0
-    dead: int = 0
-    released: int = 0
-    cleared: int = 0
-    redriven: int = 0
-    backend: str = "default"
-    commit_time: float = 0.0
-    """Moving average of a commit, ms."""
-    degraded: bool = False
-    """Far slower than its peers: avoided for produce until it recovers."""
-    moved: int = 0
-    """Items that a rebalance has moved out of it."""
-    moved_in: int = 0
-    """And into it."""
-    next_offset: int | None = None
-    """Of the next item that comes; None: the partition is not open."""
-
-    @property
-    def total(self) -> int:
-        return self.ready + self.leased_now + self.scheduled
-
-
-@dataclass(slots=True)
-class QueueStats:
-    produce_waiting: int
-    lease_waiting: int
-    complete_waiting: int
-    in_flight: int
-    partitions: list[PartitionStats]
-
-    def add(self, other: QueueStats) -> None:
-        """Put another share of the queue to this."""
-        self.produce_waiting += other.produce_waiting
-        self.lease_waiting += other.lease_waiting
-        self.complete_waiting += other.complete_waiting
-        self.in_flight += other.in_flight
-        self.partitions += other.partitions
-
-
-@dataclass(slots=True)
-class WholeQueueStats(QueueStats):
-    """The counts of all shares of a queue together, and of each, by the name of its instance; what nobody has is that of ''."""
-
-    shares: dict[str, QueueStats] = field(default_factory=dict)
-
-
 class QueueSpec(QueueSettings, frozen=True):
     """What `queues.create` asks for."""
 

@@ -6,29 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
+from sluiceway.contract import queue_stats
+from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.partition.partition_states import ShownState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_METRIC_QUEUES
 from sluiceway.model.consumers import Query, QueryState
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import QueueStats
 
 OTHER: Final = "(other)"
 """In place of a queue's name: all queues without metrics of their own, together. No queue can be called so."""
 
 COUNTERS: Final = {
-    "produced": "Items stored.",
-    "deduplicated": "Items of repeated produces, which were stored before.",
-    "leased": "Items given out, each time anew.",
-    "completed": "Items completed.",
-    "retried": "Items put back by a retry.",
-    "expired": "Items put back because their lease ran out.",
-    "dead": "Items that died: sent to the dead queue, or dropped where there is none.",
-    "released": "Items given back untouched.",
-    "cleared": "Items dropped by a clear.",
-    "redriven": "Items sent back out of a dead queue.",
-    "moved": "Items that a rebalance has moved out of a partition.",
-    "moved_in": "Items that a rebalance has moved into a partition.",
+    **queue_stats.COUNTERS,
     "failures": "Times that a partition could not be opened, or a commit ended refused or unknown.",
 }
 """Counters of `PartitionStats`: of items since the queue was created, of failures since the process started."""
@@ -73,7 +63,7 @@ class Seen(NamedTuple):
         return sum(self.items.values())
 
 
-def seen(record: QueueRecord, stats: QueueStats, consumers: int = 0, queries: Sequence[Query] = ()) -> Seen:
+def seen(record: QueueRecord, stats: LogicalQueueStats, consumers: int = 0, queries: Sequence[Query] = ()) -> Seen:
     """The queue's partitions, and its queries, added up."""
     running = [query for query in queries if query.state == "running"]
     parts = stats.partitions
@@ -89,7 +79,7 @@ def seen(record: QueueRecord, stats: QueueStats, consumers: int = 0, queries: Se
         record.created_at,
         {
             "ready": sum(part.ready for part in parts),
-            "leased": sum(part.leased_now for part in parts),
+            "leased": sum(part.total_leased for part in parts),
             "scheduled": sum(part.scheduled for part in parts),
             "transferring": sum(part.transferring for part in parts),
         },
@@ -97,7 +87,7 @@ def seen(record: QueueRecord, stats: QueueStats, consumers: int = 0, queries: Se
         states,
         sum(part.leases for part in parts),
         sum(part.degraded for part in parts),
-        max((part.commit_time for part in parts), default=0.0),
+        max((part.commit_time_ms for part in parts), default=0.0),
         _sum(counted.values()) if known else None,
         sum(part.total + part.transferring for part in parts if part.state == "draining"),
         counted if known else {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sluiceway.contract.queue_settings import QueueInfo, QueuePage
+from sluiceway.contract.queue_stats import QueueStats
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import QueueRecord
@@ -47,7 +48,7 @@ class QueueCalls:
                 "read",
                 self._stats,
                 json_queues.QueueCall,
-                shapes.QueueCounts,
+                QueueStats,
                 "Count items by partition",
                 ("queue_not_found",),
             ),
@@ -126,7 +127,7 @@ class QueueCalls:
     async def _stats(self, request: Request) -> Body:
         queue_name = request.permit(json_queues.decode_queue_call(request.body).queue_name)
         await self._service.look_up(queue_name)
-        return answers.stats(queue_name, (await self._service.count(queue_name)).shares)
+        return answers.encode(await self._service.count(queue_name))
 
     async def _pause(self, request: Request) -> Body:
         return await self._set_paused(request, True)

@@ -6,11 +6,11 @@ import asyncio
 
 from sluiceway.contract import rebalances
 from sluiceway.contract.queue_settings import QueueInfo
+from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.contract.rebalances import OpenRebalance, RebalanceBatch, RebalancePage, RebalancePlan
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.rebalance import Rebalance
-from sluiceway.model.requests import PartitionStats
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.service import QueueService

@@ -8,6 +8,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from sluiceway.contract.queue_settings import Verb
+from sluiceway.contract.queue_stats import LogicalQueueStats, QueueStats
 from sluiceway.contract.rebalances import DrainMode
 from sluiceway.core.group.group_records import SealedRound, Strategy
 from sluiceway.core.queue.routing import Peer
@@ -31,12 +32,10 @@ from sluiceway.model.requests import (
     Produced,
     QueuePatch,
     QueueSpec,
-    QueueStats,
     Redrive,
     Redriven,
     Settle,
     Settled,
-    WholeQueueStats,
 )
 
 
@@ -196,11 +195,11 @@ class QueueService(RebalanceService, Protocol):
         """Where the item is that had that place; `partition` is one of the queue's."""
         ...
 
-    async def count(self, queue_name: str) -> WholeQueueStats:
+    async def count(self, queue_name: str) -> QueueStats:
         """The counts of all partitions, whoever serves them, together and by the instance that does."""
         ...
 
-    def stats(self, queue_name: str) -> QueueStats:
+    def stats(self, queue_name: str) -> LogicalQueueStats:
         """The counts of those that this process serves."""
         ...
 

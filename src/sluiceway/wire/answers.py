@@ -25,9 +25,7 @@ from sluiceway.model.requests import (
     IgnoredReason,
     Leased,
     LeaseInfo,
-    PartitionStats,
     Produced,
-    QueueStats,
     Redriven,
     Settled,
 )
@@ -39,11 +37,8 @@ from sluiceway.wire.shapes import (
     Explained,
     HeldLease,
     Ignored,
-    LogicalQueueCounts,
-    PartitionCounts,
     Peeked,
     Problem,
-    QueueCounts,
     Released,
     Retried,
     ServedItem,
@@ -283,52 +278,6 @@ def explained(item: ItemId, answer: Explanation) -> bytes:
 
 def _time(at: Millis | None) -> str | None:
     return None if at is None else format_time(at)
-
-
-def stats(queue_name: str, shares: Mapping[str, QueueStats]) -> bytes:
-    """The shares of the queue, by their instances; that of '' is nobody's."""
-    return encode(QueueCounts(queue_name, [_logical_queue(name or None, share) for name, share in shares.items()]))
-
-
-def _logical_queue(instance: str | None, share: QueueStats) -> LogicalQueueCounts:
-    return LogicalQueueCounts(
-        instance=instance,
-        produce_waiting=share.produce_waiting,
-        lease_waiting=share.lease_waiting,
-        complete_waiting=share.complete_waiting,
-        in_flight=share.in_flight,
-        partitions=[_partition_counts(partition) for partition in share.partitions],
-    )
-
-
-def _partition_counts(stats: PartitionStats) -> PartitionCounts:
-    return PartitionCounts(
-        partition=stats.partition,
-        backend=stats.backend,
-        state=stats.state,
-        commit_time_ms=round(stats.commit_time, 3),
-        degraded=stats.degraded,
-        total=stats.total,
-        ready=stats.ready,
-        total_leased=stats.leased_now,
-        scheduled=stats.scheduled,
-        transferring=stats.transferring,
-        leases=stats.leases,
-        failures=stats.failures,
-        produced=stats.produced,
-        deduplicated=stats.deduplicated,
-        leased=stats.leased,
-        completed=stats.completed,
-        retried=stats.retried,
-        expired=stats.expired,
-        dead=stats.dead,
-        released=stats.released,
-        cleared=stats.cleared,
-        redriven=stats.redriven,
-        moved=stats.moved,
-        moved_in=stats.moved_in,
-        next_offset=stats.next_offset,
-    )
 
 
 def problem(error: SluicewayError, request_id: str) -> bytes:

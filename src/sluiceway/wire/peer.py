@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.kernel.errors import KINDS, OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.kernel.limits import MAX_PAGE
 from sluiceway.model.consumers import Consumers
@@ -58,7 +59,6 @@ from sluiceway.model.requests import (
     Peek,
     Produce,
     Produced,
-    QueueStats,
     Redrive,
     Redriven,
     Settle,
@@ -109,7 +109,7 @@ KINDS_OF_REQUESTS: Final = {
         Kind(Browse, BrowsedPage),
         Kind(Peek, list[pa.RecordBatch]),
         Kind(Explain, Explanation),
-        Kind(Count, QueueStats),
+        Kind(Count, LogicalQueueStats),
         Kind(Reload, None),
         Kind(Close, Left),
         Kind(FindLeases, int),

@@ -26,6 +26,7 @@ from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from sluiceway.contract.queue_settings import QueueInfo, QueuePage
+from sluiceway.contract.queue_stats import QueueStats
 from sluiceway.kernel.clock import as_millis, format_duration, format_time, parse_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
@@ -326,7 +327,7 @@ class _Leased(msgspec.Struct, gc=False):
 _decode_leased = msgspec.json.Decoder(_Leased).decode
 _decode_info = msgspec.json.Decoder(QueueInfo).decode
 _decode_queues = msgspec.json.Decoder(QueuePage).decode
-_decode_counts = msgspec.json.Decoder(shapes.QueueCounts).decode
+_decode_counts = msgspec.json.Decoder(QueueStats).decode
 _decode_items = msgspec.json.Decoder(json_inspection.ListedItems).decode
 _decode_imported = msgspec.json.Decoder(json_inspection.Imported).decode
 _decode_deleted = msgspec.json.Decoder(json_inspection.Deleted).decode

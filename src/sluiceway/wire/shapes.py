@@ -137,54 +137,6 @@ class Explained(Shape, omit_defaults=True):
     lease_deadline: TimeText | None = None
 
 
-class PartitionCounts(Shape):
-    """A partition now, and what it has counted since the queue was created."""
-
-    partition: int
-    backend: str
-    state: str
-    commit_time_ms: float
-    degraded: bool
-    total: int
-    ready: int
-    total_leased: int
-    scheduled: int
-    transferring: int
-    leases: int
-    failures: int
-    produced: int
-    deduplicated: int
-    leased: int
-    completed: int
-    retried: int
-    expired: int
-    dead: int
-    released: int
-    cleared: int
-    redriven: int
-    moved: int
-    moved_in: int
-    next_offset: int | None = None
-
-
-class LogicalQueueCounts(Shape):
-    """Requests that wait, and are in flight, at one logical queue, which is an instance's share of the queue."""
-
-    instance: str | None
-    produce_waiting: int
-    lease_waiting: int
-    complete_waiting: int
-    in_flight: int
-    partitions: list[PartitionCounts]
-
-
-class QueueCounts(Shape):
-    """What a queue's partitions hold."""
-
-    queue_name: QueueName
-    logical_queues: list[LogicalQueueCounts]
-
-
 class Alive(Shape):
     """The process answers."""
 

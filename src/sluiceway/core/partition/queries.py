@@ -8,6 +8,7 @@ from bisect import bisect_right
 import numpy as np
 from pyroaring import BitMap
 
+from sluiceway.contract.queue_stats import COUNTERS, PartitionStats
 from sluiceway.core.partition.closed_leases import unknown_extent
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import (
@@ -30,7 +31,7 @@ from sluiceway.core.partition.records import (
 )
 from sluiceway.model.changes import RecordKind, Snapshot
 from sluiceway.model.leased_items import Slice
-from sluiceway.model.requests import Explanation, MovedItem, Offsets, PartitionStats
+from sluiceway.model.requests import Explanation, MovedItem, Offsets
 
 
 def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:
@@ -95,26 +96,17 @@ def waiting_slices(partition: Partition, extent: Extent, limit: int | None = Non
 
 
 def stats_of(partition: Partition, number: int) -> PartitionStats:
-    header = partition.header
+    """The counts of the partition, which has that number."""
+    ready, leased, scheduled = partition.ready_count, partition.leased_count, partition.scheduled_count
     return PartitionStats(
-        number,
-        ready=partition.ready_count,
-        leased_now=partition.leased_count,
-        scheduled=partition.scheduled_count,
+        partition=number,
+        total=ready + leased + scheduled,
+        ready=ready,
+        total_leased=leased,
+        scheduled=scheduled,
         transferring=sum(lease.open for lease in partition.transfers.values()),
         leases=len(partition.leases),
-        produced=header.produced,
-        deduplicated=header.deduplicated,
-        leased=header.leased,
-        completed=header.completed,
-        retried=header.retried,
-        expired=header.expired,
-        dead=header.dead,
-        released=header.released,
-        cleared=header.cleared,
-        redriven=header.redriven,
-        moved=header.moved,
-        moved_in=header.moved_in,
+        **{name: getattr(partition.header, name) for name in COUNTERS},
     )
 
 

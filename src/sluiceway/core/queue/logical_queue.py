@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.idempotency_keys import Seen
 from sluiceway.core.partition.key_slots import home_of, slot
@@ -28,7 +29,7 @@ from sluiceway.kernel.limits import MAX_LEASE_BYTES, MAX_WAITING, TIMER_BATCH
 from sluiceway.model.items import digest as digest_of
 from sluiceway.model.outcomes import Outcome
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Lease, Produce, Produced, ProduceKey, QueueStats
+from sluiceway.model.requests import Lease, Produce, Produced, ProduceKey
 from sluiceway.model.small_batch import in_columns
 
 REOPEN_AFTER = (50, 1_000)
@@ -695,10 +696,10 @@ class LogicalQueue(LeaseScheduler):
 
     # ---- looking ----------------------------------------------------------------------------------------------
 
-    def stats(self) -> QueueStats:
+    def stats(self) -> LogicalQueueStats:
         work = [work for executor in self.executors.values() for _, work in executor.waiting]
         produces = sum(isinstance(each, Produce) for each in work)
-        return QueueStats(
+        return LogicalQueueStats(
             produce_waiting=len(self.produces) + produces,
             lease_waiting=len(self.waiters),
             complete_waiting=len(work) - produces,

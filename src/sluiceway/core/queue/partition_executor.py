@@ -8,6 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
+import msgspec
+
+from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.compaction import Compaction, compactions
 from sluiceway.core.partition.item_listing import why_left
@@ -45,7 +48,6 @@ from sluiceway.model.requests import (
     Extended,
     IgnoredReason,
     LeaseInfo,
-    PartitionStats,
     Produce,
     Produced,
     Settled,
@@ -279,13 +281,14 @@ class PartitionExecutor:
         return Grant(LeaseInfo(self.number, number, count, deadline), open_slices(self.partition.leases[number]))
 
     def stats(self) -> PartitionStats:
-        stats = stats_of(self.partition, self.number)
-        stats.failures = self.failures
-        stats.state = self.shown
-        stats.commit_time = self.commit_time
-        stats.degraded = self.degraded
-        stats.next_offset = self.partition.header.next if self.takes_work else None
-        return stats
+        return msgspec.structs.replace(
+            stats_of(self.partition, self.number),
+            failures=self.failures,
+            state=self.shown,
+            commit_time_ms=round(self.commit_time, 3),
+            degraded=self.degraded,
+            next_offset=self.partition.header.next if self.takes_work else None,
+        )
 
     @property
     def shown(self) -> ShownState:
@@ -484,7 +487,7 @@ class PartitionExecutor:
         stats = stats_of(self.partition, self.number)
         moving = sum(lease.open for lease in self.partition.transfers.values() if lease.moves_to is not None)
         keys = len(self.partition.keys.placed)
-        return Shutted(self.partition.shutting, stats.ready, stats.leased_now, stats.scheduled, stats.transferring, moving, keys)
+        return Shutted(self.partition.shutting, stats.ready, stats.total_leased, stats.scheduled, stats.transferring, moving, keys)
 
     def _extend(self, part: ExtendPart) -> Extended:
         result = Extended()
