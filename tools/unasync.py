@@ -1,6 +1,7 @@
 """Generates the blocking half of the client from its asyncio half: `python tools/unasync.py`.
 
-Docstrings and comments are copied, so they must be true of both halves. With `--check` it writes nothing. It prints the difference to the files as they are, and exits with 1 if there is one.
+Docstrings and comments are copied, so they must be true of both halves. With `--check` it writes nothing: it prints how the files differ
+from what it would write, and exits with 1 if they do.
 """
 
 from __future__ import annotations
