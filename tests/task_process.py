@@ -20,7 +20,7 @@ from sluiceway.adapters.meta.sqlite import SqliteMetaStore
 from sluiceway.capture import CaptureConfig, run_member
 from sluiceway.capture.config import STREAMS
 from sluiceway.capture.logs.meta_positions import MetaPositions
-from sluiceway.client.aio import AsyncClient
+from sluiceway.client import AsyncClient
 from sluiceway.client.capture_sink import QueueSink
 from sluiceway.model.task_records import Kept
 from sluiceway.ports.position_store import Opening

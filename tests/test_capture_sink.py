@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from server_running import Running, running
-from sluiceway.client.aio import AsyncClient
+from sluiceway.client import AsyncClient
 from sluiceway.client.capture_sink import QueueSink, group_of, to_items
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_PAYLOAD_BYTES

@@ -19,6 +19,7 @@ from sluiceway.cli.common import wide_console
 from sluiceway.cli.consumers import ConsumerRow
 from sluiceway.cli.top import BackendRow, Look, QueueRow, frame, summarise
 from sluiceway.client import Client, PartitionStats, QueueStats
+from sluiceway.client._sync.channel import Channel
 from sluiceway.client.answers import LogicalQueueStats
 
 
@@ -78,13 +79,13 @@ def test_a_look_takes_few_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setenv("SLUICEWAY_URL", server.url)
         shell = Shell("", monkeypatch, capsysbinary)
         asked: list[str] = []
-        attempt = Client._attempt
+        attempt = Channel.attempt
 
-        def noted(self: Client, call: Any) -> Any:
+        def noted(self: Channel, call: Any) -> Any:
             asked.append(call.path)
             return attempt(self, call)
 
-        monkeypatch.setattr(Client, "_attempt", noted)
+        monkeypatch.setattr(Channel, "attempt", noted)
         (look,) = shell.json("top", "--once", "-n", "3")
         assert ([row["queue_name"] for row in look["queues"]], look["more"]) == (["q0", "q1", "q2"], True)
         assert asked == ["/v1/queues.list", *["/v1/queue.stats"] * 3, "/v1/consumers.list"]

@@ -161,8 +161,8 @@ def test_a_client_comes_back_after_the_time_it_was_told(kind: Kind, monkeypatch:
     async def sleep(seconds: float) -> None:
         pauses.append(seconds)
 
-    monkeypatch.setattr("sluiceway.client.sync.time.sleep", pauses.append)
-    monkeypatch.setattr("sluiceway.client.aio.asyncio.sleep", sleep)
+    monkeypatch.setattr("sluiceway.client._sync.channel.time.sleep", pauses.append)
+    monkeypatch.setattr("sluiceway.client._async.channel.asyncio.sleep", sleep)
     problem = {"code": "rate_limited", "detail": "slow down", "retryable": True}
     options, seen = scripted(httpx.Response(429, json=problem, headers={"Retry-After": "20"}), httpx.Response(200, json=PAGE))
     assert call(kind, lambda client: client.list_queues(), **options).items == []

@@ -135,7 +135,7 @@ class _ByClient(Worker):
         try:
             # As its methods do; these would take the answers apart, which the ledger reads as they come.
             made = call(f"/v1/{call_name}", dict, fields, repeatable=repeatable, request_timeout=timeout, about=about)
-            body: dict[str, Any] = self._reached()._run(made)
+            body: dict[str, Any] = self._reached()._channel.run(made)
         except CallError as error:
             self.ledger.tally.wrong("other", f"a client was told {error.code} by {call_name}: {error}")
             threading.Event().wait(0.5)

@@ -80,7 +80,7 @@ def started(names: Iterable[str], tell: Callable[[str], None]) -> Iterator[dict[
 
 def slice_of(name: str, served: Served, work: Work, seconds: float) -> Slice:
     """One slice by a process of its own. Raises FailedError."""
-    command = [sys.executable, "-m", "sluiceway.bench.client", name, served.address, work.name, str(seconds)]
+    command = [sys.executable, "-m", "sluiceway.bench.slice_process", name, served.address, work.name, str(seconds)]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         assert process.stdout is not None

@@ -15,7 +15,7 @@ from sluiceway.capture.config import KAFKA, STREAMS, CaptureConfig, check_kind, 
 from sluiceway.capture.group_election import MetaElection
 from sluiceway.capture.logs.meta_log import MetaSyncLog
 from sluiceway.capture.logs.meta_positions import MetaPositions
-from sluiceway.client.aio import AsyncClient
+from sluiceway.client import AsyncClient
 from sluiceway.client.capture_sink import QueueSink
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.ports.change_stream import ChangeSink, ChangeStream

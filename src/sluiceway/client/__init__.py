@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from sluiceway.client._sync.client import Client
+from sluiceway.client._sync.producer import Producer, Sent
 from sluiceway.client.answers import (
     AuditEntry,
     AuditPage,
@@ -49,8 +51,6 @@ from sluiceway.client.history_answers import QueueHistory
 from sluiceway.client.http_exchange import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
-from sluiceway.client.sync import Client
-from sluiceway.client.sync_producer import Producer, Sent
 from sluiceway.contract.rebalances import (
     OpenRebalance,
     Rebalance,
@@ -62,19 +62,19 @@ from sluiceway.contract.rebalances import (
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
-    from sluiceway.client.aio import AsyncClient
-    from sluiceway.client.aio_consumer import AsyncConsumer
-    from sluiceway.client.aio_producer import AsyncProducer, AsyncSent
-    from sluiceway.client.sync_consumer import Consumer
+    from sluiceway.client._async.client import AsyncClient
+    from sluiceway.client._async.consumer import AsyncConsumer
+    from sluiceway.client._async.producer import AsyncProducer, AsyncSent
+    from sluiceway.client._sync.consumer import Consumer
 
 _WITH_ASYNCIO = {
-    "AsyncClient": "aio",
-    "AsyncConsumer": "aio_consumer",
-    "AsyncProducer": "aio_producer",
-    "AsyncSent": "aio_producer",
-    "Consumer": "sync_consumer",
+    "AsyncClient": "_async.client",
+    "AsyncConsumer": "_async.consumer",
+    "AsyncProducer": "_async.producer",
+    "AsyncSent": "_async.producer",
+    "Consumer": "_sync.consumer",
 }
-"""What needs asyncio, and where it is: a blocking client would be half a command line's start-up slower with it."""
+"""The names that need asyncio, and their modules. Imported on first use: asyncio adds half to the start-up time of the command line."""
 
 __all__ = [
     "DEFAULT_URL",

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from sluiceway.adapters import system
-from sluiceway.client.aio import AsyncClient
+from sluiceway.client._async.client import AsyncClient
 from sluiceway.client.errors import CallError
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_GROUP_KEYS, MAX_ITEMS_ARROW, MAX_PAYLOAD_BYTES, MAX_TEXT_BYTES

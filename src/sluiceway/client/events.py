@@ -1,8 +1,8 @@
-"""The server's events, as they come: the stream is read on over broken connections, from where it broke."""
+"""The server's event stream: its parser, and the state that a reader keeps over broken connections. No I/O."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Iterable
+from collections.abc import Iterable
 from urllib.parse import urlencode
 
 import httpx
@@ -10,27 +10,27 @@ import msgspec
 
 from sluiceway.client.answers import Event
 from sluiceway.client.errors import CallError
-from sluiceway.client.protocol import Call, Repeats, given, listed, read_problem, unreadable
+from sluiceway.client.protocol import Call, Repeats, given, listed, unreadable
 
 CONTENT_TYPE = "text/event-stream"
 MAX_EVENT = 1 << 20
-"""Bytes without the end of an event. The server's are far smaller, so this is no stream of events."""
+"""Bytes without the end of an event. The server's events are far smaller, so longer data is not an event stream."""
 
 
 class EventParser:
-    """Cuts a `text/event-stream` into events. `last_id` is where to go on after the stream broke."""
+    """Parses a `text/event-stream` into events. `last_id` is the id of the last whole event, from which a new connection continues."""
 
     def __init__(self) -> None:
         self.last_id: str | None = None
         self.restart()
 
     def restart(self) -> None:
-        """Another connection: what was there of an event comes again, whole."""
+        """Drop a partial event: the next connection sends it again, whole."""
         self._rest = b""
         self._type, self._data, self._id = "message", list[bytes](), self.last_id
 
     def feed(self, part: bytes) -> list[Event]:
-        """The events that end in this part. Raises `outcome_unknown` if it is no stream of events."""
+        """Return the events that end in this part. Raises `outcome_unknown` if the data is not an event stream."""
         *lines, self._rest = (self._rest + part).replace(b"\r\n", b"\n").split(b"\n")
         found = [event for line in lines if (event := self._line(line)) is not None]
         if len(self._rest) + sum(map(len, self._data)) > MAX_EVENT:
@@ -53,7 +53,7 @@ class EventParser:
     def _end(self) -> Event | None:
         kind, data = self._type, b"\n".join(self._data)
         self._type, self._data = "message", []
-        # Only now: who goes on after an event must have seen the whole of it.
+        # Set only now: a reader that continues after an event must have received all of it.
         self.last_id = self._id
         if not data:
             return None
@@ -63,8 +63,8 @@ class EventParser:
             raise unreadable(error) from error
 
 
-class Following:
-    """One reading of the stream: what to ask for, what came, and whether and when to connect again."""
+class EventReader:
+    """One reading of the event stream: the query, the events that arrive, and when to reconnect. Times are seconds of a monotonic clock."""
 
     def __init__(self, queue_name: str | None, types: Iterable[str] | None, retry_for: float, now: float) -> None:
         fields = given(queue_name=queue_name, types=None if types is None else ",".join(listed(types, "types")))
@@ -77,44 +77,23 @@ class Following:
         self._repeats = Repeats(Call("/v1/events", b"", bytes, True), self._retry_for, now)
 
     def heard(self, part: bytes, now: float) -> list[Event]:
+        """Return the events that end in this part. The time to reconnect starts anew. Raises as `EventParser.feed`."""
         self._begin(now)
         return self.parser.feed(part)
 
     def pause(self, error: CallError, now: float, roll: float) -> float:
-        """Seconds until the next connection. Raises the error when there is to be none."""
+        """Return the seconds until the next connection, jittered by `roll` (0 to 1). Raises `error` if there is to be no next one."""
         self.parser.restart()
         return self._repeats.pause(error, now, roll)
 
 
-def ended() -> CallError:
-    """The stream came to an end, which it does when the server stops."""
+def stream_ended() -> CallError:
+    """Return the error for a stream that the server ended, as it does when it stops."""
     return CallError("unavailable", "the server has ended the stream of events")
 
 
-async def read_async(response: httpx.Response) -> AsyncGenerator[bytes]:
-    """The parts of the stream. Raises the problem that was answered instead."""
-    try:
-        if response.status_code != 200:
-            raise read_problem(response.status_code, await response.aread(), response.headers.get("retry-after"))
-        _check_type(response)
-        async for part in response.aiter_raw():
-            yield part
-    finally:
-        await response.aclose()
-
-
-def read_blocking(response: httpx.Response) -> Generator[bytes]:
-    """As `read_async`."""
-    try:
-        if response.status_code != 200:
-            raise read_problem(response.status_code, response.read(), response.headers.get("retry-after"))
-        _check_type(response)
-        yield from response.iter_raw()
-    finally:
-        response.close()
-
-
-def _check_type(response: httpx.Response) -> None:
+def check_content_type(response: httpx.Response) -> None:
+    """Raises `outcome_unknown` if the response is not an event stream."""
     kind = response.headers.get("content-type", "")
     if not kind.startswith(CONTENT_TYPE):
         raise unreadable(ValueError(f"the content type is {kind!r}, not {CONTENT_TYPE}"))

@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from sluiceway.adapters import system
 from sluiceway.adapters.secrets import read_secret
 from sluiceway.client import partition_lineage
-from sluiceway.client.aio import AsyncClient
+from sluiceway.client._async.client import AsyncClient
 from sluiceway.client.answers import Ignored, QueueInfo
 from sluiceway.client.arrow import LeasedTable
 from sluiceway.client.errors import CallError

@@ -1,4 +1,4 @@
-"""The consumer for asyncio: carries out what the keeper decides."""
+"""The consumer for asyncio: it carries out what the lease manager decides."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from sluiceway.client import item_calls
+from sluiceway.client._async.channel import AsyncChannel
 from sluiceway.client.answers import Ignored, Leased, LeasedItem
 from sluiceway.client.consumer_common import DeadItem, RetryItem, check_concurrency, not_in_a_block, put_back, used_twice
 from sluiceway.client.errors import CallError
@@ -28,22 +29,23 @@ Handler = Callable[[LeasedItem], Awaitable[object]]
 Attempt = Callable[[Call[Any]], Awaitable[Any]]
 
 POLL = timedelta(seconds=20)
-"""How long one call waits for items; the next one follows. Below the minute after which proxies give up."""
+"""How long one lease call waits for items. Less than the minute after which proxies give up."""
 SETTLE_TIMEOUT = timedelta(seconds=10)
-"""A call on leases that the server could not carry out in this time is made again."""
+"""How long the server may take to settle or extend leases. The call is then repeated."""
 
 
 class AsyncConsumer:
-    """As `Consumer`, for asyncio: the handler is a coroutine function. When the lease of its item is lost, it is cancelled.
+    """Leases items of one queue, keeps their leases alive, and settles them. Made by `AsyncClient.consumer`; `Consumer` has the guarantees.
 
-    It is used once: `run` it, or go over it in an `async with` block.
+    Use it once: `run` a handler, or iterate over it in an `async with` block. A handler is a coroutine function. It is cancelled when the
+    lease of its item is lost, but not with `cancel_lost` false.
     """
 
-    def __init__(self, attempt: Attempt, queue_name: str, client_id: str, keeper: LeaseManager, *, cancel_lost: bool = True) -> None:
+    def __init__(self, attempt: Attempt, queue_name: str, client_id: str, manager: LeaseManager, *, cancel_lost: bool = True) -> None:
         self._attempt = attempt
         self._queue_name = queue_name
         self._client_id = client_id
-        self._keeper = keeper
+        self._manager = manager
         self._cancel_lost = cancel_lost
         self._handler: Handler | None = None
         self._handling: dict[str, asyncio.Task[None]] = {}
@@ -58,9 +60,14 @@ class AsyncConsumer:
     # -- handler style ----------------------------------------------------------------------------------------------------
 
     async def run(self, handler: Handler, *, concurrency: int = 8) -> None:
-        """As `Consumer.run`. When it is cancelled itself, handlers are cancelled, too, and their items put back."""
+        """Give each item to `handler`, up to `concurrency` items at once, until `stop`.
+
+        The item is completed when the handler returns. `RetryItem` puts it back, `DeadItem` sends it to the dead queue, and any other
+        exception puts it back as the queue's `retry_backoff` says, with the exception's type as the reason. If `run` is cancelled, it
+        cancels the handlers and puts their items back. Raises the error that stopped the consumer, if any.
+        """
         check_concurrency(concurrency)
-        self._handler, self._keeper.concurrency = handler, concurrency
+        self._handler, self._manager.concurrency = handler, concurrency
         self._begin()
         try:
             await self._ended.wait()
@@ -73,14 +80,14 @@ class AsyncConsumer:
         self._raise()
 
     def stop(self) -> None:
-        """As `Consumer.stop`; to be called in the event loop."""
-        self._keeper.stop()
+        """Take no more items, release those that were not begun, let handlers finish, and report their outcomes. For the event loop."""
+        self._manager.stop()
         if self._begun:
             self._pump()
 
     def is_lost(self, item: LeasedItem) -> bool:
-        """As `Consumer.is_lost`."""
-        return item.id in self._keeper.lost
+        """Whether the item's lease ran out while it was being handled. Another consumer is given it, and its outcome is not reported."""
+        return item.id in self._manager.lost
 
     # -- loop style ---------------------------------------------------------------------------------------------------------
 
@@ -89,7 +96,7 @@ class AsyncConsumer:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for item_id in self._keeper.running:
+        for item_id in self._manager.running:
             self._tell(item_id, Retry(item_id, reason="left unfinished") if error is None else put_back(item_id, error))
         await self._finish()
         if error is None:
@@ -103,23 +110,23 @@ class AsyncConsumer:
             self._tell(item.id, DONE)
 
     def retry(self, item: LeasedItem, after: str | timedelta | None = None, reason: str | None = None) -> None:
-        """As `Consumer.retry`."""
+        """In a loop: put this item back, to be offered again `after` a time, or as the queue's `retry_backoff` says."""
         self._tell(item.id, put_back(item.id, RetryItem(after, reason)))
 
     def dead(self, item: LeasedItem, reason: str) -> None:
-        """As `Consumer.dead`."""
+        """In a loop: send this item to the dead queue with this reason. Without a dead queue it is dropped."""
         self._tell(item.id, put_back(item.id, DeadItem(reason)))
 
     async def _next(self) -> LeasedItem | None:
-        while (item := self._keeper.take()) is None:
-            if self._keeper.stopping or self._ended.is_set():
+        while (item := self._manager.take()) is None:
+            if self._manager.stopping or self._ended.is_set():
                 return None
             self._stirred.clear()
             await self._stirred.wait()
         self._pump()
         return item
 
-    # -- at work --------------------------------------------------------------------------------------------------------------
+    # -- event loop -----------------------------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         if self._begun:
@@ -128,7 +135,7 @@ class AsyncConsumer:
         self._pump()
 
     async def _finish(self) -> None:
-        """Stop in good order, also when somebody loses patience in the meantime."""
+        """Stop in good order. If this is cancelled meanwhile, the calls under way are cancelled, too."""
         self.stop()
         try:
             await self._ended.wait()
@@ -141,33 +148,33 @@ class AsyncConsumer:
                 await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _raise(self) -> None:
-        """What made it stop by itself."""
-        error = self._broken or self._keeper.error
+        """Raise the error that stopped the consumer, if any."""
+        error = self._broken or self._manager.error
         if error is not None:
             raise error
 
     def _tell(self, item_id: str, outcome: Outcome) -> None:
-        self._keeper.finish(item_id, outcome, _now())
+        self._manager.finish(item_id, outcome, _now())
         self._pump()
 
     def _pump(self) -> None:
-        """Do all that is to be done now, and see that it goes on."""
+        """Carry out what is due now, and set a timer for what is due next."""
         if self._ended.is_set():
             return
         if self._handler is not None:
-            while (item := self._keeper.take()) is not None:
+            while (item := self._manager.take()) is not None:
                 self._handling[item.id] = asyncio.create_task(self._handle(item, self._handler))
         now = _now()
-        for effect in self._keeper.decide(now):
+        for effect in self._manager.decide(now):
             self._carry_out(effect)
         self._stirred.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._keeper.ended:
+        if self._manager.ended:
             self._ended.set()
             return
-        at = self._keeper.wake_at()
+        at = self._manager.wake_at()
         if at is not None:
             self._timer = asyncio.get_running_loop().call_later(max(1, at - now) / 1000, self._pump)
 
@@ -194,7 +201,7 @@ class AsyncConsumer:
         self._calls.discard(task)
         if task is self._ask and task.cancelled():
             # The server gives back what it was about to send.
-            self._keeper.leased(Leased(queue_name=self._queue_name), _now())
+            self._manager.leased(Leased(queue_name=self._queue_name), _now())
         elif not task.cancelled() and task.exception() is not None:
             self._broken = task.exception()
             self._ended.set()
@@ -226,26 +233,26 @@ class AsyncConsumer:
     # -- calls ------------------------------------------------------------------------------------------------------------------
 
     async def _lease(self, batch_size: int) -> None:
-        lease_timeout = timedelta(milliseconds=self._keeper.lease_timeout)
+        lease_timeout = timedelta(milliseconds=self._manager.lease_timeout)
         call = item_calls.lease(self._queue_name, self._client_id, batch_size, POLL, lease_timeout, None, None)
         try:
             answer = await self._attempt(call)
         except CallError as error:
-            self._keeper.ask_failed(error, _now(), random.random())
+            self._manager.ask_failed(error, _now(), random.random())
             return
-        self._keeper.leased(answer, _now())
+        self._manager.leased(answer, _now())
 
     async def _extend(self, lease_ids: list[str]) -> None:
         sent_at = _now()
-        lease_timeout = timedelta(milliseconds=self._keeper.lease_timeout)
+        lease_timeout = timedelta(milliseconds=self._manager.lease_timeout)
         try:
             answer = await self._attempt(
                 item_calls.extend(self._queue_name, lease_ids, (), lease_timeout, SETTLE_TIMEOUT, Check(self._client_id))
             )
         except CallError as error:
-            self._keeper.extend_failed(error, _now(), random.random())
+            self._manager.extend_failed(error, _now(), random.random())
             return
-        self._keeper.extended(lease_ids, [lease.lease_id for lease in answer.leases], _now(), sent_at)
+        self._manager.extended(lease_ids, [lease.lease_id for lease in answer.leases], _now(), sent_at)
 
     async def _settle(self, effect: Settle) -> None:
         name, check = self._queue_name, Check()
@@ -258,12 +265,17 @@ class AsyncConsumer:
             if effect.released:
                 ignored += (await self._attempt(item_calls.release(name, effect.released, (), SETTLE_TIMEOUT, check))).ignored
         except CallError as error:
-            given_up = self._keeper.settle_failed(error, _now(), random.random())
+            given_up = self._manager.settle_failed(error, _now(), random.random())
             if given_up:
                 log.warning("queue %s: the outcomes of %d items cannot be told (%s)", name, len(given_up), error.code)
             return
-        for each in self._keeper.settled(ignored, _now()):
+        for each in self._manager.settled(ignored, _now()):
             log.warning("queue %s: the outcome of item %s was not taken: %s", name, each.id, each.reason)
+
+
+def open_consumer(channel: AsyncChannel, queue_name: str, client_id: str, manager: LeaseManager) -> AsyncConsumer:
+    """Return a consumer whose calls go over `channel`."""
+    return AsyncConsumer(channel.attempt, queue_name, client_id, manager)
 
 
 def _now() -> Millis:

@@ -1,4 +1,4 @@
-"""The consumer for ordinary, blocking code: handlers run in threads, the rest in an event loop in the background."""
+"""The consumer for blocking code: handlers run in threads, an asyncio consumer runs in a background event loop."""
 
 from __future__ import annotations
 
@@ -11,21 +11,28 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, Self
 
-from sluiceway.client.aio_consumer import AsyncConsumer
+import httpx
+
+from sluiceway.client._async.channel import AsyncChannel
+from sluiceway.client._async.consumer import AsyncConsumer
+from sluiceway.client._sync.channel import Channel
 from sluiceway.client.answers import LeasedItem
+from sluiceway.client.connections import Connections
 from sluiceway.client.consumer_common import check_concurrency, not_in_a_block, used_twice
+from sluiceway.client.lease_manager import LeaseManager
+from sluiceway.kernel.errors import invalid
 
 
 class Consumer:
-    """Takes items of one queue and keeps their leases until it is known what becomes of them. Made by `Client.consumer`; used once.
+    """Leases items of one queue, keeps their leases alive, and settles them. Made by `Client.consumer`; used once.
 
-    Each item is offered at least once: it is completed when its handler has returned, or the loop's body has come round, and the server
-    has been told. When the lease is lost before that, because the server could not be reached in time, the item is offered again.
+    Each item is offered at least once. It is completed when its handler returns, or the loop asks for the next item, and the server
+    has been told. If the lease is lost before that, because the server could not be reached in time, the item is offered again.
 
-    About `prefetch` items wait here while others are handled. Leases last for `lease_timeout`, and are extended, many in one call, once
-    a third of that has passed, for as long as their items are held. Outcomes are told many in one call: they wait for others for `linger`.
-    While the server cannot be reached, or is busy, it is asked again with growing, jittered pauses; an error that no repetition can
-    mend (`unauthenticated`, `forbidden`, `queue_not_found`, …) stops the consumer and is raised.
+    About `prefetch` items wait while others are handled. Leases last for `lease_timeout`, and are extended, many in one call, once a third
+    of that has passed, for as long as their items are held. Outcomes are reported many in one call: they wait for others for `linger`.
+    While the server is unreachable or busy, calls are repeated with growing, jittered pauses. An error that no repetition can fix
+    (`unauthenticated`, `forbidden`, `queue_not_found`, …) stops the consumer and is raised.
     """
 
     def __init__(self, open_consumer: Callable[[], tuple[AsyncConsumer, Callable[[], Any]]]) -> None:
@@ -37,9 +44,9 @@ class Consumer:
     def run(self, handler: Callable[[LeasedItem], object], *, concurrency: int = 8) -> None:
         """Give each item to `handler`, in up to `concurrency` threads at once, until `stop`.
 
-        When the handler returns, the item is completed. When it raises `RetryItem`, the item is put back; when it raises `DeadItem`, it
-        goes into the dead queue; any other exception puts it back as the queue's `retry_backoff` says, with the exception's type as the
-        reason. Ctrl-C stops it, too. Raises what made it stop by itself.
+        The item is completed when the handler returns. `RetryItem` puts it back, `DeadItem` sends it to the dead queue, and any other
+        exception puts it back as the queue's `retry_backoff` says, with the exception's type as the reason. Ctrl-C stops the consumer, too.
+        Raises the error that stopped the consumer, if any.
         """
         check_concurrency(concurrency)
         self._use()
@@ -64,7 +71,7 @@ class Consumer:
                 raise
 
     def stop(self) -> None:
-        """Take no more items; release those that were not begun, let handlers end, and tell their outcomes. From any thread."""
+        """Take no more items, release those that were not begun, let handlers finish, and report their outcomes. For any thread."""
         self._stopped = True
         if self._loop is not None and self._consumer is not None:
             # A loop that is closed has nothing left to stop.
@@ -72,7 +79,7 @@ class Consumer:
                 self._loop.call_soon_threadsafe(self._consumer.stop)
 
     def is_lost(self, item: LeasedItem) -> bool:
-        """Whether the item's lease ran out while it was being handled. Somebody else is given it, and its outcome is not told."""
+        """Whether the item's lease ran out while it was being handled. Another consumer is given it, and its outcome is not reported."""
         return self._consumer is not None and self._consumer.is_lost(item)
 
     def __enter__(self) -> Self:
@@ -88,9 +95,9 @@ class Consumer:
             self._background.__exit__(None, None, None)
 
     def __iter__(self) -> Iterator[LeasedItem]:
-        """The items, until `stop`. One is completed when the next is asked for, unless `retry` or `dead` has said otherwise.
+        """Yield items until `stop`. An item is completed when the next one is asked for, unless it was given to `retry` or `dead`.
 
-        To be used in a `with` block; at its end, an item whose turn has not come round is put back.
+        Use it in a `with` block. At the end of the block, the item in hand is put back.
         """
         if self._consumer is None:
             raise not_in_a_block()
@@ -99,11 +106,11 @@ class Consumer:
             yield item
 
     def retry(self, item: LeasedItem, after: str | timedelta | None = None, reason: str | None = None) -> None:
-        """In a loop: put this item back, `after` a time or as the queue's `retry_backoff` says."""
+        """In a loop: put this item back, to be offered again `after` a time, or as the queue's `retry_backoff` says."""
         self._do(self._call(lambda consumer: consumer.retry(item, after, reason)))
 
     def dead(self, item: LeasedItem, reason: str) -> None:
-        """In a loop: this item goes into the dead queue."""
+        """In a loop: send this item to the dead queue with this reason. Without a dead queue it is dropped."""
         self._do(self._call(lambda consumer: consumer.dead(item, reason)))
 
     def _use(self) -> None:
@@ -137,8 +144,29 @@ class Consumer:
             await self._close()
 
 
+def open_consumer(channel: Channel, queue_name: str, client_id: str, manager: LeaseManager) -> Consumer:
+    """Return a consumer that calls the server of `channel`, over an asyncio channel of its own while it runs.
+
+    That consumer raises `invalid_request` when it starts, if the channel's transport is a user's that does not also serve asyncio.
+    """
+
+    def opened() -> tuple[AsyncConsumer, Callable[[], Any]]:
+        own = _async_channel(channel)
+        return AsyncConsumer(own.attempt, queue_name, client_id, manager, cancel_lost=False), own.close
+
+    return Consumer(opened)
+
+
+def _async_channel(channel: Channel) -> AsyncChannel:
+    if not isinstance(channel.transport, Connections | httpx.HTTPTransport | httpx.AsyncBaseTransport):
+        raise invalid("transport", "a consumer needs one that is also an httpx.AsyncBaseTransport, or none; or use AsyncClient")
+    transport = channel.transport if isinstance(channel.transport, httpx.AsyncBaseTransport) else None
+    direct = channel.direct is not None
+    return AsyncChannel(channel.endpoint, channel.retry_for, ca_file=channel.ca_file, direct=direct, transport=transport)
+
+
 class _Background:
-    """An event loop in a thread, for the length of a block."""
+    """An event loop in a thread, which ends with the block."""
 
     def __enter__(self) -> Self:
         self.loop = asyncio.new_event_loop()

@@ -20,7 +20,7 @@ Done = asyncio.Future[None]
 
 
 class AsyncSent:
-    """An item on its way. `await` it for its id, once it is stored; what it failed with is raised."""
+    """An item that was sent. Awaiting it returns the item's id once the item is stored, or raises the error that it failed with."""
 
     __slots__ = ("_at", "_batch")
 
@@ -31,17 +31,20 @@ class AsyncSent:
     def __await__(self) -> Generator[Any, None, str]:
         self._batch.asked.add(self._at)
         if not self._batch.done.done():
-            # Whoever is cancelled while it waits must not take the batch's other items along.
+            # A caller that is cancelled while it waits must not cancel the batch, which has other items.
             yield from asyncio.shield(self._batch.done).__await__()
         return self._batch.id_of(self._at)
 
     def done(self) -> bool:
-        """Whether it is known what became of it."""
+        """Whether the item is stored or has failed."""
         return self._batch.done.done()
 
 
 class AsyncProducer:
-    """As `Producer`, without blocking: `send` waits while the buffer is full, and what it gives is awaited for the id."""
+    """Sends items to one queue in batches, in tasks of the event loop. Made by `AsyncClient.producer`; `Producer` has the guarantees.
+
+    Await `send` to buffer an item, and await its result to know that the item is stored.
+    """
 
     def __init__(self, run: Callable[[Call[answers.Produced], float], Awaitable[answers.Produced]], posting: Posting, limits: BatchLimits):
         self._run = run
@@ -50,7 +53,7 @@ class AsyncProducer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._moved: Done | None = None
-        """Done when a batch has ended; whoever waits for room looks again then."""
+        """Done when a batch has ended. A `send` that waits for room then checks again."""
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -70,7 +73,11 @@ class AsyncProducer:
         headers: Mapping[str, str] | None = None,
         enqueue_at: datetime | None = None,
     ) -> AsyncSent:
-        """As `Producer.send`."""
+        """Put an item into the next batch, and return it without waiting until it is stored.
+
+        Waits while `max_buffered` bytes are buffered or being sent. The item is not served before `enqueue_at`. Raises `invalid_request`
+        for an item that no server would take, and `unavailable` if the producer is closed.
+        """
         item, size = checked_item(payload, kind, encoding, reference, headers, enqueue_at)
         while not self._closed and not self._batching.has_room(size):
             if self._moved is None:
@@ -83,7 +90,10 @@ class AsyncProducer:
         return sent
 
     async def flush(self) -> None:
-        """As `Producer.flush`."""
+        """Send all waiting items at once. Returns when every item sent so far is stored or has failed.
+
+        Raises the first failure of an item whose result was not asked for.
+        """
         self._batching.flush(_now())
         self._pump()
         waited_for = [batch.done for batch in self._batching.unfinished]
@@ -94,7 +104,7 @@ class AsyncProducer:
             raise error
 
     async def close(self) -> None:
-        """As `Producer.close`."""
+        """Take no more items, and flush. Raises as `flush`."""
         self._closed = True
         await self.flush()
 

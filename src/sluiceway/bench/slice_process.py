@@ -1,4 +1,4 @@
-"""One slice in a process of its own: `python -m sluiceway.bench.client SYSTEM ADDRESS WORK SECONDS`.
+"""One slice in a process of its own: `python -m sluiceway.bench.slice_process SYSTEM ADDRESS WORK SECONDS`.
 
 It prints three lines of JSON: when the slice begins and when it ends, each with the processor time used so far, and what was done.
 """

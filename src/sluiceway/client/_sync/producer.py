@@ -1,4 +1,4 @@
-"""The producer for ordinary, blocking code."""
+"""The producer for blocking code: threads send the batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluiceway.kernel.clock import Millis
 
 
 class Sent:
-    """An item on its way."""
+    """An item that was sent."""
 
     __slots__ = ("_at", "_batch")
 
@@ -27,27 +27,29 @@ class Sent:
         self._at = at
 
     def result(self, timeout: float | None = None) -> str:
-        """Its id, once it is stored; what it failed with is raised. TimeoutError if that is not known within `timeout` seconds."""
+        """Return the item's id once the item is stored, or raise the error that it failed with.
+
+        Raises TimeoutError if neither has happened within `timeout` seconds; the item may still be stored later.
+        """
         self._batch.asked.add(self._at)
         if not self._batch.done.wait(timeout):
             raise TimeoutError(f"the item was not stored within {timeout} s; it is still on its way")
         return self._batch.id_of(self._at)
 
     def done(self) -> bool:
-        """Whether it is known what became of it."""
+        """Whether the item is stored or has failed."""
         return self._batch.done.is_set()
 
 
 class Producer:
-    """Sends items one by one to one queue, and stores them many at a time. Made by `Client.producer`; safe to share between threads.
+    """Takes items one by one, and stores them in one queue in batches. Made by `Client.producer`; safe to share between threads.
 
-    Items wait for others for `linger`, or until there are `max_batch` of them or `max_bytes`. Each batch is one call with a key of its
-    own, which is repeated until `retry_for` is over, so no item is stored twice, whatever fails. With `max_in_flight=1` a batch is sent
-    when the one before it has ended, so that each partition has a producer's items in the order in which they were sent; with more there
-    is no such promise. Across the partitions of a queue there never is one.
+    A batch is sent after `linger`, or earlier with `max_batch` items or `max_bytes` bytes. Each batch is one call with an idempotency key
+    of its own, which is repeated for `retry_for`, so no item is stored twice, whatever fails. With `max_in_flight=1` each partition has the
+    items of a producer in the order in which they were sent. With more there is no order, and across partitions there never is one.
 
-    An item that the server refuses fails alone; the rest of its batch is stored. When a call fails, all items of its batch have: with
-    `outcome_unknown` they may be stored all the same, all or none.
+    An item that the server refuses fails alone; the rest of its batch is stored. When a call fails, all items of its batch fail. With
+    `outcome_unknown` they may be stored nevertheless, all or none.
     """
 
     def __init__(self, run: Callable[[Call[answers.Produced], float], answers.Produced], posting: Posting, limits: BatchLimits) -> None:
@@ -56,9 +58,9 @@ class Producer:
         self._batching: Batching[threading.Event] = Batching(limits, threading.Event)
         self._lock = threading.Lock()
         self._due = threading.Condition(self._lock)
-        """For the workers: there may be a batch to send."""
+        """Notifies the workers that a batch may be due."""
         self._moved = threading.Condition(self._lock)
-        """For senders: there may be room."""
+        """Notifies waiting `send` calls that there may be room."""
         self._closed = False
         self._workers = [
             threading.Thread(target=self._work, name=f"sluiceway-producer-{n}", daemon=True) for n in range(limits.max_in_flight)
@@ -83,10 +85,10 @@ class Producer:
         headers: Mapping[str, str] | None = None,
         enqueue_at: datetime | None = None,
     ) -> Sent:
-        """Put an item into the next batch; waits while `max_buffered` bytes wait or are on their way. What it gives has the id, later.
+        """Put an item into the next batch, and return it without waiting until it is stored.
 
-        Raises `invalid_request` for an item that no server would take. Of an item whose result nobody asks for, `flush` and `close` tell
-        when it failed.
+        Blocks while `max_buffered` bytes are buffered or being sent. The item is not served before `enqueue_at`. Raises `invalid_request`
+        for an item that no server would take, and `unavailable` if the producer is closed.
         """
         item, size = checked_item(payload, kind, encoding, reference, headers, enqueue_at)
         with self._lock:
@@ -100,9 +102,9 @@ class Producer:
         return Sent(batch, at)
 
     def flush(self) -> None:
-        """Send at once what waits, and return when it is known of all that was sent before what became of it.
+        """Send all waiting items at once. Returns when every item sent so far is stored or has failed.
 
-        Raises the first failure of an item whose result nobody has asked for.
+        Raises the first failure of an item whose result was not asked for.
         """
         with self._lock:
             self._batching.flush(_now())
@@ -116,7 +118,7 @@ class Producer:
             raise error
 
     def close(self) -> None:
-        """Take no more items, and flush."""
+        """Take no more items, and flush. Raises as `flush`."""
         with self._lock:
             self._closed = True
             self._moved.notify_all()

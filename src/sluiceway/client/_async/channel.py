@@ -1,0 +1,126 @@
+"""The channel to a server: it sends calls, repeats failed attempts, and reads the event stream. Both halves of the client have one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import AsyncGenerator, Iterable
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+
+from sluiceway.client import queue_calls
+from sluiceway.client.answers import Event
+from sluiceway.client.connections import AsyncConnections
+from sluiceway.client.direct import Direct
+from sluiceway.client.errors import CallError
+from sluiceway.client.events import EventReader, check_content_type, stream_ended
+from sluiceway.client.http_exchange import Endpoint, generated_name, read_answer
+from sluiceway.client.protocol import Call, Repeats, read_problem
+
+T = TypeVar("T")
+
+
+class AsyncChannel:
+    """Calls on the server at `endpoint`, over `transport` or else over connections of its own. Both are closed by `close`.
+
+    `retry_for` is how many seconds a call is repeated. With `direct`, a call on one partition goes straight to the partition's owner.
+    Raises `invalid_request` if `ca_file` cannot be read.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        retry_for: float,
+        *,
+        ca_file: str | Path | None = None,
+        direct: bool = False,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.retry_for = retry_for
+        self.ca_file = ca_file
+        self.direct = Direct(endpoint) if direct else None
+        self.transport = transport or AsyncConnections(endpoint.verify(ca_file))
+
+    async def close(self) -> None:
+        """Close the connections, including those in use."""
+        await self.transport.aclose()
+
+    async def run(self, call: Call[T], retry_for: float | None = None) -> T:
+        """Return the answer to `call`. A failed attempt is repeated if that is safe, for `retry_for` seconds (the channel's by default).
+
+        Raises the CallError of the last attempt, or `outcome_unknown` if an earlier attempt may have taken effect.
+        """
+        repeats = Repeats(call, self.retry_for if retry_for is None else retry_for, time.monotonic())
+        while True:
+            try:
+                return await self.attempt(call)
+            except CallError as error:
+                await asyncio.sleep(repeats.pause(error, time.monotonic(), random.random()))
+                call = repeats.next(call, generated_name)
+
+    async def attempt(self, call: Call[T]) -> T:
+        """Return the answer to `call`, or raise CallError, without repeating it. A direct call that did nothing goes to `endpoint` next."""
+        direct = self.direct
+        if direct is None or call.about is None:
+            return await self._exchange(self.endpoint, call)
+        queue_name = direct.to_look_up(call, time.monotonic())
+        if queue_name is not None:
+            try:
+                direct.learn(queue_name, await self._exchange(self.endpoint, queue_calls.queue_info(queue_name)))
+            except CallError as error:
+                direct.not_told(queue_name, error, time.monotonic())
+        owner = direct.endpoint(call, time.monotonic())
+        if owner is not None:
+            try:
+                return await self._exchange(owner, call)
+            except CallError as error:
+                direct.failed(call, owner, error, time.monotonic())
+        return await self._exchange(self.endpoint, call)
+
+    async def _exchange(self, endpoint: Endpoint, call: Call[T]) -> T:
+        try:
+            response = await self.transport.handle_async_request(endpoint.request(call))
+            try:
+                body = await response.aread()
+            finally:
+                await response.aclose()
+        except httpx.RequestError as error:
+            raise endpoint.broken(error) from error
+        if self.direct is not None and response.status_code == 200:
+            self.direct.heard(call, response.headers.get("x-sluiceway-served-by"))
+        return read_answer(call, response, body)
+
+    async def events(self, queue_name: str | None, types: Iterable[str] | None) -> AsyncGenerator[Event, None]:
+        """Yield the server's events without end, over broken connections. Raises CallError once `retry_for` is over without a byte."""
+        reader = EventReader(queue_name, types, self.retry_for, time.monotonic())
+        while True:
+            try:
+                try:
+                    request = self.endpoint.events(reader.query, reader.parser.last_id)
+                    response = await self.transport.handle_async_request(request)
+                    async with contextlib.aclosing(_event_parts(response)) as parts:
+                        async for part in parts:
+                            for event in reader.heard(part, time.monotonic()):
+                                yield event
+                except httpx.RequestError as error:
+                    raise self.endpoint.broken(error) from error
+                raise stream_ended()
+            except CallError as error:
+                await asyncio.sleep(reader.pause(error, time.monotonic(), random.random()))
+
+
+async def _event_parts(response: httpx.Response) -> AsyncGenerator[bytes, None]:
+    """Yield the parts of an event stream as they arrive, and close the response. Raises the problem if the server answered with one."""
+    try:
+        if response.status_code != 200:
+            raise read_problem(response.status_code, await response.aread(), response.headers.get("retry-after"))
+        check_content_type(response)
+        async for part in response.aiter_raw():
+            yield part
+    finally:
+        await response.aclose()

@@ -1,0 +1,665 @@
+# Generated from src/sluiceway/client/_async/client.py by `python tools/unasync.py`. Edit that file, then run the command again.
+"""The calls of the client: each method of the class is one call of the HTTP API, or a helper that makes many calls."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Iterable
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, Unpack
+
+import httpx
+
+from sluiceway.client import admin_calls, answers, consumer_common, item_calls, producer_common, queue_calls, rebalance_calls
+from sluiceway.client._sync.channel import Channel
+from sluiceway.client._sync.producer import Producer
+from sluiceway.client.capture_answers import TaskGroup, TaskList
+from sluiceway.client.consumer_answers import ConsumerPage
+from sluiceway.client.history_answers import QueueHistory
+from sluiceway.client.http_exchange import DEFAULT_URL, Endpoint, generated_key, new_key, seconds
+from sluiceway.client.item_calls import Check, Item, Key, Retry, State, Verdict
+from sluiceway.client.protocol import Duration
+from sluiceway.client.queue_calls import Settings, Verb
+from sluiceway.client.rebalance_calls import Drain
+from sluiceway.contract.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
+
+if TYPE_CHECKING:
+    from sluiceway.client._sync.consumer import Consumer
+    from sluiceway.client.arrow import BrowsedTable, LeasedTable
+
+
+class Client:
+    """A client of one server.
+
+    A call returns once the server has carried it out, durably. Otherwise it raises `SluicewayError`: `invalid_request` if the client
+    rejects an argument, else a `CallError`. A duration is a text such as `500ms`, `30s` or `1h30m`, or a timedelta; a time is a datetime
+    with a time zone.
+
+    The blocking client may be shared between threads, the asyncio client between the tasks of the event loop that first uses it; neither
+    between processes. A call whose task is cancelled, or whose client is closed, may still take effect if it was already sent.
+
+    A failed attempt is repeated for `retry_for`, with growing, jittered pauses. An attempt that surely did nothing but may succeed later
+    (`unavailable`, `storage_full`, `queue_paused`, `too_many_requests`, no connection) is repeated for every call. An attempt whose outcome
+    is unknown is repeated only if that is safe: not for `create_queue`, `delete_queue`, `redrive` (but for a dry run), `rebalance`,
+    `rebalance_many`, `cancel_rebalance`, `create_key`, an `update_queue` with a `version`, a `lease` without a `lease_key`, and a produce
+    without a key. A call that is not repeated (any more) raises its last error, or `outcome_unknown` if an earlier attempt may have
+    taken effect. A single attempt takes at most its `request_timeout` (30 s) and a few seconds. `retry_for="0s"` never repeats.
+
+    With `generate_keys`, a produce without a key is given a generated one, so that repeating it never stores an item twice. The server
+    remembers that key for ten minutes (longer if the call may take longer), and at most a million keys per partition.
+
+    `client_id` names this client in leases; by default it is random. `api_key` authenticates the client; by default it is the environment's
+    `SLUICEWAY_API_KEY`, and an empty one sends none. `ca_file` has the certificates (PEM) to verify an `https` server with, in place of the
+    public ones. `transport` is an httpx transport to send with; the client closes it.
+
+    With `direct`, calls on one partition go straight to the instance that owns it, and to `url` if that fails. It is off by default, since
+    the instances' addresses must be reachable from here, and behind a load balancer they often are not.
+    """
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        *,
+        client_id: str | None = None,
+        retry_for: Duration = "30s",
+        generate_keys: bool = True,
+        api_key: str | None = None,
+        ca_file: str | Path | None = None,
+        direct: bool = False,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
+        self._channel = Channel(
+            Endpoint(url, api_key), seconds(retry_for, "retry_for"), ca_file=ca_file, direct=direct, transport=transport
+        )
+        self._generate_keys = generate_keys
+        self.client_id = client_id or new_key()
+
+    def close(self) -> None:
+        """Close the connections. A call that is still running fails."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _key(self, given: Key, request_timeout: Duration | None) -> Key:
+        if given.key is None and given.group is None and self._generate_keys and self._channel.retry_for:
+            return generated_key(self._channel.retry_for, request_timeout)
+        return given
+
+    # -- queues --------------------------------------------------------------------------------------------------------
+
+    def create_queue(self, queue_name: str, *, requested_partitions: int | None = None, **settings: Unpack[Settings]) -> answers.QueueInfo:
+        """Create a queue with `requested_partitions` partitions (1), and return it.
+
+        A setting that is absent or None takes the server's default. Raises `queue_exists` if the name is taken.
+        """
+        return self._channel.run(queue_calls.create_queue(queue_name, requested_partitions, settings))
+
+    def update_queue(self, queue_name: str, *, version: int | None = None, **settings: Unpack[Settings]) -> answers.QueueInfo:
+        """Change the given settings, at once, and return the queue. Other settings stay; None takes the server's default.
+
+        With a `version`, raises `version_conflict` unless the queue still has that version. Raises `queue_not_found`.
+        """
+        return self._channel.run(queue_calls.update_queue(queue_name, version, settings))
+
+    def list_queues(self, *, pivot: str | None = None, limit: int | None = None) -> answers.QueuePage:
+        """Return a page of up to `limit` queues (100; at most 65,536) by name, beginning after `pivot`.
+
+        Pass the page's `next` as the `pivot` of the next page.
+        """
+        return self._channel.run(queue_calls.list_queues(pivot, limit))
+
+    def queue_info(self, queue_name: str) -> answers.QueueInfo:
+        """Return a queue with its settings and partitions. Raises `queue_not_found`, as every call on a queue does."""
+        return self._channel.run(queue_calls.queue_info(queue_name))
+
+    def delete_queue(self, queue_name: str, *, force: bool = False) -> None:
+        """Delete a queue and all its items.
+
+        Without `force`, raises `queue_not_empty` if the queue has items, and `queue_in_use` if items are on their way to it from another
+        queue. With `force`, items on their way may be lost, or handled twice.
+        """
+        self._channel.run(queue_calls.delete_queue(queue_name, force))
+
+    def pause(self, queue_name: str, verbs: Iterable[Verb] | None = None) -> answers.QueueInfo:
+        """Stop `produce`, `lease` or both (the default) until `resume`, and return the queue. A pause survives restarts.
+
+        A produce to a paused queue raises `queue_paused`; a lease waits for its `request_timeout` and returns no items. Leased items can
+        still be completed, retried, released and extended.
+        """
+        return self._channel.run(queue_calls.pause(queue_name, verbs, True))
+
+    def resume(self, queue_name: str, verbs: Iterable[Verb] | None = None) -> answers.QueueInfo:
+        """Allow `produce`, `lease` or both (the default) again, and return the queue."""
+        return self._channel.run(queue_calls.pause(queue_name, verbs, False))
+
+    def clear(
+        self, queue_name: str, *, ready: bool = True, scheduled: bool = False, request_timeout: Duration | None = None
+    ) -> answers.Cleared:
+        """Drop `ready` items, and with `scheduled` the items that are not due yet, without the dead queue. Leased items stay.
+
+        Returns the number of dropped items. If an attempt was repeated, that is the number that the last attempt dropped.
+        """
+        return self._channel.run(queue_calls.clear(queue_name, ready, scheduled, request_timeout))
+
+    def redrive(
+        self,
+        queue_name: str,
+        *,
+        target: str | None = None,
+        limit: int | None = None,
+        reason: str | None = None,
+        source: str | None = None,
+        dry_run: bool = False,
+        request_timeout: Duration | None = None,
+    ) -> answers.Redriven:
+        """Send up to `limit` items (1,000; at most 10,000) of a dead queue back to `target`, by default each to the queue it came from.
+
+        `reason` selects the items whose reason contains that text, `source` those that came from that queue. A redriven item starts with no
+        attempts. Returns the number of items found, and those redriven, by queue. With `dry_run` nothing is moved. Each item is moved once,
+        whatever fails; an item that is not there yet when the call returns arrives later.
+        """
+        return self._channel.run(queue_calls.redrive(queue_name, target, limit, reason, source, dry_run, request_timeout))
+
+    def stats(self, queue_name: str) -> answers.QueueStats:
+        """Return the queue's item counts and counters, per instance and partition."""
+        return self._channel.run(queue_calls.stats(queue_name))
+
+    def history(self, queue_name: str, *, minutes: int | None = None) -> QueueHistory:
+        """Return the queue's counts for each of the last `minutes` complete minutes (60; at most 1,440)."""
+        return self._channel.run(queue_calls.history(queue_name, minutes))
+
+    def list_consumers(self, queue_name: str | None = None, *, pivot: str | None = None, limit: int | None = None) -> ConsumerPage:
+        """Return the queue's consumers; without a name, a page of the queues that have consumers, by name, beginning after `pivot`.
+
+        A page looks at up to `limit` queues (20, the most). Pass its `next` as the `pivot` of the next page.
+        """
+        return self._channel.run(queue_calls.list_consumers(queue_name, pivot, limit))
+
+    # -- items ---------------------------------------------------------------------------------------------------------
+
+    def produce(
+        self,
+        queue_name: str,
+        items: Iterable[Item | bytes | str],
+        *,
+        request_timeout: Duration | None = None,
+        idempotency_key: str | None = None,
+        idempotency_group: str | None = None,
+        idempotency_sequence: int | None = None,
+        idempotency_window: Duration | None = None,
+    ) -> answers.Produced:
+        """Store up to 1,000 items in one partition, all of them durably or none. Returns their ids.
+
+        A repetition with the same `idempotency_key` stores nothing and returns the first call's answer; with other items it raises
+        `key_conflict`. The server remembers the key for `idempotency_window` (the queue's: 24 hours by default). With an
+        `idempotency_group` it remembers the key until the group's `idempotency_sequence` rises; a lower sequence raises `stale_sequence`.
+        Raises `queue_paused`.
+        """
+        given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        return self._channel.run(item_calls.produce(queue_name, items, request_timeout, self._key(given, request_timeout)))
+
+    def produce_arrow(
+        self,
+        queue_name: str,
+        rows: object,
+        *,
+        request_timeout: Duration | None = None,
+        idempotency_key: str | None = None,
+        idempotency_group: str | None = None,
+        idempotency_sequence: int | None = None,
+        idempotency_window: Duration | None = None,
+    ) -> answers.Produced:
+        """Store up to 10,000 rows; otherwise as `produce`.
+
+        `rows` is a pyarrow Table or RecordBatch, or a data frame that exports Arrow, such as one of Polars or pandas. The column `payload`
+        is required; `kind`, `encoding`, `reference`, `headers` and `enqueue_at` are optional. Raises `invalid_request` for anything else.
+        """
+        from sluiceway.client.arrow import write_stream
+
+        given = Key(idempotency_key, idempotency_group, idempotency_sequence, idempotency_window)
+        stream = write_stream(rows)
+        return self._channel.run(item_calls.produce_stream(queue_name, stream, request_timeout, self._key(given, request_timeout)))
+
+    def lease(
+        self,
+        queue_name: str,
+        *,
+        batch_size: int = 1,
+        request_timeout: Duration = "0s",
+        lease_timeout: Duration | None = None,
+        max_partitions: int | None = None,
+        lease_key: str | None = None,
+        partition: int | None = None,
+        after_lease: str | None = None,
+    ) -> answers.Leased:
+        """Lease up to `batch_size` items (at most 10,000) from up to `max_partitions` partitions (1).
+
+        Waits up to `request_timeout` for the first item, and returns an empty answer if none arrives. No other consumer is given the items
+        until the lease deadline, which is `lease_timeout` (the queue's) from now. A repeated `lease_key` returns the live leases of its
+        first use and takes no other items. With a `partition`, items come from that partition only; with `after_lease` as well, a lease of
+        that partition, raises `stale_ids` if this client has completed a later lease of the partition.
+        """
+        one = (partition, after_lease)
+        return self._channel.run(
+            item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, *one)
+        )
+
+    def lease_arrow(
+        self,
+        queue_name: str,
+        *,
+        batch_size: int = 1_000,
+        request_timeout: Duration = "0s",
+        lease_timeout: Duration | None = None,
+        max_partitions: int | None = None,
+        lease_key: str | None = None,
+        partition: int | None = None,
+        after_lease: str | None = None,
+    ) -> LeasedTable:
+        """Lease up to `batch_size` items as one Arrow table; otherwise as `lease`."""
+        from sluiceway.client.arrow import read_leased
+
+        one = (partition, after_lease)
+        call = item_calls.lease(queue_name, self.client_id, batch_size, request_timeout, lease_timeout, max_partitions, lease_key, *one)
+        return self._channel.run(call.as_arrow(read_leased))
+
+    def complete(
+        self,
+        queue_name: str,
+        ids: Iterable[str] = (),
+        *,
+        lease_ids: Iterable[str] = (),
+        request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
+    ) -> answers.Completed:
+        """Complete up to 1,000 items or leases. Returns once all are settled, with the ids that were ignored and why.
+
+        Completing a lease applies the outcomes that `settle` staged, and completes its other items. With a `client_id`, items that another
+        client leases are ignored. With `strict`, raises `stale_ids` if anything was ignored; the rest is completed all the same. Both
+        options work alike in `release`, `retry` and `extend`.
+        """
+        return self._channel.run(item_calls.complete(queue_name, ids, lease_ids, request_timeout, Check(client_id, strict)))
+
+    def release(
+        self,
+        queue_name: str,
+        ids: Iterable[str] = (),
+        *,
+        lease_ids: Iterable[str] = (),
+        request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
+    ) -> answers.Released:
+        """Give back items that were not touched, by id or by lease. Returns their number, and the ids that were ignored.
+
+        The server offers them again under new ids, and does not count the attempt. `client_id` and `strict` as in `complete`.
+        """
+        return self._channel.run(item_calls.release(queue_name, ids, lease_ids, request_timeout, Check(client_id, strict)))
+
+    def retry(
+        self,
+        queue_name: str,
+        items: Iterable[Retry | str],
+        *,
+        request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
+    ) -> answers.Retried:
+        """Put leased items back under new ids. Returns the numbers of retried and dead items, and the ids that were ignored.
+
+        A plain id waits as the queue's `retry_backoff` says; a `Retry` names a time, or sends the item to the dead queue. `client_id` and
+        `strict` as in `complete`.
+        """
+        return self._channel.run(item_calls.retry(queue_name, items, request_timeout, Check(client_id, strict)))
+
+    def extend(
+        self,
+        queue_name: str,
+        lease_ids: Iterable[str] = (),
+        *,
+        ids: Iterable[str] = (),
+        lease_timeout: Duration | None = None,
+        request_timeout: Duration | None = None,
+        client_id: str | None = None,
+        strict: bool = False,
+    ) -> answers.Extended:
+        """Move the deadline of leases to `lease_timeout` (the queue's) from now. An id in `ids` stands for the lease that it is in.
+
+        Returns the extended leases, and the ids that were ignored. `client_id` and `strict` as in `complete`.
+        """
+        check = Check(client_id, strict)
+        return self._channel.run(item_calls.extend(queue_name, lease_ids, ids, lease_timeout, request_timeout, check))
+
+    def settle(self, queue_name: str, verdicts: Iterable[Verdict], *, request_timeout: Duration | None = None) -> answers.Staged:
+        """Stage the outcomes of up to 10,000 leased items. Returns the number of staged outcomes, and the ids that were ignored.
+
+        An outcome takes effect when its lease is completed, and is dropped if the lease expires or is released.
+        """
+        return self._channel.run(item_calls.settle(queue_name, verdicts, request_timeout))
+
+    def peek(
+        self,
+        queue_name: str,
+        *,
+        limit: int = 10,
+        partition: int | None = None,
+        lease_id: str | None = None,
+        start: int | None = None,
+    ) -> list[answers.LeasedItem]:
+        """Return up to `limit` items (at most 10,000) without leasing them: the next ones to be served, of `partition` if given.
+
+        With a `lease_id`, returns the items still open in that lease, from position `start` (0) on; raises `lease_not_found` if it has
+        ended.
+        """
+        peeked = self._channel.run(item_calls.peek(queue_name, limit, partition, lease_id, start))
+        return peeked.items
+
+    def peek_arrow(self, queue_name: str, lease_id: str, *, limit: int = 10_000, start: int | None = None) -> LeasedTable:
+        """Return the items still open in a lease as one Arrow table, up to `limit` from position `start` (0) on.
+
+        Raises `lease_not_found` if the lease has ended.
+        """
+        from sluiceway.client.arrow import read_leased
+
+        return self._channel.run(item_calls.peek(queue_name, limit, None, lease_id, start).as_arrow(read_leased))
+
+    def browse(
+        self,
+        queue_name: str,
+        partition: int,
+        *,
+        states: Iterable[State] | None = None,
+        cursor: str | None = None,
+        limit: int | None = None,
+        payload: bool = True,
+    ) -> answers.Browsed:
+        """Return a page of a partition's items as they were at one moment, without leasing them.
+
+        `states` selects `ready` (the default), `leased` and `scheduled` items. A page has up to `limit` items (1,000; at most 10,000),
+        without payloads if `payload` is false. The next page takes the answer's `cursor`, and no `states`. Raises `snapshot_gone` if the
+        pages are asked for too slowly (5 minutes between two, an hour for all), or if the partition was reopened or changed its owner:
+        browse again from the start.
+        """
+        return self._channel.run(item_calls.browse(queue_name, partition, states, cursor, limit, payload))
+
+    def browse_arrow(
+        self,
+        queue_name: str,
+        partition: int,
+        *,
+        states: Iterable[State] | None = None,
+        cursor: str | None = None,
+        limit: int = 10_000,
+        payload: bool = True,
+    ) -> BrowsedTable:
+        """Return a page of a partition's items as one Arrow table; otherwise as `browse`."""
+        from sluiceway.client.arrow import read_browsed
+
+        return self._channel.run(item_calls.browse(queue_name, partition, states, cursor, limit, payload).as_arrow(read_browsed))
+
+    def delete_items(self, queue_name: str, ids: Iterable[str], *, request_timeout: Duration | None = None) -> answers.Deleted:
+        """Drop up to 1,000 ready or scheduled items by id, without the dead queue. Returns their number.
+
+        Leased items stay; they and items that are gone are listed as ignored.
+        """
+        return self._channel.run(item_calls.delete_items(queue_name, ids, request_timeout))
+
+    def explain(self, queue_name: str, item_id: str) -> answers.Explanation:
+        """Return where an item is, and why it is not being served. `item_id` may also be the item's origin."""
+        return self._channel.run(item_calls.explain(queue_name, item_id))
+
+    def producer(
+        self,
+        queue_name: str,
+        *,
+        linger: Duration = "5ms",
+        max_batch: int = 1_000,
+        max_bytes: int = 1 << 20,
+        max_in_flight: int = 4,
+        max_buffered: int = 16 << 20,
+        request_timeout: Duration | None = None,
+        retry_for: Duration | None = None,
+    ) -> Producer:
+        """Return a producer, which takes items one by one and stores them in batches. Use it as a context manager.
+
+        Items wait up to `linger` for others; a batch has up to `max_batch` items and `max_bytes` bytes of payload. Up to `max_in_flight`
+        batches are sent at once, and `send` waits while `max_buffered` bytes are buffered. Each call is repeated for `retry_for` (four
+        times the client's). Raises `invalid_request` for an option out of bounds.
+        """
+        patience = producer_common.patience(retry_for, producer_common.DELIVERY_RETRIES * self._channel.retry_for)
+        posting = producer_common.Posting(queue_name, request_timeout, patience)
+        limits = producer_common.limits(linger, max_batch, max_bytes, max_in_flight, max_buffered)
+        return Producer(self._channel.run, posting, limits)
+
+    def consumer(
+        self,
+        queue_name: str,
+        *,
+        prefetch: int = 100,
+        lease_timeout: Duration = "1m",
+        linger: Duration = "20ms",
+        retry_for: Duration | None = None,
+    ) -> Consumer:
+        """Return a consumer, which leases items, keeps their leases alive, and settles them.
+
+        `run` a handler, or enter it as a context manager and iterate over it. Up to `prefetch` items wait beside those being handled.
+        Leases last `lease_timeout`, and are extended while their items are held. An outcome waits up to `linger` for others. When the
+        consumer stops, it repeats unsent outcomes for `retry_for` (the client's). Raises `invalid_request` for an option out of bounds.
+        """
+        # Imported here because a consumer needs asyncio, and importing that adds half to the start-up time of the command line.
+        from sluiceway.client._sync.consumer import open_consumer
+
+        manager = consumer_common.keeper(prefetch, lease_timeout, linger, producer_common.patience(retry_for, self._channel.retry_for))
+        return open_consumer(self._channel, queue_name, self.client_id, manager)
+
+    # -- partitions and rebalances -------------------------------------------------------------------------------------
+
+    def explain_partition(self, queue_name: str, partition: int) -> answers.PartitionExplanation:
+        """Return which instance owns a partition and why, and whether it serves the partition."""
+        return self._channel.run(item_calls.explain_partition(queue_name, partition))
+
+    def pause_partition(self, queue_name: str, partition: int) -> answers.QueueInfo:
+        """Stop a partition from taking and giving out items until `resume_partition`, and return the queue. It survives restarts.
+
+        Leased items can still be settled. Raises `rebalance_open` if a rebalance creates or drains the partition.
+        """
+        return self._channel.run(rebalance_calls.set_partition(queue_name, partition, True))
+
+    def resume_partition(self, queue_name: str, partition: int) -> answers.QueueInfo:
+        """Let a paused partition take and give out items again, and return the queue."""
+        return self._channel.run(rebalance_calls.set_partition(queue_name, partition, False))
+
+    def plan_rebalance(self, queue_name: str, *, requested_partitions: int | None = None) -> RebalancePlan:
+        """Return what a rebalance to `requested_partitions` (as many as now) would do at this moment. It changes nothing."""
+        return self._channel.run(rebalance_calls.plan_rebalance(queue_name, requested_partitions))
+
+    def rebalance(
+        self,
+        queue_name: str,
+        *,
+        requested_partitions: int | None = None,
+        drain: Drain = "natural",
+        rate: int | None = None,
+        plan_id: str | None = None,
+    ) -> Rebalance:
+        """Start to add, remove and move partitions, and return the rebalance. The servers carry it out while the queue is in use.
+
+        `requested_partitions` is the new number of partitions (as many as now). With `drain="natural"` consumers empty a removed partition;
+        with `"copy"` the server moves its items to the others, at most `rate` items per second. With the `plan_id` of a plan, raises
+        `plan_changed` if the plan would be another one now. Raises `nothing_to_rebalance`, and `rebalance_open` if the queue has an open
+        one.
+        """
+        return self._channel.run(rebalance_calls.rebalance(queue_name, requested_partitions, drain, rate, plan_id))
+
+    def rebalance_many(
+        self, match: str, *, requested_partitions: int | None = None, drain: Drain = "natural", rate: int | None = None
+    ) -> RebalanceBatch:
+        """Start a rebalance for each queue whose name matches the pattern (`orders-*`; `*` for all); they run one after the other.
+
+        Returns them in that order, and the queues that were left out with the reasons. Options as in `rebalance`.
+        """
+        return self._channel.run(rebalance_calls.rebalance_many(match, requested_partitions, drain, rate))
+
+    def get_rebalance(self, id: str) -> Rebalance:
+        """Return a rebalance and its progress. Raises `rebalance_not_found`."""
+        return self._channel.run(rebalance_calls.get_rebalance(id))
+
+    def list_rebalances(
+        self, *, queue_name: str | None = None, only_open: bool = False, pivot: str | None = None, limit: int | None = None
+    ) -> RebalancePage:
+        """Return a page of up to `limit` rebalances (20; at most 100) without progress, newest first, beginning after `pivot`.
+
+        They can be restricted to a queue, and with `only_open` to those that have not ended. Pass the page's `next` as the `pivot` of the
+        next page.
+        """
+        return self._channel.run(rebalance_calls.list_rebalances(queue_name, only_open, pivot, limit))
+
+    def cancel_rebalance(self, id: str) -> Rebalance:
+        """Cancel a rebalance, and return it. The queue goes back to its former partitions.
+
+        Raises `not_cancellable` if a partition was already removed or the rebalance has ended, and `rebalance_not_found`.
+        """
+        return self._channel.run(rebalance_calls.cancel_rebalance(id))
+
+    def watch_rebalance(self, id: str, *, interval: Duration = "1s") -> Generator[Rebalance, None, None]:
+        """Yield the rebalance now and after every `interval`, until it has ended. The last one has the result.
+
+        Raises as `get_rebalance`.
+        """
+        pause = seconds(interval, "interval")
+        while True:
+            found = self.get_rebalance(id)
+            yield found
+            if not found.is_open:
+                return
+            time.sleep(pause)
+
+    # -- operations ----------------------------------------------------------------------------------------------------
+
+    def create_key(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        *,
+        expires_after: Duration | None = None,
+        requests_per_second: int | None = None,
+        bytes_per_second: int | None = None,
+    ) -> answers.CreatedKey:
+        """Create an API key. Only this answer ever has the key itself.
+
+        A scope is `ACTION:PATTERN`, such as `produce:orders-*`, or `admin`. The key never expires without `expires_after`. A rate of 0 is
+        no limit; None takes the limit of the server's configuration.
+        """
+        return self._channel.run(admin_calls.create_key(name, scopes, expires_after, requests_per_second, bytes_per_second))
+
+    def list_keys(self, *, pivot: str | None = None, limit: int | None = None) -> answers.KeyPage:
+        """Return a page of up to `limit` API keys (100; at most 1,000) by `key_id`, beginning after `pivot`, without their secrets.
+
+        Pass the page's `next` as the `pivot` of the next page.
+        """
+        return self._channel.run(admin_calls.list_keys(pivot, limit))
+
+    def revoke_key(self, key_id: str) -> None:
+        """Revoke an API key: every server refuses it within a second. Raises `key_not_found`."""
+        self._channel.run(admin_calls.revoke_key(key_id))
+
+    def own_key(self) -> answers.OwnKey:
+        """Return this client's own API key, without its secret, and its scopes. Any key may call this.
+
+        A server with authentication off answers with every scope.
+        """
+        return self._channel.run(admin_calls.own_key())
+
+    def list_audit(
+        self,
+        *,
+        pivot: str | None = None,
+        limit: int | None = None,
+        queue_name: str | None = None,
+        action: str | None = None,
+        actor: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> answers.AuditPage:
+        """Return a page of up to `limit` audit entries (100; at most 1,000), newest first, beginning after `pivot`.
+
+        The entries can be restricted to a queue, to an actor, to an action (one that ends with a dot, such as `rebalance.`, is a prefix),
+        and to the time from `since` (included) to `until` (excluded).
+        """
+        return self._channel.run(admin_calls.list_audit(pivot, limit, queue_name, action, actor, since, until))
+
+    def reload_config(self) -> answers.Reloaded:
+        """Make the server read its configuration again, and return the names of the keys that changed.
+
+        Raises `invalid_request` or `restart_required` if it cannot be applied; then nothing has changed.
+        """
+        return self._channel.run(admin_calls.reload_config())
+
+    def show_config(self) -> dict[str, object]:
+        """Return the server's effective configuration, without secrets."""
+        return self._channel.run(admin_calls.show_config())
+
+    def list_backends(self) -> list[dict[str, object]]:
+        """Return the storage backends, each with its kind, its number of partitions, and its problem if it does not serve."""
+        page = self._channel.run(admin_calls.list_backends())
+        return page.items
+
+    def list_instances(self) -> answers.InstanceList:
+        """Return the instances of the cluster with their states, and how they divide the partitions."""
+        return self._channel.run(admin_calls.list_instances())
+
+    def update_instances(
+        self,
+        *,
+        settle_timeout: Duration | None = None,
+        round_interval: Duration | None = None,
+        heartbeat_interval: Duration | None = None,
+        beat_interval: Duration | None = None,
+        lease_timeout: Duration | None = None,
+        member_timeout: Duration | None = None,
+        strategy: str | None = None,
+    ) -> answers.InstanceList:
+        """Change the cluster's times and `strategy` (`rounds` or `claims`) while it runs, and return its instances.
+
+        What is not given stays. A new round follows. Raises `invalid_request` for a time out of bounds, and at a server without a cluster.
+        """
+        times = {
+            "settle_timeout": settle_timeout,
+            "round_interval": round_interval,
+            "heartbeat_interval": heartbeat_interval,
+            "beat_interval": beat_interval,
+            "lease_timeout": lease_timeout,
+            "member_timeout": member_timeout,
+        }
+        return self._channel.run(admin_calls.update_instances(times, strategy))
+
+    def list_rounds(self, *, limit: int | None = None) -> list[answers.Round]:
+        """Return the last rounds, newest first: up to `limit` (20; at most 100)."""
+        rounds = self._channel.run(admin_calls.list_rounds(limit))
+        return rounds.items
+
+    def list_tasks(self) -> TaskList:
+        """Return the captures in the server's meta store. Needs the scope `read:*` or `admin`."""
+        return self._channel.run(admin_calls.list_tasks())
+
+    def get_tasks(self, name: str) -> TaskGroup:
+        """Return a capture and its partitions. Needs the scope `read:*` or `admin`.
+
+        Raises `capture_not_found`, and `unavailable` if the capture's log cannot be read.
+        """
+        return self._channel.run(admin_calls.get_tasks(name))
+
+    def events(self, *, queue_name: str | None = None, types: Iterable[str] | None = None) -> Generator[answers.Event, None, None]:
+        """Yield the server's events as they happen, without end: those of one queue, or of some types, if given.
+
+        A broken connection is replaced, and missed events follow; where the server no longer has them, an event of type `reset` comes
+        instead. Raises CallError if the server refuses, and `unavailable` after `retry_for` without any data.
+        """
+        return self._channel.events(queue_name, types)
