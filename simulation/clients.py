@@ -13,6 +13,7 @@ import numpy as np
 from simulation.known_items import Batch, Held, new_rows
 from simulation.promises import check
 from simulation.simulated_queue import SimQueue
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.queries import ready_slices
 from sluiceway.core.queue.tickets import Result, TakeOut, TransferBegun
 from sluiceway.kernel.clock import Millis
@@ -25,7 +26,6 @@ from sluiceway.model.requests import (
     Disposition,
     Extend,
     Extended,
-    IgnoredReason,
     Lease,
     Produce,
     Produced,

@@ -14,9 +14,10 @@ from simulation.known_items import Batch, Item
 from simulation.promises import check
 from simulation.scene import LEASED, Scene
 from simulation.store import Store
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
-from sluiceway.model.requests import IgnoredReason, Lease, Leased, Produced, ProduceKey, Settled, Verdict
+from sluiceway.model.requests import Lease, Leased, Produced, ProduceKey, Settled, Verdict
 from sluiceway.model.small_batch import in_columns
 
 OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried", "dead": "dead", "release": "released"}

@@ -10,13 +10,14 @@ from simulation.causes import Asks
 from simulation.known_items import Item, Way
 from simulation.promises import check
 from simulation.scene import DUE, LEASED, READY, Place, Scene
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.partition_states import allows
 from sluiceway.core.partition.records import REDRIVEN, Header, partition_target
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.kernel.limits import MAX_CLOCK_STEP
 from sluiceway.model.queue import QueueRecord
-from sluiceway.model.requests import Disposition, IgnoredReason
+from sluiceway.model.requests import Disposition
 
 FOR_EVER: Millis = 10**15
 _TIMED = ("produced", "leased", "completed", "retried", "expired", "released", "cleared")

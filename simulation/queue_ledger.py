@@ -13,12 +13,13 @@ from simulation.known_items import Batch, Held, Item, Way
 from simulation.promises import check
 from simulation.scene import LEASED
 from simulation.store import Store
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.queries import open_slices
 from sluiceway.core.queue.tickets import Grant, Ticket
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.ids import ItemId
 from sluiceway.model.leased_items import Slice
-from sluiceway.model.requests import IgnoredReason, Lease, LeaseInfo, Produced, ProduceKey, Settled, Verdict
+from sluiceway.model.requests import Lease, LeaseInfo, Produced, ProduceKey, Settled, Verdict
 
 OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried", "dead": "dead", "release": "released"}
 

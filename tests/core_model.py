@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.contract.queue_settings import RetryBackoff
 from sluiceway.core.partition.compaction import compactions, open_rows
 from sluiceway.core.partition.partition import Partition
@@ -18,7 +19,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes, RecordKey, RecordKind, Snapshot
 from sluiceway.model.items import batch_from_rows
 from sluiceway.model.leased_items import Slice, take_rows
-from sluiceway.model.requests import DONE, Disposition, IgnoredReason, Offsets, ProduceKey, Settled
+from sluiceway.model.requests import DONE, Disposition, Offsets, ProduceKey, Settled
 from sluiceway.model.small_batch import Rows, SmallBatch, in_columns
 from sluiceway.model.sparse import SparseBatch, compacted, decode_stored, encode_sparse
 

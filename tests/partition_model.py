@@ -11,12 +11,13 @@ import msgspec
 
 from core_model import Row
 from partition_spots import Place, Spot, spots_of
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.partition_policy import Rules
 from sluiceway.core.partition.records import MOVED, Header
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import GROUP_KEEP, KEY_WINDOW, MAX_CLOCK_STEP
-from sluiceway.model.requests import DONE, MOVE_GROUP, RELEASE, TRANSFER_GROUP, Disposition, IgnoredReason, MovedItem, ProduceKey, Settled
+from sluiceway.model.requests import DONE, MOVE_GROUP, RELEASE, TRANSFER_GROUP, Disposition, MovedItem, ProduceKey, Settled
 
 LIVE: tuple[Place, ...] = ("ready", "leased", "due", "dying")
 

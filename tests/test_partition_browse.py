@@ -8,11 +8,12 @@ from typing import get_args
 import pytest
 
 from core_model import START, Disk, Rig, Row, Served, rows_of
+from sluiceway.contract.item_answers import BrowseState
 from sluiceway.core.partition.partition_snapshot import runs_of, take
 from sluiceway.core.partition.snapshots import Snapshot
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import Changes
-from sluiceway.model.inspection import BrowseState, Standing
+from sluiceway.model.inspection import Standing
 from sluiceway.model.requests import DONE, Disposition
 
 ALL: tuple[BrowseState, ...] = get_args(BrowseState)

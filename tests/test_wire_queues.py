@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS, RetryBackoff
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats, QueueStats
 from sluiceway.core.queue.routing import Peer
@@ -24,7 +25,6 @@ from sluiceway.model.requests import (
     Cleared,
     Explanation,
     Extended,
-    IgnoredReason,
     LeaseInfo,
     QueuePatch,
     QueueSpec,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
+from sluiceway.contract.item_answers import BrowseState, LeftReason
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Offsets
 
@@ -39,10 +40,6 @@ class ItemsPage:
 
     rows: list[tuple[pa.RecordBatch, Standing]]
     last: int | None = None
-
-
-BrowseState = Literal["ready", "leased", "scheduled"]
-"""Where an item of a partition can be, but for those on their way to elsewhere."""
 
 
 @dataclass(slots=True)
@@ -79,11 +76,6 @@ class DeleteItems:
     offsets: Mapping[int, Offsets]
     request_timeout: Millis
     foreign: Sequence[str] = ()
-
-
-LeftReason = Literal["leased", "gone", "unknown"]
-"""Why an item was not deleted: a client has it · it was settled, put back under another id, dropped, or is on its way to another queue ·
-no partition has given such an id."""
 
 
 @dataclass(slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from sluiceway.contract.item_answers import IgnoredReason, Whereabouts
 from sluiceway.contract.queue_settings import QueueSettings
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import GENERATED_KEY, KEY_WINDOW
@@ -175,11 +176,6 @@ class Settle:
     strict: bool = False
 
 
-IgnoredReason = Literal["completed", "expired", "retried", "released", "dead", "settled", "not_leased", "not_yours", "unknown"]
-"""Why an id is ignored. The item was completed · its lease ran out, and it is offered again under another id · it was retried, released,
-or is dead · it is one of these, longer ago than is remembered · waits, leased by nobody · is leased by another client · never was."""
-
-
 @dataclass(slots=True)
 class Settled:
     """How many items each disposition befell (in a staging call: was stated of), and what was ignored (id, reason)."""
@@ -294,10 +290,6 @@ class Redriven:
     matched: int = 0
     redriven: int = 0
     targets: dict[str, int] = field(default_factory=dict)
-
-
-Whereabouts = Literal["ready", "scheduled", "leased", "dying", "gone", "unknown", "unavailable"]
-"""Where an item is. `gone`: see the explanation's reason. `unavailable`: its partition is not open."""
 
 
 @dataclass(slots=True)

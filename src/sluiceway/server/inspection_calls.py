@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from sluiceway.adapters.system import now
+from sluiceway.contract import item_answers
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
 from sluiceway.model.inspection import ItemsPage, ListItems
@@ -34,7 +35,7 @@ class InspectionCalls:
                 "read",
                 self._browse,
                 browse_call.BrowseCall,
-                browse_call.Browsed,
+                item_answers.Browsed,
                 "Read a partition as it is at one moment, page by page",
                 (*errors, "snapshot_gone", "too_many_items"),
                 gives_arrow=True,
@@ -63,7 +64,7 @@ class InspectionCalls:
                 "manage",
                 self._import,
                 json_inspection.ImportCall,
-                shapes.Produced,
+                item_answers.Produced,
                 "Store items in a partition of one's choice, as new ones",
                 ("queue_not_found", "too_many_items", "queue_paused", "storage_full"),
             ),
@@ -72,7 +73,7 @@ class InspectionCalls:
                 "manage",
                 self._delete,
                 json_inspection.DeleteItemsCall,
-                json_inspection.Deleted,
+                item_answers.Deleted,
                 "Drop items that wait, by id, for good",
                 (*errors, "too_many_items"),
             ),

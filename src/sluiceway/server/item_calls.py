@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from sluiceway.adapters.system import now
+from sluiceway.contract import item_answers as items
 from sluiceway.core.queue.routing import numbers_of
 from sluiceway.model.items import with_traceparent
 from sluiceway.model.queue import QueueRecord
@@ -18,7 +19,7 @@ from sluiceway.server.instance_calls import explain_partition, may_stay
 from sluiceway.server.long_poll import Waiting
 from sluiceway.server.response_buffer import AnswerMemory
 from sluiceway.server.service import QueueService
-from sluiceway.wire import answers, arrow_codec, json_instances, json_items, json_outcomes, shapes
+from sluiceway.wire import answers, arrow_codec, json_items, json_outcomes
 from sluiceway.wire.decoding import from_query
 from sluiceway.wire.outcome_selection import belongs, check_partition
 
@@ -38,7 +39,7 @@ class ItemCalls:
                 "produce",
                 self._produce,
                 json_items.ProduceCall,
-                shapes.Produced,
+                items.Produced,
                 "Store items, all in one partition or none",
                 (
                     "queue_not_found",
@@ -56,7 +57,7 @@ class ItemCalls:
                 "consume",
                 self._lease,
                 json_items.LeaseCall,
-                shapes.Leased,
+                items.Leased,
                 "Take items, waiting for them if asked to",
                 ("queue_not_found", "stale_ids", "partition_damaged"),
                 gives_arrow=True,
@@ -66,7 +67,7 @@ class ItemCalls:
                 "consume",
                 self._complete,
                 json_outcomes.SelectCall,
-                shapes.Completed,
+                items.Completed,
                 "Settle leased items for good",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
                 redirects=True,
@@ -76,7 +77,7 @@ class ItemCalls:
                 "consume",
                 self._retry,
                 json_outcomes.RetryCall,
-                shapes.Retried,
+                items.Retried,
                 "Put leased items back, or into the dead queue",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
                 redirects=True,
@@ -86,7 +87,7 @@ class ItemCalls:
                 "consume",
                 self._release,
                 json_outcomes.SelectCall,
-                shapes.Released,
+                items.Released,
                 "Give leased items back untouched",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
                 redirects=True,
@@ -96,7 +97,7 @@ class ItemCalls:
                 "consume",
                 self._extend,
                 json_outcomes.ExtendCall,
-                shapes.Extended,
+                items.Extended,
                 "Move the deadlines of leases",
                 ("queue_not_found", "too_many_items", "stale_ids", "partition_damaged"),
                 redirects=True,
@@ -106,7 +107,7 @@ class ItemCalls:
                 "consume",
                 self._settle,
                 json_outcomes.SettleCall,
-                shapes.Staged,
+                items.Staged,
                 "State outcomes that take effect when the lease is completed",
                 ("queue_not_found", "too_many_items", "partition_damaged"),
                 query=json_outcomes.SettleQuery,
@@ -117,7 +118,7 @@ class ItemCalls:
                 "read",
                 self._peek,
                 json_items.PeekCall,
-                shapes.Peeked,
+                items.Peeked,
                 "Look at items without taking them",
                 ("queue_not_found", "lease_not_found", "partition_damaged"),
                 gives_arrow=True,
@@ -128,7 +129,7 @@ class ItemCalls:
                 "read",
                 self._explain,
                 json_items.ExplainCall,
-                shapes.Explained | json_instances.PartitionExplained,
+                items.Explanation | items.PartitionExplanation,
                 "Say where an item is and why it is not being served, or whose a partition is and why",
                 ("queue_not_found",),
                 redirects=True,

@@ -31,7 +31,7 @@ OF_CALLS: Final = (
 """The codes of every call. One that changes something may also end as `outcome_unknown`."""
 
 _HTML: Final = b"text/html; charset=utf-8"
-_ANSWERS: Final = {each.__name__ for each in Answer.__subclasses__()}
+_ANSWERS: Final = {each.__name__ for each in Answer.__subclasses__() if not each.__struct_config__.omit_defaults}
 _REF: Final = "#/components/schemas/{name}"
 _ABOUT: Final = """\
 A partitioned, lease-based work queue that feeds Spark. Every call is a `POST` with a JSON object; where Arrow is named, an Arrow IPC stream

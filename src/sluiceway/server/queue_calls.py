@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluiceway.contract.item_answers import Cleared, Redriven
 from sluiceway.contract.queue_settings import QueueInfo, QueuePage
 from sluiceway.contract.queue_stats import QueueStats
 from sluiceway.kernel.errors import invalid
@@ -75,7 +76,7 @@ class QueueCalls:
                 "manage",
                 self._clear,
                 json_queues.ClearCall,
-                shapes.Cleared,
+                Cleared,
                 "Drop what waits, for good",
                 ("queue_not_found", "partition_damaged"),
             ),
@@ -84,7 +85,7 @@ class QueueCalls:
                 "manage",
                 self._redrive,
                 json_queues.RedriveCall,
-                shapes.Redriven,
+                Redriven,
                 "Send dead items back to where they came from, or elsewhere",
                 ("queue_not_found", "partition_damaged"),
             ),

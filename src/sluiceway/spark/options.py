@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import urlsplit
 
+from sluiceway.contract.item_answers import BrowseState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW, MAX_LEASE_TIMEOUT, MAX_PARTITIONS
 from sluiceway.kernel.names import check_queue_name, check_text
 from sluiceway.kernel.options import count, duration, get, required, unknown
-from sluiceway.model.inspection import BrowseState
 
 COMMON = ("url", "queue", "requestTimeout", "apiKey", "caFile", "direct")
 _LEASING = ("consumer", "maxItemsPerTrigger", "maxBytesPerTrigger", "minPartitions", "holdFor", "failOnLeaseLoss", "partitions")

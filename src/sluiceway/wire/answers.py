@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
+from sluiceway.contract import item_answers as items
 from sluiceway.contract.fields import time_field
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.contract.queue_settings import Partition, QueueInfo, QueuePage
 from sluiceway.contract.rebalances import OpenRebalance
 from sluiceway.core.queue.routing import Peer
-from sluiceway.kernel.clock import Millis, format_time
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.model.items import OPTIONAL
@@ -22,7 +25,6 @@ from sluiceway.model.requests import (
     Cleared,
     Explanation,
     Extended,
-    IgnoredReason,
     Leased,
     LeaseInfo,
     Produced,
@@ -30,20 +32,8 @@ from sluiceway.model.requests import (
     Settled,
 )
 from sluiceway.model.small_batch import Served, in_columns
-from sluiceway.wire import shapes
 from sluiceway.wire.arrow_codec import encode_leased
-from sluiceway.wire.shapes import (
-    Completed,
-    Explained,
-    HeldLease,
-    Ignored,
-    Peeked,
-    Problem,
-    Released,
-    Retried,
-    ServedItem,
-    Staged,
-)
+from sluiceway.wire.shapes import Problem
 
 encode = msgspec.json.encode
 Body = bytes | memoryview
@@ -53,6 +43,8 @@ _NAMED = 3
 """Ignored ids in the text of an error."""
 _LISTED = 1_000
 """Ignored ids beside it."""
+_Deadlines = Mapping[tuple[int, int], datetime]
+"""Of leases, by partition and number."""
 ERRORS_PAGE = "/docs/errors"
 """Where the server explains every code, so that a problem's `type` is a link that works on the server it came from."""
 
@@ -118,7 +110,15 @@ def _open(record: QueueRecord, rebalances: Mapping[str, Rebalance]) -> OpenRebal
 
 def produced(record: QueueRecord, answer: Produced) -> bytes:
     first_id = str(ItemId(record.incarnation, answer.partition, answer.first_offset))
-    return encode(shapes.Produced(record.queue_name, answer.partition, first_id, answer.items, answer.deduplicated))
+    return encode(
+        items.Produced(
+            queue_name=record.queue_name,
+            partition=answer.partition,
+            first_id=first_id,
+            count=answer.items,
+            deduplicated=answer.deduplicated,
+        )
+    )
 
 
 def leased(record: QueueRecord, answer: Leased, *, arrow: bool) -> Body:
@@ -127,42 +127,47 @@ def leased(record: QueueRecord, answer: Leased, *, arrow: bool) -> Body:
     if arrow:
         about = {"queue_name": record.queue_name, "partition": partition, "leases": leases, "incarnation": record.incarnation}
         return encode_leased([in_columns(batch) for batch in answer.batches], about)
-    deadlines = {(lease.partition, lease.number): format_time(lease.lease_deadline) for lease in answer.leases}
-    return encode(shapes.Leased(record.queue_name, partition, leases, _items(record, answer.batches, deadlines)))
+    deadlines = {(lease.partition, lease.number): time_field(lease.lease_deadline) for lease in answer.leases}
+    return encode(
+        items.Leased(queue_name=record.queue_name, partition=partition, leases=leases, items=_items(record, answer.batches, deadlines))
+    )
 
 
 def peeked(record: QueueRecord, batches: Sequence[pa.RecordBatch], *, arrow: bool) -> Body:
     if arrow:
         return encode_leased(batches, {"queue_name": record.queue_name, "incarnation": record.incarnation})
-    return encode(Peeked(record.queue_name, _items(record, batches, {})))
+    return encode(items.Peeked(queue_name=record.queue_name, items=_items(record, batches, {})))
 
 
-def _leases(record: QueueRecord, leases: Iterable[LeaseInfo]) -> list[HeldLease]:
+def _leases(record: QueueRecord, leases: Iterable[LeaseInfo]) -> list[items.Lease]:
     return [
-        HeldLease(
-            str(LeaseId(record.incarnation, lease.partition, lease.number)), lease.partition, lease.items, format_time(lease.lease_deadline)
+        items.Lease(
+            lease_id=str(LeaseId(record.incarnation, lease.partition, lease.number)),
+            partition=lease.partition,
+            count=lease.items,
+            lease_deadline=time_field(lease.lease_deadline),
         )
         for lease in leases
     ]
 
 
-def _items(record: QueueRecord, batches: Iterable[pa.RecordBatch | Served], deadlines: dict[tuple[int, int], str]) -> list[ServedItem]:
-    items: list[ServedItem] = []
+def _items(record: QueueRecord, batches: Iterable[pa.RecordBatch | Served], deadlines: _Deadlines) -> list[items.LeasedItem]:
+    served: list[items.LeasedItem] = []
     for batch in batches:
-        items.extend((_served if isinstance(batch, Served) else _rows)(record.incarnation, batch, deadlines))
-    return items
+        served.extend((_served if isinstance(batch, Served) else _rows)(record.incarnation, batch, deadlines))
+    return served
 
 
-def _served(incarnation: str, served: Served, deadlines: dict[tuple[int, int], str]) -> Iterable[ServedItem]:
+def _served(incarnation: str, served: Served, deadlines: _Deadlines) -> Iterable[items.LeasedItem]:
     """What all rows of a slice have in common is made once."""
     partition, lease, piece, few = served.partition, served.lease, served.piece, served.few()
-    enqueued_at, lease_id = format_time(piece.enqueued_at), str(LeaseId(incarnation, partition, lease)) if lease else None
+    enqueued_at, lease_id = time_field(piece.enqueued_at), str(LeaseId(incarnation, partition, lease)) if lease else None
     deadline, place = deadlines.get((partition, lease)), f"{incarnation}.{partition}"
     absent = [None] * few.num_rows
     others = (few.others.get(field.name, absent) for field in OPTIONAL)
     rows = zip(piece.offsets.tolist(), (piece.rows + piece.blob).tolist(), few.payloads, *others, strict=True)
     for offset, first, payload, kind, encoding, reference, headers, origin in rows:
-        yield ServedItem(
+        yield items.LeasedItem(
             f"{place}.{offset}",
             origin or f"{place}.{first}",
             partition,
@@ -178,14 +183,14 @@ def _served(incarnation: str, served: Served, deadlines: dict[tuple[int, int], s
         )
 
 
-def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: dict[tuple[int, int], str]) -> Iterable[ServedItem]:
+def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: _Deadlines) -> Iterable[items.LeasedItem]:
     names = batch.schema.names
     absent = [None] * batch.num_rows
 
     def column(name: str) -> list[Any]:
         return list(batch.column(name).to_pylist()) if name in names else absent
 
-    times: dict[Millis, str] = {}
+    times: dict[Millis, datetime] = {}
     lease_ids: dict[tuple[int, int], str] = {}
     rows = zip(
         column("partition"),
@@ -204,10 +209,10 @@ def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: dict[tuple[int, in
     )
     for partition, lease, offset, origin_offset, origin, attempts, enqueued_at, kind, encoding, reference, headers, payload in rows:
         if enqueued_at not in times:
-            times[enqueued_at] = format_time(enqueued_at)
+            times[enqueued_at] = time_field(enqueued_at)
         if lease and (partition, lease) not in lease_ids:
             lease_ids[partition, lease] = str(LeaseId(incarnation, partition, lease))
-        yield ServedItem(
+        yield items.LeasedItem(
             f"{incarnation}.{partition}.{offset}",
             origin or f"{incarnation}.{partition}.{origin_offset}",
             partition,
@@ -223,45 +228,45 @@ def _rows(incarnation: str, batch: pa.RecordBatch, deadlines: dict[tuple[int, in
         )
 
 
-def _ignored(pairs: Sequence[tuple[str, IgnoredReason]], strict: bool = False) -> list[Ignored]:
+def _ignored(pairs: Sequence[tuple[str, IgnoredReason]], strict: bool = False) -> list[items.Ignored]:
     if strict and pairs:
         raise StaleIdsError(pairs)
-    return [Ignored(text, reason) for text, reason in pairs]
+    return [items.Ignored(id=text, reason=reason) for text, reason in pairs]
 
 
 def completed(answer: Settled, strict: bool) -> bytes:
     """As the other answers of calls that may be strict: raises StaleIdsError."""
-    return encode(Completed(answer.completed, _ignored(answer.ignored, strict)))
+    return encode(items.Completed(completed=answer.completed, ignored=_ignored(answer.ignored, strict)))
 
 
 def retried(answer: Settled, strict: bool) -> bytes:
-    return encode(Retried(answer.retried, answer.dead, _ignored(answer.ignored, strict)))
+    return encode(items.Retried(retried=answer.retried, dead=answer.dead, ignored=_ignored(answer.ignored, strict)))
 
 
 def released(answer: Settled, strict: bool) -> bytes:
-    return encode(Released(answer.released, _ignored(answer.ignored, strict)))
+    return encode(items.Released(released=answer.released, ignored=_ignored(answer.ignored, strict)))
 
 
 def staged(answer: Settled) -> bytes:
-    return encode(Staged(answer.total, _ignored(answer.ignored)))
+    return encode(items.Staged(staged=answer.total, ignored=_ignored(answer.ignored)))
 
 
 def extended(record: QueueRecord, answer: Extended, strict: bool) -> bytes:
-    return encode(shapes.Extended(_leases(record, answer.leases), _ignored(answer.ignored, strict)))
+    return encode(items.Extended(leases=_leases(record, answer.leases), ignored=_ignored(answer.ignored, strict)))
 
 
 def cleared(answer: Cleared) -> bytes:
-    return encode(shapes.Cleared(answer.ready, answer.scheduled))
+    return encode(items.Cleared(ready=answer.ready, scheduled=answer.scheduled))
 
 
 def redriven(answer: Redriven) -> bytes:
-    return encode(shapes.Redriven(answer.matched, answer.redriven, answer.targets))
+    return encode(items.Redriven(matched=answer.matched, redriven=answer.redriven, targets=answer.targets))
 
 
 def explained(item: ItemId, answer: Explanation) -> bytes:
     """What is known of the item; fields that do not apply are left out."""
     return encode(
-        Explained(
+        items.Explanation(
             id=str(item),
             state=answer.state,
             reason=answer.reason,
@@ -276,8 +281,8 @@ def explained(item: ItemId, answer: Explanation) -> bytes:
     )
 
 
-def _time(at: Millis | None) -> str | None:
-    return None if at is None else format_time(at)
+def _time(at: Millis | None) -> datetime | None:
+    return None if at is None else time_field(at)
 
 
 def problem(error: SluicewayError, request_id: str) -> bytes:

@@ -13,53 +13,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Meta
 
-from sluiceway.contract.fields import ItemIdText, LeaseIdText, QueueName, TimeText
-from sluiceway.kernel.clock import Millis, format_time
+from sluiceway.contract.fields import time_field
+from sluiceway.contract.item_answers import Browsed, BrowsedItem, BrowseState
+from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.ids import ItemId, LeaseId
 from sluiceway.kernel.limits import MAX_ITEMS_ARROW
-from sluiceway.model.inspection import Browse, BrowsedPage, BrowseState, Standing
+from sluiceway.model.inspection import Browse, BrowsedPage, Standing
 from sluiceway.model.items import PAYLOAD, TIME, fit
 from sluiceway.model.leased_items import common_schema
 from sluiceway.model.queue import QueueRecord
 from sluiceway.wire.arrow_codec import METADATA_KEY
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber
 from sluiceway.wire.outcome_selection import check_partition
-from sluiceway.wire.shapes import Shape
 
 _CURSOR: Final = r"^([0-9a-f]{48})\.(0|[1-9][0-9]{0,17})$"
 _IS_CURSOR: Final = re.compile(_CURSOR, re.ASCII)
 
 CursorText = Annotated[str, Meta(extra_json_schema={"pattern": _CURSOR, "maxLength": 67})]
-
-
-class BrowsedItem(Shape):
-    """An item as it stood. `attempts` counts the lease that it is in. A scheduled item has the id under which it was produced."""
-
-    state: BrowseState
-    id: ItemIdText
-    origin: ItemIdText
-    partition: int
-    attempts: int
-    enqueued_at: TimeText
-    enqueue_at: TimeText | None
-    expire_deadline: TimeText | None
-    lease_id: LeaseIdText | None
-    lease_deadline: TimeText | None
-    kind: str | None
-    encoding: str | None
-    reference: str | None
-    headers: dict[str, str] | None
-    payload: bytes | None = msgspec.field(name="bytes")
-
-
-class Browsed(Shape):
-    """A page of what a partition had. `cursor` is that of the next one; null on the last."""
-
-    queue_name: QueueName
-    partition: int
-    items: list[BrowsedItem]
-    cursor: CursorText | None
 
 
 class BrowseCall(Call):
@@ -92,7 +63,7 @@ def browsed(record: QueueRecord, request: Browse, page: BrowsedPage, *, arrow: b
     cursor = None if page.snapshot is None else f"{page.snapshot}.{page.position}"
     if not arrow:
         items = [item for rows in page.rows for item in _items(record, request, *rows)]
-        return msgspec.json.encode(Browsed(record.queue_name, request.partition, items, cursor))
+        return msgspec.json.encode(Browsed(queue_name=record.queue_name, partition=request.partition, items=items, cursor=cursor))
     about = {"queue_name": record.queue_name, "incarnation": record.incarnation, "partition": request.partition, "cursor": cursor}
     rows = _columns(page, request.payload).replace_schema_metadata({METADATA_KEY: msgspec.json.encode(about)})
     sink = pa.BufferOutputStream()
@@ -134,7 +105,7 @@ def _items(record: QueueRecord, request: Browse, batch: pa.RecordBatch, standing
     lease_id = str(LeaseId(record.incarnation, request.partition, number)) if number else None
     state: BrowseState = "scheduled" if standing.due_at is not None else "leased" if number else "ready"
     due_at, expires_at, deadline = (
-        None if time is None else format_time(time) for time in (standing.due_at, standing.expires_at, standing.lease_deadline)
+        None if time is None else time_field(time) for time in (standing.due_at, standing.expires_at, standing.lease_deadline)
     )
     place = (record.incarnation, request.partition)
     rows = zip(
@@ -153,7 +124,7 @@ def _items(record: QueueRecord, request: Browse, batch: pa.RecordBatch, standing
             origin or str(ItemId(*place, origin_offset)),
             request.partition,
             attempts,
-            format_time(enqueued_at),
+            time_field(enqueued_at),
             due_at,
             expires_at,
             lease_id,

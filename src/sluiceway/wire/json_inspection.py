@@ -11,12 +11,13 @@ import pyarrow as pa
 from msgspec import Meta
 
 from sluiceway.contract.fields import SOME_JSON, Duration, ItemIdText, LeaseIdText, ShortText, TimeText
+from sluiceway.contract.item_answers import Deleted, Left
 from sluiceway.kernel.clock import Millis, format_time
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.ids import ItemId, LeaseId, parse_item_id
 from sluiceway.kernel.limits import MAX_ITEMS_JSON, MAX_PAGE, MAX_PAYLOAD_BYTES
 from sluiceway.model import inspection
-from sluiceway.model.inspection import DeleteItems, LeftReason, ListItems, Standing
+from sluiceway.model.inspection import DeleteItems, ListItems, Standing
 from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import DONE, Produce, Produced
 from sluiceway.wire.decoding import Call, JsonDecoder, PartitionNumber, request_timeout
@@ -58,18 +59,6 @@ class Imported(msgspec.Struct):
 
     first_id: str
     items: list[ListedItem]
-
-
-class Left(Shape):
-    """An id that was not deleted, and why."""
-
-    id: str
-    reason: LeftReason
-
-
-class Deleted(Shape):
-    deleted: int
-    ignored: list[Left]
 
 
 class ListItemsCall(Call):
@@ -170,7 +159,7 @@ def imported(record: QueueRecord, produced: Produced, page: inspection.ItemsPage
 
 
 def deleted(answer: inspection.Deleted) -> bytes:
-    return msgspec.json.encode(Deleted(answer.deleted, [Left(text, reason) for text, reason in answer.ignored]))
+    return msgspec.json.encode(Deleted(deleted=answer.deleted, ignored=[Left(id=text, reason=reason) for text, reason in answer.ignored]))
 
 
 def _items(record: QueueRecord, batch: pa.RecordBatch, standing: Standing) -> Iterator[ListedItem]:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from sluiceway.contract.fields import Duration, TimeText
+from sluiceway.contract.item_answers import PartitionExplanation
 from sluiceway.core.group.group_records import BOUNDS, Move, SealedRound, Strategy
 from sluiceway.kernel.clock import Millis, format_duration, format_time, parse_duration
 from sluiceway.kernel.errors import invalid
@@ -119,20 +120,6 @@ class RoundList(Shape):
     items: list[SealedRoundInfo]
 
 
-class PartitionExplained(Shape):
-    """Whose a partition is, and why."""
-
-    partition: int
-    owner: str | None
-    address: str | None
-    backend: str
-    state: str
-    reason: str
-    era: int
-    grant: int | None
-    waits_for: list[str]
-
-
 decode_rounds_list = JsonDecoder(RoundsListCall)
 decode_instances_update = JsonDecoder(InstancesUpdateCall)
 
@@ -181,7 +168,15 @@ def _move(found: Move, queues: Mapping[str, str]) -> MovedPartition:
 
 def partition_explained(partition: int, backend: str, state: str, found: Belonging) -> bytes:
     return msgspec.json.encode(
-        PartitionExplained(
-            partition, found.owner, found.address, backend, state, found.reason, found.era, found.grant, list(found.waits_for)
+        PartitionExplanation(
+            partition=partition,
+            owner=found.owner,
+            address=found.address,
+            backend=backend,
+            state=state,
+            reason=found.reason,
+            era=found.era,
+            grant=found.grant,
+            waits_for=list(found.waits_for),
         )
     )

@@ -25,12 +25,13 @@ from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import DESCRIPTOR as TIMESTAMP
 from google.protobuf.unknown_fields import UnknownFieldSet
 
+from sluiceway.contract.item_answers import Deleted, LeasedItem
 from sluiceway.contract.queue_settings import QueueInfo, QueuePage
 from sluiceway.contract.queue_stats import QueueStats
 from sluiceway.kernel.clock import as_millis, format_duration, format_time, parse_duration, parse_time
 from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
-from sluiceway.wire import json_inspection, shapes
+from sluiceway.wire import json_inspection
 
 CONTENT_TYPE: Final = b"application/protobuf"
 
@@ -321,7 +322,7 @@ def _done(message: Any, answer: bytes) -> Message:
 class _Leased(msgspec.Struct, gc=False):
     queue_name: str
     partition: int | None
-    items: list[shapes.ServedItem]
+    items: list[LeasedItem]
 
 
 _decode_leased = msgspec.json.Decoder(_Leased).decode
@@ -330,7 +331,7 @@ _decode_queues = msgspec.json.Decoder(QueuePage).decode
 _decode_counts = msgspec.json.Decoder(QueueStats).decode
 _decode_items = msgspec.json.Decoder(json_inspection.ListedItems).decode
 _decode_imported = msgspec.json.Decoder(json_inspection.Imported).decode
-_decode_deleted = msgspec.json.Decoder(json_inspection.Deleted).decode
+_decode_deleted = msgspec.json.Decoder(Deleted).decode
 
 
 def _leased(message: Any, answer: bytes) -> Message:
@@ -345,9 +346,9 @@ def _leased(message: Any, answer: bytes) -> Message:
     return said
 
 
-def _add_items(said: Any, items: Sequence[shapes.ServedItem]) -> None:
+def _add_items(said: Any, items: Sequence[LeasedItem]) -> None:
     add, times = said.items.add, _Times()
-    alike: dict[tuple[int, str | None], Any] = {}
+    alike: dict[tuple[int, datetime | None], Any] = {}
     for item in items:
         each = add()
         like = alike.get((item.attempts, item.lease_deadline))

@@ -10,8 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from sluiceway.contract.fields import ItemIdText, LeaseIdText, QueueName, TimeText
-from sluiceway.model.requests import IgnoredReason, Whereabouts
+from sluiceway.contract.item_answers import Ignored
 
 
 class Shape(msgspec.Struct, gc=False):
@@ -20,121 +19,6 @@ class Shape(msgspec.Struct, gc=False):
 
 class Done(Shape):
     """Nothing more to say: it is done."""
-
-
-class Produced(Shape):
-    """The items are stored."""
-
-    queue_name: QueueName
-    partition: int
-    first_id: ItemIdText
-    count: int
-    deduplicated: bool
-
-
-class HeldLease(Shape):
-    """A lease of `count` items."""
-
-    lease_id: LeaseIdText
-    partition: int
-    count: int
-    lease_deadline: TimeText
-
-
-class ServedItem(Shape):
-    """An item as it is served. `lease_id` and `lease_deadline` are null where it is only looked at."""
-
-    id: ItemIdText
-    origin: ItemIdText
-    partition: int
-    lease_id: LeaseIdText | None
-    lease_deadline: TimeText | None
-    attempts: int
-    enqueued_at: TimeText
-    kind: str | None
-    encoding: str | None
-    reference: str | None
-    headers: dict[str, str] | None
-    payload: bytes = msgspec.field(name="bytes")
-
-
-class Leased(Shape):
-    """Leases and their items; none, where there was nothing in time. `partition` is that of the first lease."""
-
-    queue_name: QueueName
-    partition: int | None
-    leases: list[HeldLease]
-    items: list[ServedItem]
-
-
-class Peeked(Shape):
-    """What was looked at."""
-
-    queue_name: QueueName
-    items: list[ServedItem]
-
-
-class Ignored(Shape):
-    """An id on which the call did nothing, and why."""
-
-    id: str
-    reason: IgnoredReason
-
-
-class Completed(Shape):
-    completed: int
-    ignored: list[Ignored]
-
-
-class Retried(Shape):
-    retried: int
-    dead: int
-    ignored: list[Ignored]
-
-
-class Released(Shape):
-    released: int
-    ignored: list[Ignored]
-
-
-class Staged(Shape):
-    staged: int
-    ignored: list[Ignored]
-
-
-class Extended(Shape):
-    leases: list[HeldLease]
-    ignored: list[Ignored]
-
-
-class Cleared(Shape):
-    """How many items were dropped."""
-
-    ready: int
-    scheduled: int
-
-
-class Redriven(Shape):
-    """`matched` items were found, `redriven` of them are back; by queue in `targets`."""
-
-    matched: int
-    redriven: int
-    targets: dict[str, int]
-
-
-class Explained(Shape, omit_defaults=True):
-    """Where an item is. What does not apply is left out."""
-
-    id: ItemIdText
-    state: Whereabouts
-    reason: str
-    ahead: int | None = None
-    attempts: int | None = None
-    due_at: TimeText | None = None
-    expires_at: TimeText | None = None
-    lease_id: LeaseIdText | None = None
-    client_id: str | None = None
-    lease_deadline: TimeText | None = None
 
 
 class Alive(Shape):

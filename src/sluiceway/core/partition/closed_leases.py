@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from pyroaring import BitMap
 
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.lease_spans import Spans
 from sluiceway.core.partition.records import Blob, Extent, LeaseState, Part, lease_bytes
 from sluiceway.kernel.limits import MAX_CLOSED_LEASES
-from sluiceway.model.requests import IgnoredReason
 
 _NO_BLOB, _NONE = Blob(0, 0, 0, 0, 0), BitMap()
 """Of all extents of the leases that are remembered. Nobody looks at them."""

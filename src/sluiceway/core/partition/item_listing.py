@@ -9,10 +9,11 @@ from itertools import chain
 import numpy as np
 from pyroaring import BitMap
 
+from sluiceway.contract.item_answers import LeftReason
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.records import to_array
 from sluiceway.core.partition.snapshots import Listed
-from sluiceway.model.inspection import LeftReason, Standing
+from sluiceway.model.inspection import Standing
 from sluiceway.model.leased_items import Slice
 
 

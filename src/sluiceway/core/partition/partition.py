@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from pyroaring import BitMap
 
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.core.partition.admission import Admission, is_move
 from sluiceway.core.partition.blob_builder import due_times
 from sluiceway.core.partition.closed_leases import ClosedLeases
@@ -44,7 +45,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import GROUP_KEEP, MAX_LEASE_BYTES, TIMER_BATCH
 from sluiceway.model.changes import Changes, RecordKind
 from sluiceway.model.items import digest as digest_of
-from sluiceway.model.requests import DONE, RELEASE, Disposition, IgnoredReason, MovedItem, Offsets, ProduceKey, Settled
+from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, Offsets, ProduceKey, Settled
 from sluiceway.model.small_batch import Rows, in_columns
 
 Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]

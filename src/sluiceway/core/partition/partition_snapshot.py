@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 
 from pyroaring import BitMap
 
+from sluiceway.contract.item_answers import BrowseState
 from sluiceway.core.partition.partition import Partition
 from sluiceway.core.partition.snapshots import Run, Snapshot
-from sluiceway.model.inspection import BrowseState, Standing
+from sluiceway.model.inspection import Standing
 
 
 def runs_of(partition: Partition, states: Iterable[BrowseState]) -> int:

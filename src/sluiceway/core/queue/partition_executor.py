@@ -10,6 +10,7 @@ from enum import Enum
 
 import msgspec
 
+from sluiceway.contract.item_answers import IgnoredReason
 from sluiceway.contract.queue_stats import PartitionStats
 from sluiceway.contract.rebalances import PartitionState
 from sluiceway.core.partition.compaction import Compaction, compactions
@@ -46,7 +47,6 @@ from sluiceway.model.requests import (
     Cleared,
     Disposition,
     Extended,
-    IgnoredReason,
     LeaseInfo,
     Produce,
     Produced,
