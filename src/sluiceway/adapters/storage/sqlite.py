@@ -67,7 +67,7 @@ class Pace:
     AVERAGED = 64
     """Approximate window of the average, in commits on the loop."""
     FIRST = 100
-    """Initial proof: one second's work of a server with many callers, who share commits."""
+    """Initial proof: one second's work of a server whose many callers share commits."""
     PROOF, LONGEST_PROOF = 1_000, 32_000
     """Proofs after the loop was left: the first, and the longest; each is twice the previous one."""
     WELL = 10_000

@@ -92,7 +92,7 @@ def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = 
     after = msgspec.structs.replace(resource, items=tuple(sorted([*resource.items, *new])), version=resource.version + 1, limits=bounds)
     _check_size(keys, after.items, [item for grants in plan.owners.values() for item in grants] if plan else ())
     writes.put(keys.resource, after)
-    # A limited queue that already has members is left to the round, which sees who holds its parts.
+    # A limited queue that already has members is left to the round, which sees the holders of its parts.
     if plan is not None and not _limits_of(resource.items, _limits_of(new, bounds)):
         _plan_new(look, keys, plan, new, late, bounds, writes)
     if resource.strategy == "claims":
