@@ -33,7 +33,7 @@ member_bug = shelf(MEMBER_BUGS)
 """Bugs of the group's driver, which `cluster_group.py` finds."""
 
 
-# ---- the ablations --------------------------------------------------------------------------------------------
+# ---- ablations ------------------------------------------------------------------------------------------------
 
 
 @ablation(Vault, "may_write")
@@ -195,7 +195,7 @@ def writes_under_the_first_grant(_original: Any) -> Any:
     return lambda _self, _partition, opening: Fence(2, 1, opening)
 
 
-# ---- the group's driver ---------------------------------------------------------------------------------------
+# ---- group driver ---------------------------------------------------------------------------------------------
 
 
 @member_bug(GroupMember, "items")

@@ -23,7 +23,7 @@ from sluiceway.model.requests import Disposition
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
 
-# ---- back in the line -----------------------------------------------------------------------------------------
+# ---- redelivery -----------------------------------------------------------------------------------------------
 
 
 @bug(Partition, "_put_back")
@@ -102,7 +102,7 @@ def forgets_halving_at_a_release(original: Any) -> Any:
     return release
 
 
-# ---- the end --------------------------------------------------------------------------------------------------
+# ---- expiry and clearing --------------------------------------------------------------------------------------
 
 
 @bug(SegmentLog, "_take_out")
@@ -261,7 +261,7 @@ def calls_back_without_attempts(original: Any) -> Any:
     return call_back
 
 
-# ---- what is remembered and told ------------------------------------------------------------------------------
+# ---- outcomes and ownership -----------------------------------------------------------------------------------
 
 
 @bug(LeaseState, "disposition_of")

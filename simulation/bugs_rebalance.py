@@ -38,7 +38,7 @@ def notes_no_answer_that_it_knows(original: Any) -> Any:
     return note
 
 
-# ---- shut and sealed ------------------------------------------------------------------------------------------
+# ---- shutting and sealing -------------------------------------------------------------------------------------
 
 
 @bug(PartitionExecutor, "_rebalance")

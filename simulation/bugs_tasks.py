@@ -49,7 +49,7 @@ def no_grant_on_cancel(original: Any) -> Any:
     return lambda partition, seq: replace(partition, to="")
 
 
-# ---- what counts --------------------------------------------------------------------------------------------------------
+# ---- effective records --------------------------------------------------------------------------------------------------
 
 
 @bug(task_fold, "_is_next")

@@ -308,7 +308,7 @@ class Clients:
         disposition = self.random.choice([DONE, RELEASE])
         self.settle(Selection(disposition, lease=held.number), held, answered, "stranger")
 
-    # ---- others -----------------------------------------------------------------------------------------------
+    # ---- other requests ---------------------------------------------------------------------------------------
 
     def settle_anything(self) -> None:
         """Settle random ids of one partition or one side, plus an id not yet given and one of another queue."""

@@ -285,7 +285,7 @@ class ClusterWorld:
         done, _ = await asyncio.wait([self.moved], timeout=seconds)
         return bool(done)
 
-    # ---- trouble ----------------------------------------------------------------------------------------------
+    # ---- fault injection --------------------------------------------------------------------------------------
 
     def _plan_troubles(self) -> None:
         weather = self.weather
@@ -409,7 +409,7 @@ class ClusterWorld:
             if instance.serves and any("is not there" in each for each in instance.process.context.run(instance.service.problems)):
                 self._kill(instance, 100)
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- healing and draining ---------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
         self.note("the world heals")
@@ -497,7 +497,7 @@ class ClusterWorld:
             check(bool(done), f"{instance.name} was asked to go, and has not gone after {GOING} ms")
             going.result()
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- invariant checks -------------------------------------------------------------------------------------
 
     def _look(self, process: Process) -> None:
         """After each callback of an instance: check that it owns its items alone, and that its tokens rise."""

@@ -227,7 +227,7 @@ class Clients:
         except (UnheardError, NotSentError):
             pass
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- draining ---------------------------------------------------------------------------------------------
 
     async def drain(self, instance: Instance) -> None:
         """Lease all available items of the queue through this instance, and complete them."""

@@ -267,7 +267,7 @@ class MemberWorld:
         self.items = items
         self.loop.begin(self.loop.outside, self._define())
 
-    # ---- the user of a member ---------------------------------------------------------------------------------
+    # ---- handler ----------------------------------------------------------------------------------------------
 
     async def _handle(self, actor: Actor, change: Change) -> None:
         name = actor.process.name
@@ -304,7 +304,7 @@ class MemberWorld:
         if not holds:
             self.loop.fail(BrokenPromiseError(promise))
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- invariant checks -------------------------------------------------------------------------------------
 
     def _look(self, process: Process) -> None:
         """After each callback of a member's process: check that it owns its items alone, and that its tokens rise."""

@@ -119,7 +119,7 @@ class KeyClients(Clients):
         self.keyed.append(batch)
         await self._produce_once(batch, instance)
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- final checks -----------------------------------------------------------------------------------------
 
     async def repeat_all(self) -> None:
         """Check that every keyed batch still gets its first answer."""

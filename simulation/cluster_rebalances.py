@@ -168,7 +168,7 @@ class RebalanceWorld(ClusterWorld):
     def open_rebalances(self) -> list[Rebalance]:
         return [decode_rebalance(entry.value) for entry in self.shared.view.prefix(OPEN).values()]
 
-    # ---- trouble ----------------------------------------------------------------------------------------------
+    # ---- fault injection --------------------------------------------------------------------------------------
 
     def _plan_troubles(self) -> None:
         super()._plan_troubles()
@@ -329,7 +329,7 @@ class RebalanceWorld(ClusterWorld):
 
         self.loop.after(span, hears)
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- final checks -----------------------------------------------------------------------------------------
 
     async def _problem(self) -> str | None:
         for record in self.records():

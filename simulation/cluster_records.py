@@ -147,7 +147,7 @@ class RecordWatch:
         for each in new.plan.creates if new.state == "done" else ():
             check(placed[each.partition] == each.backend, f"partition {each.partition} lies in another backend than was planned")
 
-    # ---- in the end -------------------------------------------------------------------------------------------
+    # ---- final checks -----------------------------------------------------------------------------------------
 
     def half_way(self, view: View) -> str | None:
         """After all rebalances: return a partition whose stored state contradicts its record, None without one."""

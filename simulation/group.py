@@ -389,7 +389,7 @@ class GroupWorld:
         writes.put(KEYS.resource, resource)
         check(self.store.commit(writes), "the resource is written")
 
-    # ---- what else a process does ---------------------------------------------------------------------------------
+    # ---- placement ------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
         """Place new items, or items that may have existed before."""
@@ -442,7 +442,7 @@ class GroupWorld:
 
         self._read(actor, saw)
 
-    # ---- a member's loop --------------------------------------------------------------------------------------
+    # ---- member loop ------------------------------------------------------------------------------------------
 
     def _delay(self) -> Millis:
         return self.random.randrange(1, 2 * self.weather.slow + 1)

@@ -254,7 +254,7 @@ class ItemHistory:
             deadline = self.turn.now + (self.record.lease_timeout if timeout is None else timeout)
             check(lease.deadline == deadline, "a lease has another deadline than was asked for")
 
-    # ---- from and to other partitions of the queue ------------------------------------------------------------
+    # ---- moves between partitions -----------------------------------------------------------------------------
 
     def _comes_over(self, item: Item, way: Way, place: Place) -> None:
         """Check an item moved in from another partition: its attempts, times and lease limit carry over."""
@@ -289,7 +289,7 @@ class ItemHistory:
         item.home, item.way = None, way
         self._steps["goes over"] += 1
 
-    # ---- out of it --------------------------------------------------------------------------------------------
+    # ---- departures -------------------------------------------------------------------------------------------
 
     def _leaves(self, item: Item, was: Place, number: int | None) -> None:
         """Check an item that is no longer alive here: it has ended, or is in the transfer of that number."""
@@ -379,7 +379,7 @@ class ItemHistory:
         else:
             check(way.nowhere and item.way is None and payload in self.new.alive, f"{payload} was lost on its way to another queue")
 
-    # ---- the counters -----------------------------------------------------------------------------------------
+    # ---- counters ---------------------------------------------------------------------------------------------
 
     def _check_counters(self) -> None:
         old, header = self.old.header, self.new.header

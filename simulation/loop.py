@@ -261,7 +261,7 @@ class Loop(_Base):
                 if task.done() and task._log_traceback:
                     raise task._exception or AssertionError(task)
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- closing ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Cancel all remaining tasks, also of dead processes. Every process is marked dead first, so their ports have no effect."""
@@ -293,7 +293,7 @@ class Loop(_Base):
             self.steps += 1
             handle._run()
 
-    # ---- what asyncio asks of a loop --------------------------------------------------------------------------
+    # ---- asyncio loop interface -------------------------------------------------------------------------------
 
     def time(self) -> float:
         return _process.get(self.outside).local(self._now)

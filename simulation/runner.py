@@ -203,7 +203,7 @@ def _plant(task: Task) -> AbstractContextManager[None]:
     return nullcontext() if task.plant is None else planted(BUGS[task.storey, task.plant])
 
 
-# ---- what is asked for ----------------------------------------------------------------------------------------
+# ---- modes of the command -------------------------------------------------------------------------------------
 
 
 def _run(storey: Storey, seeds: range, lives: Iterable[Lived], plant: str | None) -> int:

@@ -145,7 +145,7 @@ class SimQueue:
         self.ledger.asks.lease_timeouts[client_id] = 1_000
         owner.submit(Lease(client_id, 3, 100, 1_000), leased)
 
-    # ---- what the owner asks ----------------------------------------------------------------------------------
+    # ---- effects of the owner ---------------------------------------------------------------------------------
 
     def lease_answered(self, ticket: Ticket) -> None:
         # After the grace period the owner gives up leases whose outcome is still unknown.

@@ -69,7 +69,7 @@ class Store:
         self._seen: Partition | None = None
         self._scene: Scene | None = None
 
-    # ---- what an owner does -----------------------------------------------------------------------------------
+    # ---- owner operations -------------------------------------------------------------------------------------
 
     def open(self, fence: Fence) -> None:
         """Raise the fence durably, which makes earlier writes durable too."""
@@ -140,7 +140,7 @@ class Store:
             else:
                 self._current[key] = data
 
-    # ---- what befalls it --------------------------------------------------------------------------------------
+    # ---- faults -----------------------------------------------------------------------------------------------
 
     def lose_power(self) -> None:
         self.written = None
@@ -161,7 +161,7 @@ class Store:
         """Whether reading those rows would hit a damaged blob."""
         return self.damaged or any(piece.blob in self.damaged_blobs for piece in pieces)
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- inspection -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.txn, self.header, dict(self.records))

@@ -192,7 +192,7 @@ class TasksWorld:
             if unrest is None and not self.stream.held and self.log.state.partitions:
                 unrest = f"L2: {sorted(self.log.state.partitions)} are left"
 
-    # ---- what befalls it --------------------------------------------------------------------------------------------
+    # ---- fault injection --------------------------------------------------------------------------------------------
 
     def alive(self) -> list[Actor]:
         return [actor for actor in self.actors if not actor.dead and not actor.left]
@@ -276,7 +276,7 @@ class TasksWorld:
         for actor in self.alive():
             actor.mail.append(SeedsFound(POINTS[1], upto, seeds))
 
-    # ---- the election -----------------------------------------------------------------------------------------------
+    # ---- election ---------------------------------------------------------------------------------------------------
 
     def joins_group(self, actor: Actor) -> None:
         self.note(actor.name, "joins")
@@ -324,7 +324,7 @@ class TasksWorld:
 
         self.call(actor, lands)
 
-    # ---- what processes have around them --------------------------------------------------------------------------
+    # ---- environment of the processes -----------------------------------------------------------------------------
 
     def append(self, author: str, record: Record) -> None:
         if self.chance(self.weather.lost):

@@ -112,7 +112,7 @@ class TruthLog:
         unfinished = [parent for parent in self.stream.parts[token].parents if parent not in self.finished]
         check(not unfinished, f"S3: {token} {what} before {unfinished} have finished")
 
-    # ---- at any time ------------------------------------------------------------------------------------------------
+    # ---- invariants -------------------------------------------------------------------------------------------------
 
     def check_reading(self, name: str, token: str, grant: int) -> None:
         self._check_gate(token, "is read")

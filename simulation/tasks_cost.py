@@ -132,7 +132,7 @@ class Fleet:
         return Cost(joined.messages + rest.messages, joined.bytes + rest.bytes, joined.steps + rest.steps, joined.kinds | rest.kinds)
 
 
-# ---- the document's messages ----------------------------------------------------------------------------------------------
+# ---- full-state messages --------------------------------------------------------------------------------------------------
 
 UID = 2 + 36
 """Size of a UUID field in bytes."""

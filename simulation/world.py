@@ -155,7 +155,7 @@ class World:
         self.note("the wall clock is set to", ahead, "ms ahead")
         self.wall_ahead = ahead
 
-    # ---- time passes ------------------------------------------------------------------------------------------
+    # ---- passage of time --------------------------------------------------------------------------------------
 
     def run(self, until: Millis) -> None:
         """Run all events due until `until`. Every moment with an event ends with the turns of the actors that it affected."""

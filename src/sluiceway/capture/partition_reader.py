@@ -84,11 +84,11 @@ class Habits(NamedTuple):
         return done != kept and system.steady() - committed_at >= every
 
 
-# ---- for all handlers --------------------------------------------------------------------------------------------------
+# ---- shared by all handlers --------------------------------------------------------------------------------------------
 
 
 async def read_on(stream: ChangeStream, claim: Claim, position: str, habits: Habits) -> Batch:
-    """Read what comes after that position; an empty batch comes after a pause."""
+    """Read the batch after the position. An empty batch is returned only after a pause."""
     began = system.steady()
     batch = await stream.read(claim.token, position, None, habits.limit)
     if batch.records.num_rows and batch.upto is None:
@@ -227,7 +227,7 @@ class _Reading:
     def _read_ahead(self) -> None:
         self._ahead = asyncio.create_task(read_on(self._stream, self._claim, self._position, self._habits))
 
-    # ---- handing on -------------------------------------------------------------------------------------------------
+    # ---- delivery ---------------------------------------------------------------------------------------------------
 
     async def _plan(self, batch: Batch) -> None:
         await self._commit(replace(self._done, plan=batch.upto, batch=self._done.batch + 1))

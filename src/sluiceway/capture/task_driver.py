@@ -209,7 +209,7 @@ class TaskRunner:
             self._fatal = error
             self._woken.set()
 
-    # ---- the member ---------------------------------------------------------------------------------------------------
+    # ---- member -------------------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
         self._mail.append(event)
@@ -237,7 +237,7 @@ class TaskRunner:
                 if effect.token not in self._alarms.partitions:
                     self._alarms.of_partition(effect.token, effect.why)
 
-    # ---- the log ------------------------------------------------------------------------------------------------------
+    # ---- log ----------------------------------------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
         """Wait until the log as of now can be read and the position store answers; then the member may join."""
@@ -311,7 +311,7 @@ class TaskRunner:
     async def _pause(self, millis: Millis) -> None:
         await asyncio.sleep(millis / 1000)
 
-    # ---- a leader's chores ---------------------------------------------------------------------------------------------
+    # ---- leader chores -------------------------------------------------------------------------------------------------
 
     def _lead(self) -> None:
         now, state, timing = system.steady(), self.state, self._timing

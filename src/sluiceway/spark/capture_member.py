@@ -296,7 +296,7 @@ class Offering:
         if not all(self._ready(each, done) for each in self._held.values()):
             await asyncio.sleep(_LINGER / 1000)
 
-    # ---- the end ------------------------------------------------------------------------------------------------------
+    # ---- shutdown -----------------------------------------------------------------------------------------------------
 
     def read_up_to_now(self) -> None:
         """From now on read partitions only until nothing older than this moment is left."""

@@ -250,7 +250,7 @@ class EtcdMetaStore:
                 "/v3/kv/txn", {"compare": [_compare(self._layout, found.mod_revision)], "success": success, "failure": []}, _Done
             )
 
-    # ---- forgetting -------------------------------------------------------------------------------------------
+    # ---- history trimming -------------------------------------------------------------------------------------
 
     async def _forget(self, stamp: Stamp) -> None:
         """Remove traces older than HISTORY commits. The key `history` holds the stamp forgotten so far, and that of the current run."""
@@ -270,7 +270,7 @@ class EtcdMetaStore:
                 same = [_compare(trace.key, trace.mod_revision) for trace in traces]
                 await self._transact(same, [{"request_delete_range": _only(trace.key)} for trace in traces])
 
-    # ---- watching ---------------------------------------------------------------------------------------------
+    # ---- watch ------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
         """Yields for every change after this call. The first hint may be about an earlier one."""

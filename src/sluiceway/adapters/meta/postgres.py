@@ -166,7 +166,7 @@ class PostgresMetaStore:
                     self._migrated = True
             yield link
 
-    # ---- watching ---------------------------------------------------------------------------------------------
+    # ---- watch ------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
         """Yields for every change after this call. The first hint may be about an earlier one."""

@@ -323,7 +323,7 @@ class _Slot:
     async def close(self) -> None:
         await self._connections.close()
 
-    # ---- parts of next --------------------------------------------------------------------------------------------------
+    # ---- steps of `next` ------------------------------------------------------------------------------------------------
 
     async def _find(self, link: Link, after: Lsn, limit: int) -> _Found:
         wanted = limit + self._ahead

@@ -175,7 +175,7 @@ def _by_load(loads: Mapping[str, int]) -> list[str]:
     return sorted(loads, key=lambda member: (loads[member], member))
 
 
-# ---- all others -------------------------------------------------------------------------------------------------------
+# ---- unlimited queues -------------------------------------------------------------------------------------------------
 
 
 def _level(loads: Mapping[str, int], rest: int) -> tuple[int, int]:

@@ -218,7 +218,7 @@ def _supersede(state: State, record: Supersede) -> Verdict:
     return replace(state, partitions=partitions)
 
 
-# ---- what owners say --------------------------------------------------------------------------------------------------
+# ---- records of owners ------------------------------------------------------------------------------------------------
 
 
 def _holds(partition: Partition | None, grant: int) -> bool:

@@ -231,7 +231,7 @@ class TaskMember:
         self._said = {key: at for key, at in self._said.items() if key in self._wanted}
         return effects
 
-    # ---- learning ---------------------------------------------------------------------------------------------------
+    # ---- event handling ---------------------------------------------------------------------------------------------
 
     def _learn(self, event: Event, now: Millis) -> list[Effect]:
         match event:

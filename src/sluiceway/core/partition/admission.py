@@ -53,7 +53,7 @@ class Admission(TransferLog):
         bits = self.header.closed_slots
         return place >> 3 < len(bits) and bool(bits[place >> 3] >> (place & 7) & 1)
 
-    # ---- shut -------------------------------------------------------------------------------------------------
+    # ---- shutting ---------------------------------------------------------------------------------------------
 
     def shut(self, shutting: Shutting, cursor: int) -> None:
         """Restrict what the partition takes; it is sealed only if it is empty and no home of a key relies on its answers.

@@ -200,7 +200,7 @@ class KeyMemory:
             self.records[_name(key)].seen[key.key] = seen
         self.doubt(key)
 
-    # ---- to and from other partitions -------------------------------------------------------------------------
+    # ---- handover between partitions --------------------------------------------------------------------------
 
     def of_slots(self, slots: Collection[int], of: int, partition: int) -> dict[str, bytes]:
         """The records of these slots' keys, with `partition`, this one's number, filled in for others to read."""

@@ -427,7 +427,7 @@ class Partition(Admission):
                 return now + disposition.retry_after
         return now + self.backoff.after(attempts) if self.backoff is not None else now
 
-    # ---- leaving ----------------------------------------------------------------------------------------------
+    # ---- dead items and clearing ------------------------------------------------------------------------------
 
     def _die(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
         """Send those positions of a lease to the dead queue (they keep their offsets), or drop them."""

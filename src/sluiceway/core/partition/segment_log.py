@@ -63,7 +63,7 @@ class SegmentLog:
             self.header.now = now
         return self.header.now
 
-    # ---- in ---------------------------------------------------------------------------------------------------
+    # ---- append -----------------------------------------------------------------------------------------------
 
     def _forming_for(self, batch: Rows, written_at: Millis) -> tuple[Forming, int]:
         """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
@@ -140,7 +140,7 @@ class SegmentLog:
         due.blob.open -= len(due.rows)
         return self.ready[-1]
 
-    # ---- out --------------------------------------------------------------------------------------------------
+    # ---- take -------------------------------------------------------------------------------------------------
 
     def _take(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None) -> tuple[list[Part], int, float]:
         """Advance `head` over up to `want` items, as many as fit into `room` bytes, none from offset `before` on. Returns the parts, the
@@ -198,7 +198,7 @@ class SegmentLog:
             self._advance(self.at(self.ready[0]))
         return taken
 
-    # ---- gone -------------------------------------------------------------------------------------------------
+    # ---- removal ----------------------------------------------------------------------------------------------
 
     def drop(self, offsets: Offsets, now: Millis) -> Offsets:
         """Drop the waiting items among the (sorted, unique) offsets: ready ones, and scheduled ones by the offset of their row when

@@ -167,7 +167,7 @@ class TransferLog(SegmentLog):
             self._close_positions(part.extent, len(those))
         return number, sum(len(those) for _, those in pieces)
 
-    # ---- to and from other partitions of the queue ------------------------------------------------------------
+    # ---- moves between partitions of the queue ----------------------------------------------------------------
 
     def move_out(self, limit: int, room: float, target: int, scheduled: bool, now: Millis) -> tuple[int, int]:
         """Send up to `limit` items to another partition: ready ones, oldest first, or the next scheduled ones, entered in the line for it.
@@ -269,7 +269,7 @@ class TransferLog(SegmentLog):
             first = blob.number + row
             self._append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.together))
 
-    # ---- gone -------------------------------------------------------------------------------------------------
+    # ---- release of rows --------------------------------------------------------------------------------------
 
     def _let_go(self, lease: LeaseState, positions: BitMap) -> None:
         whole = len(positions) == lease.count

@@ -116,7 +116,7 @@ class ExecutorIndex:
         self._touched.add(number)
         return self.executors.pop(number, None)
 
-    # ---- a scheduling cycle -----------------------------------------------------------------------------------
+    # ---- scheduling cycle -------------------------------------------------------------------------------------
 
     def begin_turn(self, now: Millis) -> list[PartitionExecutor]:
         """Return the executors for this cycle to visit: those with work due by now, and those changed since the last cycle."""

@@ -430,7 +430,7 @@ class LogicalQueue(LeaseScheduler):
         self._stays += 1
         return last
 
-    # ---- produces with a key (ADR 34) ---------------------------------------------------------------------------
+    # ---- keyed produces (ADR 34) --------------------------------------------------------------------------------
 
     def _distribute_keyed(self, ticket: Ticket, request: Produce, key: ProduceKey, now: Millis) -> None:
         """Send a keyed produce to its key's home, for its items or an intent. Per key, one produce at a time goes to a target."""

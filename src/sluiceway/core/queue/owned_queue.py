@@ -35,7 +35,7 @@ class OwnedQueue(LogicalQueue):
         self._openings: dict[int, int] = {}
         """The last opening of each partition it had: under one grant a number is never reused."""
 
-    # ---- partitions come and go -------------------------------------------------------------------------------
+    # ---- gaining and losing partitions ------------------------------------------------------------------------
 
     def gain(self, number: int) -> None:
         """Add this partition; the next cycle opens it."""

@@ -134,7 +134,7 @@ class Heard:
             look.delay = 0
 
 
-# ---- beginning and cancelling -------------------------------------------------------------------------------------
+# ---- start and cancellation ---------------------------------------------------------------------------------------
 
 
 def begin(record: QueueRecord, rebalance: Rebalance, plan: Plan, now: Millis) -> Change:
@@ -200,7 +200,7 @@ def _ended(rebalance: Rebalance, state: RebalanceState, now: Millis) -> Rebalanc
     return msgspec.structs.replace(rebalance, state=state, step="finish", ended_at=now, updated_at=now, problem="")
 
 
-# ---- what to commit -----------------------------------------------------------------------------------------------
+# ---- commits ------------------------------------------------------------------------------------------------------
 
 
 def change(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, by: str) -> Change | None:
@@ -358,7 +358,7 @@ def progress(rebalance: Rebalance, heard: Heard) -> Rebalance:
     return msgspec.structs.replace(rebalance, moved=rebalance.moved + heard.moved)
 
 
-# ---- what to ask --------------------------------------------------------------------------------------------------
+# ---- requests to partitions ---------------------------------------------------------------------------------------
 
 
 def asks(rebalance: Rebalance, record: QueueRecord, heard: Heard) -> list[AskFor]:
