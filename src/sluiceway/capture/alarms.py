@@ -1,4 +1,4 @@
-"""Alarms of a capture: what needs an operator, as known to a member, and a board that publishes it."""
+"""Alarms of a capture: problems that need an operator, as known to a member, and a board that publishes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LONGEST = 1_000
 """Maximum characters written per reason."""
 
 AlarmsOf = Mapping[str, Mapping[str, str]]
-"""By member: its stalled partitions with the reasons; "" stands for the stream itself, or the log."""
+"""Stalled partitions and their reasons, by member; "" stands for the stream itself, or the log."""
 
 
 class AlarmBoard:

@@ -27,7 +27,7 @@ from sluiceway.ports.position_store import PositionStore
 log = logging.getLogger(__name__)
 
 BEGIN_FOR: Millis = 60_000
-"""How long a starting member waits for an unreachable meta store."""
+"""Timeout of a starting member for an unreachable meta store."""
 _AGAIN = 1.0
 """Seconds between two attempts."""
 

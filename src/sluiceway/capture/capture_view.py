@@ -1,4 +1,4 @@
-"""Capture view: the state of captures, from what their members have written; and deletion of captures."""
+"""Capture view: the state of captures, from their members' records; and deletion of captures."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ from sluiceway.ports.position_store import PositionStore
 from sluiceway.ports.sync_log import Election, SyncLog
 
 RETRY_FOR = "10s"
-"""How long a call to the target queue is retried before the partition is reopened."""
+"""Retry period of a call to the target queue before the partition is reopened."""
 
 
 def open_meta(meta: str) -> MetaStore:

@@ -18,7 +18,7 @@ _STILL: Millis = REST + 5_000
 """A commit older than this belongs to a partition that is not being read, or is stalled."""
 
 DEAD_LETTERS_ALARM: Millis = 24 * 3_600_000
-"""How long an alarm stays after the last record that became a dead letter."""
+"""Duration of an alarm after the last record that became a dead letter."""
 
 
 def group_of(look: Look, now: Millis) -> TaskGroup:
@@ -74,7 +74,7 @@ def _dead_letters(kept: Kept, now: Millis) -> str:
 
 
 def _behind(stored: Stored, now: Millis) -> Millis | None:
-    """How far the partition is behind. An idle partition is committed only now and then."""
+    """Lag of the partition. Idle partitions are committed only now and then, so the record's age counts only above `_STILL`."""
     age = now - stored.written_at
     return stored.kept.behind if stored.kept.behind is None or age < _STILL else stored.kept.behind + age
 

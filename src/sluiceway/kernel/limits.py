@@ -45,7 +45,7 @@ MAX_LEASE_BYTES = 32 << 20
 """Payload bytes in one lease (by each blob's average), unless its first item alone is larger."""
 
 MAX_SNAPSHOTS = 100
-"""Browse snapshots per instance: each keeps what it refers to in the store, even once that is completed."""
+"""Browse snapshots per instance: each keeps its items' blobs in the store, even once they are completed."""
 
 MAX_SNAPSHOT_RUNS = 300_000
 """Total runs of items in an instance's snapshots: each costs about 300 bytes of memory, and blocks the event loop for 3 µs."""
@@ -173,7 +173,7 @@ MAX_KEY_STREAMS = 100
 """Concurrent event readers of one API key, so that others can still read."""
 
 STREAM_SEND_TIMEOUT = 10_000
-"""Milliseconds for an event reader to take what it was sent, some 64 KiB: a stalled reader is cut off."""
+"""Milliseconds for an event reader to take the data sent to it, some 64 KiB: a stalled reader is cut off."""
 
 MAX_CONSUMERS = 1_000
 """Consumers of a queue that an instance remembers, or reports to another: some 200 bytes each."""
@@ -205,7 +205,7 @@ LEFTOVER_TIMEOUT = 10_000
 it."""
 
 SEND_TIMEOUT = 30_000
-"""Milliseconds without progress before an answer is abandoned: what the client does not take is held in memory."""
+"""Milliseconds without progress before an answer is abandoned: the unsent rest is held in memory."""
 
 GOODBYE_TIMEOUT = 2_000
 """Milliseconds for the client of a closing TLS connection to take the rest and close it, too. Idle keep-alive clients do not notice, and

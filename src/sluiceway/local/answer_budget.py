@@ -1,4 +1,4 @@
-"""Answer budget: cuts a partition's slices down to what an answer holds."""
+"""Answer budget: cuts a partition's slices down to the size of an answer."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class DiskRoom:
         return any(disk.is_low for disk in self.disks.values())
 
     def spend(self, nbytes: int) -> None:
-        """Account for bytes about to be written. Checks the disks before the total can exceed what they have."""
+        """Account for bytes about to be written. Checks the disks before the total can exceed their space."""
         if self.disks:
             self._spare -= nbytes * WRITTEN_TWICE
             if self._spare < 0:

@@ -77,7 +77,7 @@ def may_send_to(driver: QueueDriver, queue_name: str) -> bool:
 
 
 def explain(driver: QueueDriver, request: Explain) -> Explanation:
-    """Where that item is, and why it is not being served. Raises not_here."""
+    """Explain the item's place, and why it is not being served. Raises not_here."""
     try:
         executor = driver.executor(request.partition)
     except SluicewayError as error:
@@ -144,7 +144,7 @@ def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[Le
 
 
 def problems(driver: QueueDriver) -> list[str]:
-    """What keeps partitions from serving, in words; excludes backends that are down, which report themselves."""
+    """Return the reasons, in words, why partitions do not serve; excludes backends that are down, which report themselves."""
     return [
         f"queue {driver.record.queue_name}, partition {executor.number}: {executor.state.value}: {executor.problem or 'not open yet'}"
         for executor in driver.executors

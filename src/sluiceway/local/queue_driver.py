@@ -88,7 +88,7 @@ class Waiter(NamedTuple):
 
 
 class SharedContext(NamedTuple):
-    """What all drivers of an instance share. `backend` finds one by name; `holds` tells whether gained partitions are still its own;
+    """Context shared by all drivers of an instance. `backend` finds one by name; `holds` tells whether gained partitions are still its own;
     `may_reopen` whether a queue whose deletion was begun still exists, and stays; `snapshots` are those that partitions keep; `ask_owner`
     asks a partition's current owner."""
 
@@ -215,7 +215,7 @@ class QueueDriver:
         return number in self._queue.executors
 
     async def reload(self, timeout: Millis) -> None:
-        """Reopen every partition with a higher fence, including stopped ones, so that what is served is what is stored.
+        """Reopen every partition with a higher fence, including stopped ones, so that the served state is the stored one.
 
         Raises `unavailable`, also if a partition is not open in time, and `partition_damaged`.
         """

@@ -42,7 +42,7 @@ class Stored(NamedTuple):
 
 
 class PositionStore(Protocol):
-    """Durable positions: what a commit has returned for is not lost. Of two openers of a partition, only the later can commit."""
+    """Durable positions: a position is not lost once its commit has returned. Of two openers of a partition, only the later can commit."""
 
     async def open(self, token: str, grant: int) -> tuple[Opening, Kept]:
         """Raise the fence to that grant, end every earlier opening, **also those of the same grant**, and return the committed position:

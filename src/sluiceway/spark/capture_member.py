@@ -28,7 +28,7 @@ from sluiceway.spark.capture_plan import Done, Slice, choose, judge
 log = logging.getLogger(__name__)
 
 _LINGER: Millis = 50
-"""How long a batch waits for other partitions' offers, once it has one."""
+"""Time that a batch with one offer waits for those of other partitions."""
 
 
 class _Offer(NamedTuple):

@@ -19,11 +19,11 @@ from sluiceway.spark.capture_plan import Done, Offset, Seen, is_over, recorded
 log = logging.getLogger(__name__)
 
 _WAIT: Millis = 500
-"""How long a trigger waits for an offer. Spark asks again 10 ms after an empty answer."""
+"""Timeout of a trigger's wait for an offer. Spark asks again 10 ms after an empty answer."""
 _LOOK: Millis = 1_000
 """Interval of reads of the position store, for what others have recorded, while batches are carried on."""
 _ALARM: Millis = 10_000
-"""How long a partition may need an operator before the query fails, to make that visible."""
+"""Time after which a partition that needs an operator fails the query, to make that visible."""
 _STEADY: Millis = 10_000
 """Members unchanged for this long are alive: a dead one has been given up by then."""
 

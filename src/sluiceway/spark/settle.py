@@ -35,7 +35,7 @@ OUTCOMES = ("done", "retry", "dead")
 _IN_A_STREAM = "the stream source closes the leases of its batches itself, once they are in Spark's commit log; leave it out"
 
 _REFUSED_HOLD = "1h"
-"""How long leases left open because of missing rows are kept: the default of `holdFor`, or less if the queue allows less."""
+"""Hold time of leases left open because of missing rows: the default of `holdFor`, or less if the queue allows less."""
 
 _POSITION = ("partition", "offset")
 _USED = ("id", *_POSITION, "outcome", "retry_after_ms", "reason", "queue")

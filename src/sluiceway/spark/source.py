@@ -40,7 +40,7 @@ _UNLOGGED_HOLD: Millis = 5 * 60_000
 """Lease timeout of a checkpoint's first batch until Spark has logged it: before that, its nonce is stored nowhere."""
 
 _IDLE_WAIT: Millis = 500
-"""How long a trigger waits at the server for a first item. Spark asks again 10 ms after an empty answer."""
+"""Timeout of a trigger's wait at the server for a first item. Spark asks again 10 ms after an empty answer."""
 
 _DONE = ("completed", "settled")
 """Reasons of leases that this query closed itself. The server says `settled` once it has forgotten the details."""
@@ -95,7 +95,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._partitions_checked = False
         self._available_now = False
         self._tails: dict[str, dict[str, int]] = {}
-        """By queue and partition, the end offset when an `availableNow` run began."""
+        """End offset at the beginning of an `availableNow` run, by queue and partition."""
 
     def initialOffset(self) -> dict[str, Any]:
         return self._named(Offset(self._nonce))

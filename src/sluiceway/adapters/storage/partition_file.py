@@ -40,13 +40,13 @@ CHECKPOINT_BYTES = 4 << 20
 growing file; large enough that the pages of a short-lived blob are mostly written back once for several uses."""
 
 BUSY_TIMEOUT: Millis = 20
-"""How long a commit waits for another process: a former owner that is about to learn that it is fenced off."""
+"""Timeout of a commit's wait for another process: a former owner that is about to learn that it is fenced off."""
 
 TAKEOVER_TIMEOUT: Millis = 5_000
-"""How long `open` waits for another process's commit in progress: longer than a disk commonly takes."""
+"""Timeout of `open` for another process's commit in progress: longer than a disk commonly takes."""
 
 SET_UP_TRIES = 20
-"""How often a process that creates a file lets others go first. Each time one of them finishes, so this suffices for all workers of a
+"""Times that the creator of a file lets other processes go first. Each time one of them finishes, so this suffices for all workers of a
 machine that open the same partition, of which two are rare."""
 
 MIGRATIONS: tuple[str, ...] = (

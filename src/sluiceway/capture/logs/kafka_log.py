@@ -34,7 +34,7 @@ LEAST = {"max.message.bytes": MAX_RECORD + (64 << 10)}
 AT_ONCE = 1_000
 """Records taken from the client at a time."""
 SLICE: Millis = 500
-"""How long a waiting call blocks other reads of the same log."""
+"""Maximum time that a waiting call blocks other reads of the same log."""
 CLOSING: Millis = 2_000
 """Time limit for pending work on closing."""
 

@@ -50,7 +50,7 @@ LISTED_EVERY: Millis = 5_000
 SUMMARY_LIVES: Millis = 60_000
 SECOND: Millis = 1_000
 PATIENCE: Millis = 30_000
-"""How long a batch is re-read before that counts as broken off."""
+"""Time limit for re-reading a batch, after which it counts as broken off."""
 
 
 @dataclass(frozen=True)
@@ -453,7 +453,7 @@ def _roots(listing: Listing, after: str) -> list[tuple[str, tuple[str, ...], str
 
 
 def _behind(page: Page, limit: int) -> Millis | None:
-    """How far a page is behind the end of the stream in ms of wall time; at least the age of its last record.
+    """Lag of a page behind the end of the stream, in ms of wall time; at least the age of its last record.
 
     `MillisBehindLatest` may count from the newest record, as in an emulator, so that records arriving close together are 0 apart; hence the
     0 of a full page is not trusted either. The service's clock has whole seconds.

@@ -67,11 +67,11 @@ class Transaction:
     """An atomic commit. Another transaction may have begun earlier and commit later."""
 
     lsn: Lsn
-    """Where its commit begins in the log."""
+    """Start of its commit in the log."""
     at: Millis
     """Commit time by the server's clock. Later commits may have slightly earlier times."""
     end: Lsn = 0
-    """Where its commit ends: reading continues from there."""
+    """End of its commit, from which reading continues."""
     upto: int = 0
     """Number of messages up to its end, counted from the first that the decoder was fed."""
     size: int = 0

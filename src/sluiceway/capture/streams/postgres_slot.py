@@ -340,7 +340,7 @@ class _Slot:
         return _Found(taken, cut or len(taken) < len(transactions))
 
     def _idle(self, after: Lsn, look: _Look, found: _Found) -> Lsn | None:
-        """Where the position moves without changes: rarely, to let the server trim its log."""
+        """New position without changes, or None: it moves rarely, to let the server trim its log."""
         upto = max([after, *(transaction.end for transaction in found.transactions)])
         if not found.cut:
             # This may lie inside a log record. The server has read that record to its end, and it was no published commit.

@@ -132,7 +132,7 @@ class SpannerStream:
             raise invalid("moves", f"expected unordered, or nothing, not {moves[:40]!r}")
         self._reader, self._unordered, self._wait, self._heartbeat = reader, bool(moves), wait, heartbeat
         self._quiet: dict[str, tuple[Nanos, Nanos]] = {}
-        """By partition, a range of timestamps known to be empty."""
+        """Range of timestamps known to be empty, by partition."""
 
     async def close(self) -> None:
         await self._reader.close()

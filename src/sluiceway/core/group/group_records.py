@@ -84,7 +84,7 @@ def with_times(before: Parameters, times: Mapping[str, Millis]) -> Parameters:
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group divides, and how. `version` rises with each change; `era` with each change of strategy, and on a restore.
+    """Items, strategy and parameters of a group. `version` rises with each change; `era` with each change of strategy, and on a restore.
 
     `limits`: maximum number of members that hold items of a queue, that is, of items equal up to their last dot; only for queues with
     items. Claims ignore it.
@@ -335,7 +335,7 @@ class Writes:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from a look.
+    """Decision of a member after a look.
 
     `owned`: the items to serve, each with its token, until `lease_deadline` unless a later look extends it. First stop items that were
     served and are missing here, or have another token. Then commit `writes`, which may record that they were stopped, and look again

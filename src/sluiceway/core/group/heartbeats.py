@@ -12,7 +12,7 @@ from sluiceway.kernel.clock import Millis
 
 
 class Seen:
-    """When each value was first seen as it is now, by this member's own clock."""
+    """Time of each value's last observed change, by this member's own clock."""
 
     def __init__(self) -> None:
         self._values: dict[str, tuple[object, Millis]] = {}
@@ -60,12 +60,12 @@ class Beating:
             self._sent = {beat: deadline for beat, deadline in self._sent.items() if beat > mine.beat}
 
     def lease_deadline(self) -> Millis:
-        """Until when it may serve what it owns; 0: not at all."""
+        """End of this member's lease, until which it may serve its items; 0: no lease."""
         # A beat with a shorter lease binds from when it is sent: others may rely on it before this member knows that it was recorded.
         return min(self._confirmed, *self._sent.values()) if self._sent else self._confirmed
 
     def silent_at(self, look: Look, name: str, parameters: Parameters) -> Millis:
-        """When that member, if its beat stays unchanged, surely serves nothing any more."""
+        """Time at which the member certainly serves nothing any more, if its beat stays unchanged."""
         record = look.members[name]
         since = self.seen.since(f"beat/{name}", record.beat, look.seen_at)
         # By the lease in its record: it may not have seen the newest parameters.
@@ -91,7 +91,7 @@ class Beating:
         return [name for name in sorted(look.members) if not look.members[name].leaving and not self.silent(look, name, parameters)]
 
     def beat(self, look: Look, resource: Resource, writes: Writes) -> Writes:
-        """Put this member's record with a new beat into a commit. By then it has stopped what this look takes from it."""
+        """Put this member's record with a new beat into a commit. By then it has stopped the items that this look takes away."""
         key = self.keys.member(self.name)
         self._joined_at = self._joined_at or look.wall_at
         self._beat += 1
@@ -117,7 +117,7 @@ class Beating:
         return all(record.era >= resource.era for record in look.members.values())
 
     def beat_due_at(self, look: Look, resource: Resource) -> Millis:
-        """When the next beat must be sent; at once if the record differs from what it should be."""
+        """Due time of the next beat: now if this member's record is missing or outdated."""
         mine = look.members.get(self.name)
         if mine is None or self._beat_at is None or msgspec.structs.replace(mine, beat=self._beat) != self._record(look, resource):
             return look.seen_at

@@ -47,7 +47,7 @@ def begin(
     first_era: int = 1,
     restored: bool = False,
 ) -> tuple[Resource, Writes]:
-    """Set what the group divides, and how; `entry` is its current resource record. The writes have no `puts` if nothing changes.
+    """Set the group's items and strategy; `entry` is its current resource record. The writes have no `puts` if nothing changes.
 
     `parameters`, `limits` None: unchanged. `first_era` applies to a group without a record: 2 if its items may have had a static owner. A
     change of strategy begins a new era, whose tokens are all greater; so does `restored`, each time: the store comes from a backup. Raises

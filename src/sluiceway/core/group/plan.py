@@ -144,7 +144,7 @@ class _Balance:
             relieved = sum(self._relieve(member) for member in reversed(self._emptiest))
 
     def _relieve(self, member: str) -> bool:
-        """Move away from that member what is better placed elsewhere. Returns whether anything moved."""
+        """Move items off the member that are better placed elsewhere. Returns whether anything moved."""
         relieved = False
         for queue in sorted(self._queues[member], key=lambda queue: (-self._parts[queue][member], queue)):
             if self._loads[member] <= self._level + 1:
@@ -223,7 +223,7 @@ def _filled(held: dict[str, list[str]], free: list[str], share: Mapping[str, int
 
 
 def _spread(has: list[str], share: int) -> tuple[list[str], list[str]]:
-    """Split into what stays and what goes: the latter evenly along the list, so that no single queue's partitions all leave."""
+    """Split into items that stay and items that go: the latter evenly along the list, so that no single queue's partitions all leave."""
     going = len(has) - share
     leaving = {(2 * nth + 1) * len(has) // (2 * going) for nth in range(going)}
     return [item for at, item in enumerate(has) if at not in leaving], [has[at] for at in sorted(leaving)]

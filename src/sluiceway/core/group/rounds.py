@@ -45,7 +45,7 @@ class Rounds:
         return {item: grant for item, grant in plan.owners.get(self._name, {}).items() if item not in awaited}
 
     def _awaited(self, look: Look, plan: Plan, other: str) -> bool:
-        """Whether the other member may still serve what the plan has taken from it."""
+        """Whether the other member may still serve items that the plan has taken away."""
         return other in look.members and look.members[other].applied < plan.round
 
     def may_go(self, look: Look) -> bool:
@@ -208,6 +208,6 @@ def told(before: Plan | None, plan: Plan) -> Iterator[Move]:
 
 
 def _may_serve(look: Look, before: Plan, name: str) -> set[str]:
-    """What that member may serve: what it owns, and what it had earlier unless it has recorded that it stopped."""
+    """Items that the member may serve: those it owns, and earlier ones unless it has recorded that it stopped them."""
     earlier = before.waits.get(name, ()) if look.members[name].applied < before.round else ()
     return {*earlier, *before.owners.get(name, {})}

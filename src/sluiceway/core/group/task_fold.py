@@ -291,7 +291,7 @@ def _needed(partitions: Partitions) -> Partitions:
 
 
 def broken_rule(state: State, token: str, children: Iterable[Born]) -> str | None:
-    """How a stream that names these children of that partition breaks the rule that removal rests on; None: it does not."""
+    """Return how these children of the partition violate the rule that its removal relies on; None if they do not."""
     for born in children:
         known = state.partitions.get(born.token)
         if born.token == token or born.token in born.parents:

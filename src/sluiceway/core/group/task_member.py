@@ -34,7 +34,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import Born, Group
 
 Preset = Literal["log-leader", "finisher-hint"]
-"""Who places a new child: the leader, once it is ready; or the member that finishes its last parent, with the leader as the fallback."""
+"""Placer of a new child: the leader, once it is ready; or the member that finishes its last parent, with the leader as the fallback."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Folded(NamedTuple):
 
 
 class Restored(NamedTuple):
-    """The state from what is left of a log that was trimmed beyond this member."""
+    """Event: the state, restored from a log that was trimmed beyond this member's position."""
 
     state: State
 
@@ -158,7 +158,7 @@ class Read(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Commit what is read, and end all activity under this grant. Answered by `Stopped`, `Ended` or `BrokenOff`."""
+    """Commit all records read, and end all activity under this grant. Answered by `Stopped`, `Ended` or `BrokenOff`."""
 
     token: str
     grant: int

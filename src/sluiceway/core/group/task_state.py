@@ -33,7 +33,7 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """What follows from the log up to the record `seq`. Equal for all members that have folded so far, wherever they started.
+    """Fold of the log up to the record `seq`. Equal for all members that have folded so far, wherever they started.
 
     `joined`: the prepared members, each with the number of its record; `members`: those of them in the term, in order. `leader` is empty
     once it has left. `sown`: how far the stream's seeds are known, in the stream's own words. `kept_from`: what a snapshot in the log

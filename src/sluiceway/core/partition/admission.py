@@ -1,4 +1,4 @@
-"""Admission: what a partition durably takes, whatever its owner knows of the queue. Rebalances shut partitions and move key homes.
+"""Admission: a partition's durable rules of acceptance, whatever its owner knows. Rebalances shut partitions and move key homes.
 
 All of it is in the partition's header: it is decided under the fence, and no copy may exist elsewhere.
 """
@@ -56,7 +56,7 @@ class Admission(TransferLog):
     # ---- shutting ---------------------------------------------------------------------------------------------
 
     def shut(self, shutting: Shutting, cursor: int) -> None:
-        """Restrict what the partition takes; it is sealed only if it is empty and no home of a key relies on its answers.
+        """Restrict admission to the partition; it is sealed only if it is empty and no home of a key relies on its answers.
 
         Under the same cursor it can only be restricted further. Raises `version_conflict`.
         """

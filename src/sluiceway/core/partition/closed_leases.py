@@ -77,7 +77,7 @@ class ClosedLeases:
         return client is not None and client.last > number
 
     def why_lease(self, number: int) -> IgnoredReason | None:
-        """How a lease ended: completed, or by its items expiring or being released; None if forgotten."""
+        """Return the end of a lease: `completed`, `expired` or `released`; None if forgotten."""
         lease = self._leases.get(number)
         if lease is None:
             return None

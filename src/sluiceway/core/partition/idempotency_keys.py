@@ -189,7 +189,7 @@ class KeyMemory:
         self._sure.pop(key.identity, None)
 
     def digest_as_target(self, key: ProduceKey) -> bytes | None:
-        """The digest of what this partition has taken under that key as a target; None if nothing."""
+        """Digest of the body that this partition, as a target, has taken under the key; None if it has taken no items."""
         record = self.records.get(_name(key, True))
         seen = record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
         return seen.digest if seen is not None and seen.count else None

@@ -52,7 +52,7 @@ Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
 
 
 class Placed(NamedTuple):
-    """Where a produce went. `partition` None: into the partition that was asked."""
+    """Result of a produce. `partition`: the target that has the items; None: the partition that was asked."""
 
     first_offset: int
     items: int

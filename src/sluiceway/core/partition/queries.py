@@ -119,7 +119,7 @@ def stats_of(partition: Partition, number: int) -> PartitionStats:
 
 
 def explain(partition: Partition, offset: int) -> Explanation:
-    """Where the item of that offset is. Scans the whole line: for people, not for the hot path."""
+    """Explain the item's current place. Scans the whole line: for people, not for the hot path."""
     disposition: str | None = partition.closed.why_offset(offset)
     place = partition.spans.at(offset)
     if place is not None:

@@ -1,4 +1,4 @@
-"""Snapshots: what a partition had at one moment, read page by page while it works on.
+"""Snapshots: a partition's content at one moment, read page by page while it works on.
 
 A snapshot holds positions, not items: a few numbers for each run of items with equal attributes. Their blobs are pinned meanwhile, which
 keeps them from being dropped when their rows are settled.

@@ -158,7 +158,7 @@ class TransferLog(SegmentLog):
         return number, items
 
     def _send(self, pieces: Sequence[Piece], reason: str, target: str, now: Millis) -> tuple[int, int]:
-        """Begin the transfer of what was taken out of the line. Returns (transfer number, items); 0, 0 if nothing was."""
+        """Begin the transfer of items taken out of the line. Returns (transfer number, items); 0, 0 without pieces."""
         if not pieces:
             return 0, 0
         self._at(now)

@@ -1,4 +1,4 @@
-"""Consumer activity: what an instance knows of a queue's consumers beside its leases, and merging it across instances.
+"""Consumer activity: an instance's knowledge of a queue's consumers beside its leases, and its merge across instances.
 
 In memory only: a restart forgets it, and only displays depend on it.
 """

@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
 
 def most_together(requests: int) -> int:
-    """How many of `requests` under way may share a transaction: all that share one that hangs wait for it.
+    """Maximum number of the `requests` under way that may share a transaction, since all would wait if it hangs.
 
     `TOGETHER` if that is not more than half; more only if they are a quarter, or leave `OTHERS`.
     """

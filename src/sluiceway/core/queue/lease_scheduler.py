@@ -247,7 +247,7 @@ class LeaseScheduler:
     # ---- end of the wait --------------------------------------------------------------------------------------
 
     def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
-        """Past its deadline a lease waits up to LEASE_PATIENCE for what is on its way to it. See also `_answer_empty`."""
+        """Past its deadline a lease waits up to LEASE_PATIENCE for items in flight to it. See also `_answer_empty`."""
         if now - ticket.deadline < LEASE_PATIENCE:
             self._late_leases[ticket.number] = ticket
             heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number))

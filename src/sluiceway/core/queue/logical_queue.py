@@ -72,7 +72,7 @@ class LogicalQueue(LeaseScheduler):
         """Present and expected items of the emptiest executor, as seen in this cycle."""
         self.produces: dict[int, Ticket] = {}
         self._routed: dict[tuple[str | None, str], Ticket] = {}
-        """By key, the produce last sent to its home. Others with that key wait while it goes to a target."""
+        """Last produce sent to its home, by key. Others with that key wait while it goes to a target."""
         self._unanswered: dict[int, Ticket] = {}
         self._tickets = 0
         self._again_at: Millis | None = None
@@ -272,7 +272,7 @@ class LogicalQueue(LeaseScheduler):
         self._fail(executor, now, True)
 
     def close(self, final: bool) -> None:
-        """Stop: answer what has not begun; if `final`, also what is in flight, since its outcome will never be known."""
+        """Stop: answer requests that have not begun; if `final`, also those in flight, whose outcome will never be known."""
         for ticket in list(self._unanswered.values()):
             if ticket.awaiting and not final:
                 continue
@@ -329,7 +329,7 @@ class LogicalQueue(LeaseScheduler):
                 break
 
     def _look_on(self, executor: PartitionExecutor, now: Millis) -> None:
-        """Requeue what the partition, shut in this cycle, has refused; the next cycle follows at once."""
+        """Requeue the tickets that a partition, shut in this cycle, has refused; the next cycle follows at once."""
         turned_away, executor.turned_away = executor.turned_away, []
         for ticket in turned_away:
             self._look_again(ticket)
@@ -337,7 +337,7 @@ class LogicalQueue(LeaseScheduler):
             self._again_at = now
 
     def wake_at(self) -> Millis | None:
-        """When the next cycle is due without further events."""
+        """Due time of the next cycle without further events."""
         while self._deadlines and self._deadlines[0][1] not in self._unanswered:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0]] if self._deadlines else []
@@ -569,7 +569,7 @@ class LogicalQueue(LeaseScheduler):
         return sorted(self.executors)[slot(request.key, len(self.executors))] if self.executors else None
 
     def _is_elsewhere(self, executor: PartitionExecutor | None, request: Produce) -> bool:
-        """Whether another owner may take what this instance cannot. Never here; a share overrides it."""
+        """Whether another owner may take a request that this instance cannot. Never here; a share overrides it."""
         return False
 
     def _attempt(self, step: Callable[[PartitionExecutor, Millis], None], executor: PartitionExecutor, now: Millis) -> None:
@@ -732,5 +732,5 @@ def _hangs(executor: PartitionExecutor) -> bool:
 
 
 def _answers(executor: PartitionExecutor) -> bool:
-    """Whether it can be asked what it has of a key."""
+    """Whether the executor can be asked about a key now."""
     return executor.takes_work and not _hangs(executor)

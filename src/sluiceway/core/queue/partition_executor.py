@@ -130,7 +130,7 @@ class PartitionExecutor:
     last_produced: int = 0
     last_leased: int = 0
     last_timed: int = 0
-    """When its timers last ran, on the counter used by `last_leased`."""
+    """Time of its last timer run, on the counter used by `last_leased`."""
     accepted: int = 0
     """Items of the produces waiting in the executor."""
     accepted_bytes: int = 0
@@ -200,7 +200,7 @@ class PartitionExecutor:
         self.touch()
 
     def together(self, requests: int) -> int:
-        """How many of `requests` under way may share a transaction here: all that share one that hangs wait for it."""
+        """Maximum number of the `requests` under way that may share a transaction here, since all would wait if it hangs."""
         if self.degraded:
             return 1
         most = most_together(requests)
@@ -227,7 +227,7 @@ class PartitionExecutor:
         return Candidate(self.has_or_will, claimed, self.last_produced, self.number)
 
     def wakes_at(self) -> Millis | None:
-        """When a cycle next has work here without further events; a past time if it has work now."""
+        """Time at which a cycle next has work here without further events; 0 or a past time if it has work now."""
         if self.state is LaneState.FAILED:
             return self.retry_at
         if self.state is not LaneState.READY:
@@ -543,7 +543,7 @@ def _only_intends(ticket: Ticket) -> bool:
 
 
 def _rank(work: Work) -> int:
-    """Sort order of work: settling frees room and items for what follows; a seal needs everything else done first."""
+    """Sort order of work: settling frees room and items for the others; a seal needs everything else done first."""
     if isinstance(work, Shut) and work.shutting == "sealed":
         return 2
     return int(isinstance(work, Produce))

@@ -129,7 +129,7 @@ class Notes:
     writer: str
     _rows: dict[tuple[int, str], list[_Row]] = field(default_factory=dict)
     _looks: dict[int, int] = field(default_factory=dict)
-    """By page, the observed places, as bits."""
+    """Observed places by page, as bits."""
     _counted: dict[str, Counts] = field(default_factory=dict)
     """For each queue, how much of its share's counts is in a page."""
     _unwritten: dict[tuple[int, str], None] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class Notes:
         self._unwritten = {name: None for name in self._unwritten if name[1] in there}
 
     def unwritten(self) -> Iterator[tuple[tuple[int, str], str, bytes]]:
-        """Yield what the store does not have yet: a name for `written`, the key, and the whole page as value. Looks come last."""
+        """Yield the pages that the store lacks: a name for `written`, the key, and the whole page as value. Looks come last."""
         for page, about in list(self._unwritten):
             found = _looks_page(self._looks[page]) if about == LOOKS else _page(self._rows[page, about])
             yield (page, about), key_of(page, about, self.writer), encode_page(found)

@@ -23,7 +23,7 @@ even if it is the only one there."""
 
 
 class Pace(NamedTuple):
-    """When a queue is spread and gathered. Loads are in thousandths of one instance's capacity.
+    """Thresholds and delays for spreading and gathering a queue. Loads are in thousandths of one instance's capacity.
 
     `grow`: load at which a logical queue is busy, well below capacity, since an instance serves other queues, too, and asks peers.
     `shrink`: maximum combined load of the busiest two, half of `grow`, so that a merged one is far from busy. Conditions shorter than

@@ -38,7 +38,7 @@ from sluiceway.model.queue import MOVING, PartitionRecord, PartitionState, Queue
 from sluiceway.model.rebalance import Plan, Rebalance, RebalanceState, StepDone, StepKind
 
 ASK_TIMEOUT: Millis = 5_000
-"""How long one request may take before it is repeated."""
+"""Timeout of one request, after which it is repeated."""
 MOVE_ITEMS = 2_000
 """Items per move: few enough not to disturb client calls, many enough to amortise the cost of a move."""
 SOON: Millis = 20
