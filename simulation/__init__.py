@@ -1,1 +1,1 @@
-"""The simulated world: real machines in virtual time, over stores that fail, with a ledger that finds every broken promise."""
+"""Deterministic simulator: the real state machines in virtual time, over failing stores, with a ledger that finds every broken promise."""

@@ -1,4 +1,4 @@
-"""`python -m simulation`; a worker process of it cannot import a `__main__`, so all of it is in `runner`."""
+"""`python -m simulation`. All code is in `runner`, because a worker process cannot import a `__main__`."""
 
 from __future__ import annotations
 

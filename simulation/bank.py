@@ -1,4 +1,4 @@
-"""The bank of planted bugs: a simulator that does not find them proves nothing when it finds no others."""
+"""Bank of planted bugs (mutation testing): a simulator that misses them proves nothing when it finds no others."""
 
 from __future__ import annotations
 
@@ -45,22 +45,22 @@ _LIVES: Sequence[tuple[Sequence[Bug], Callable[[int], object]]] = (
 
 
 _MISCALLED = re.compile(r"<locals>\.[\w<>]+\(\) (got|missing|takes) ")
-"""A planted function is not called as it was made to be: what it stands for has other parameters by now."""
+"""Matches the TypeError of a planted function whose signature no longer fits: the original has other parameters by now."""
 
 
 class Found(NamedTuple):
     seed: int
     how: str
-    """What the simulator said."""
+    """The simulator's message."""
 
     @property
     def is_crash_of_plant(self) -> bool:
-        """Whether the planted function itself could not be called, which says nothing of the simulator."""
+        """Whether the planted function itself could not be called. Such a crash says nothing about the simulator."""
         return _MISCALLED.search(self.how) is not None
 
 
 def hunt(bug: Bug, seeds: Iterable[int]) -> Found | None:
-    """The first of the seeds that shows the bug. A crash of the code under test shows it too; look at `Found.is_crash_of_plant`."""
+    """Return the first seed that shows the bug, or None. A crash of the code under test counts; check `Found.is_crash_of_plant`."""
     live = next((live for bank, live in _LIVES if bug in bank), run_history)
     with planted(bug):
         for seed in seeds:

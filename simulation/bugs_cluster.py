@@ -1,4 +1,4 @@
-"""Bugs of an instance among others, to be planted: the ablations first, without which nothing else is worth anything."""
+"""Planted bugs of a cluster's instances. First the ablations: each removes a rule that all safety rests on."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ BUGS: list[Bug] = []
 bug = shelf(BUGS)
 MEMBER_BUGS: list[Bug] = []
 member_bug = shelf(MEMBER_BUGS)
-"""Of the group's driver, which `cluster_group.py` finds."""
+"""Bugs of the group's driver, which `cluster_group.py` finds."""
 
 
-# ---- the ablations --------------------------------------------------------------------------------------------
+# ---- ablations ------------------------------------------------------------------------------------------------
 
 
 @ablation(Vault, "may_write")
 def writes_are_not_fenced(_original: Any) -> Any:
-    """A store takes what an earlier owner sends."""
+    """A store accepts writes of a former owner."""
     return staticmethod(lambda _store, _fence: True)
 
 
 @ablation(Rounds, "_awaited")
 def takes_over_at_once(_original: Any) -> Any:
-    """What a plan gives is served before its old owner has stopped, or its lease has run out."""
+    """A member serves newly planned items before their old owner has stopped or its lease has expired."""
     return lambda *_: False
 
 
 @ablation(Router, "ask")
 def takes_an_unheard_answer_for_a_refusal(original: Any) -> Any:
-    """A peer that did not answer is believed to have done nothing, and the request is tried elsewhere."""
+    """A peer's missing answer counts as a refusal, and the request is tried elsewhere."""
 
     async def ask(self: Any, *args: Any, **named: Any) -> Any:
         try:
@@ -63,7 +63,7 @@ def takes_an_unheard_answer_for_a_refusal(original: Any) -> Any:
 
 @ablation(Openings, "claim")
 def makes_what_is_missing_as_new(original: Any) -> Any:
-    """A partition that is not where it was is created, as if the meta store had never heard of it."""
+    """A partition missing from its storage is created anew, as if the meta store had never heard of it."""
 
     async def claim(self: Any, ref: Any, fence: Fence) -> None:
         await original(self, ref, fence)
@@ -75,7 +75,7 @@ def makes_what_is_missing_as_new(original: Any) -> Any:
 
 
 def settles_nothing_at(code: str, original: Any) -> Any:
-    """A part of a settle that ends with this error counts as done."""
+    """Return a replacement for `Router._part` that counts a settle's part as done when it ends with the error `code`."""
 
     async def one_part(self: Any, record: Any, peer: Any, request: Any) -> Any:
         try:
@@ -96,13 +96,13 @@ def takes_a_part_that_nobody_heard_of_for_done(original: Any) -> Any:
 
 @bug(Router, "_part")
 def leaves_out_what_has_another_owner(original: Any) -> Any:
-    """A settle succeeds without the part that was refused because it had just gone to another owner."""
+    """A settle succeeds without the part that was refused because its partition had just moved."""
     return settles_nothing_at("not_here", original)
 
 
 @bug(Service, "_answer")
 def passes_on_what_a_peer_asks(original: Any) -> Any:
-    """An instance that is asked to settle what is not its own asks who it thinks has it."""
+    """An instance asked to settle another instance's items forwards the request to the owner that it knows."""
 
     async def answer(self: Any, asked: Ask) -> Any:
         record = self._catalog.of(asked.incarnation)
@@ -115,7 +115,7 @@ def passes_on_what_a_peer_asks(original: Any) -> Any:
 
 @bug(Leasing, "_holders")
 def takes_more_under_a_key(_original: Any) -> Any:
-    """A repeated lease key does not find the leases that other instances have given out under it."""
+    """A repeated lease key does not find the leases that other instances have granted under it."""
 
     async def holders(*_: Any) -> list[Any]:
         return []
@@ -125,7 +125,7 @@ def takes_more_under_a_key(_original: Any) -> Any:
 
 @bug(Demand, "_offer")
 def tells_nobody_of_an_offer(_original: Any) -> Any:
-    """Who waits here does not hear of what is elsewhere."""
+    """A waiting consumer does not hear of items at other instances."""
 
     async def offer(_self: Any, _peer: Any, _loads: Any) -> None:
         return
@@ -135,7 +135,7 @@ def tells_nobody_of_an_offer(_original: Any) -> Any:
 
 @bug(Demand, "follow")
 def asks_nobody_for_items(_original: Any) -> Any:
-    """The other instances are not polled."""
+    """Other instances are not polled for items."""
     return lambda _self, _peers: None
 
 
@@ -144,7 +144,7 @@ def asks_nobody_for_items(_original: Any) -> Any:
 
 @bug(OwnedQueue, "gain")
 def counts_openings_from_the_start(original: Any) -> Any:
-    """A partition that is gained again under the same token is opened with the same fences."""
+    """A partition gained again under the same token is opened with the same fences."""
 
     def gain(self: Any, *args: Any) -> None:
         self._openings.clear()
@@ -155,13 +155,13 @@ def counts_openings_from_the_start(original: Any) -> Any:
 
 @bug(owned_queue, "SluicewayError")
 def refuses_what_it_was_writing(original: Any) -> Any:
-    """What was being written when a partition went is said not to have happened."""
+    """Writes in flight when a partition moves are reported as not done."""
     return lambda code, *rest: original("unavailable" if code == "outcome_unknown" else code, *rest)
 
 
 @bug(Service, "learnt")
 def forgets_what_it_owns_of_a_new_queue(original: Any) -> Any:
-    """What was gained before its queue was known is not served."""
+    """Partitions gained before their queue was known are not served."""
 
     def learnt(self: Any, record: Any) -> None:
         tokens, self.ownership.tokens = self.ownership.tokens, lambda _: {}
@@ -175,7 +175,7 @@ def forgets_what_it_owns_of_a_new_queue(original: Any) -> Any:
 
 @bug(Service, "lost")
 def goes_on_with_what_it_has_lost(_original: Any) -> Any:
-    """A partition that goes to another instance is still served."""
+    """A partition that has moved to another instance is still served."""
 
     async def lost(_self: Any, _incarnation: str, _partition: int) -> None:
         return
@@ -185,34 +185,34 @@ def goes_on_with_what_it_has_lost(_original: Any) -> Any:
 
 @bug(Service, "gained")
 def does_not_open_what_it_gains(_original: Any) -> Any:
-    """A partition that comes from another instance is not served."""
+    """A partition gained from another instance is not served."""
     return lambda _self, _incarnation, _partition, _token: None
 
 
 @bug(QueueDriver, "_fence")
 def writes_under_the_first_grant(_original: Any) -> Any:
-    """The fence has nothing of the token in it."""
+    """The fence does not contain the token."""
     return lambda _self, _partition, opening: Fence(2, 1, opening)
 
 
-# ---- the group's driver ---------------------------------------------------------------------------------------
+# ---- group driver ---------------------------------------------------------------------------------------------
 
 
 @member_bug(GroupMember, "items")
 def owns_beyond_its_lease(_original: Any) -> Any:
-    """A member that was frozen takes what it had for its own."""
+    """A member that was frozen still claims its items after its lease."""
     return property(lambda self: dict(self._held))
 
 
 @member_bug(GroupMember, "_lapsed")
 def does_not_tell_of_a_lapse(_original: Any) -> Any:
-    """A lease that runs out takes nothing away until the store is back."""
+    """An expired lease takes no items away until the store is back."""
     return lambda _self: None
 
 
 @member_bug(GroupMember, "_tell")
 def does_not_wait_for_its_handler(original: Any) -> Any:
-    """It is recorded that a member has stopped while its handler is still at it."""
+    """A member is recorded as stopped while its handler is still running."""
     running = set()
 
     async def tell(self: Any, change: Any) -> None:
@@ -225,7 +225,7 @@ def does_not_wait_for_its_handler(original: Any) -> Any:
 
 @member_bug(GroupMember, "__init__")
 def tells_of_two_changes_at_once(original: Any) -> Any:
-    """A lease that runs out while a handler is at work is told of beside it."""
+    """A lapse is reported while the handler is still at work on another change."""
 
     def begin(self: Any, *args: Any, **named: Any) -> None:
         original(self, *args, **named)
@@ -236,7 +236,7 @@ def tells_of_two_changes_at_once(original: Any) -> Any:
 
 @member_bug(GroupMember, "stop")
 def goes_without_a_word(_original: Any) -> Any:
-    """Who stops is not told that it has lost everything."""
+    """A member that stops is not told that it has lost its items."""
 
     async def stop(self: Any) -> None:
         self._task.cancel()
@@ -247,7 +247,7 @@ def goes_without_a_word(_original: Any) -> Any:
 
 @member_bug(GroupMember, "leave")
 def leaves_by_dying(_original: Any) -> Any:
-    """Who leaves in good order only ends its loop."""
+    """A member that leaves in order only ends its loop."""
 
     async def leave(self: Any) -> None:
         self._task.cancel()

@@ -1,4 +1,4 @@
-"""Bugs of the group's protocol, to be planted: each of its checks, waits and times left out or wrong."""
+"""Planted bugs of the group protocol: each of its checks, waits and timeouts missing or wrong."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from sluiceway.core.group.rounds import Rounds
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
 RARE: list[Bug] = []
-"""Those that need a coincidence which random histories hardly ever have: tests/test_assignment_holes.py has one for each."""
+"""Bugs that need a coincidence too rare for random histories; tests/test_assignment_holes.py has a history for each."""
 rare = shelf(RARE)
 
 
 def unchecked(original: Any, part: str) -> Any:
-    """The same commit without the checks of keys that have this in their name."""
+    """Return `original` with its commit's checks dropped for keys that contain `part`."""
 
     def write(self: Any, *args: Any) -> Writes:
         writes: Writes = original(self, *args)
@@ -35,7 +35,8 @@ def unchecked(original: Any, part: str) -> Any:
 
 
 def replanned(change: Any) -> Any:
-    """The planting of a change to each plan: `change` gets the plan, the look, the resource, the round's number and who takes part."""
+    """Return a plant that changes each new plan. `change` gets the plan, the look, the resource, the round's number and its
+    participants."""
 
     @functools.wraps(change)
     def plant(original: Any) -> Any:
@@ -53,13 +54,13 @@ def replanned(change: Any) -> Any:
 
 @bug(Beating, "lease_deadline")
 def serves_beyond_its_lease(original: Any) -> Any:
-    """A lease is taken to last twice as long."""
+    """A lease is taken to last 2 s longer than it does."""
     return lambda self: original(self) and original(self) + 2_000
 
 
 @bug(Beating, "note")
 def takes_its_lease_from_when_the_answer_came(original: Any) -> Any:
-    """The lease begins when the beat is seen to be recorded, not when it was sent."""
+    """The lease starts when its beat is seen to be recorded instead of when it was sent."""
 
     def note(self: Any, look: Look) -> None:
         before = self._confirmed
@@ -72,7 +73,7 @@ def takes_its_lease_from_when_the_answer_came(original: Any) -> Any:
 
 @rare(Beating, "note")
 def takes_every_beat_for_recorded(original: Any) -> Any:
-    """The lease is renewed by a beat that was sent, whether it was recorded or not."""
+    """A beat renews the lease when sent, recorded or not."""
 
     def note(self: Any, look: Look) -> None:
         sent = dict(self._sent)
@@ -92,7 +93,7 @@ def serves_by_its_old_lease_after_asking_for_a_shorter_one(original: Any) -> Any
 
 @bug(Beating, "silent_at")
 def judges_others_by_its_own_parameters(original: Any) -> Any:
-    """A member that has not seen the new times yet is given up by them."""
+    """A member that has not yet seen new parameters is given up according to them."""
 
     def silent_at(self: Any, look: Look, name: str, parameters: Parameters) -> int:
         since: int = self.seen.since(f"beat/{name}", look.members[name].beat, look.seen_at)
@@ -115,7 +116,7 @@ def gives_members_up_too_soon(original: Any) -> Any:
 
 @bug(Beating, "silent_at")
 def has_no_patience_with_clocks(original: Any) -> Any:
-    """A member is given up as soon as its lease has run out by another's clock."""
+    """A member is given up as soon as its lease has expired by another member's clock."""
 
     def silent_at(self: Any, look: Look, name: str, parameters: Parameters) -> int:
         record = look.members[name]
@@ -127,7 +128,7 @@ def has_no_patience_with_clocks(original: Any) -> Any:
 
 @bug(Seen, "since")
 def takes_the_first_beat_for_the_last(original: Any) -> Any:
-    """A member's silence is counted from when it was first seen at all."""
+    """A member's silence is counted from its first beat."""
 
     def since(self: Any, name: str, value: object, now: int) -> int:
         found: int = original(self, name, "" if name.startswith("beat/") else value, now)
@@ -138,7 +139,7 @@ def takes_the_first_beat_for_the_last(original: Any) -> Any:
 
 @bug(Beating, "_record")
 def says_too_soon_that_it_has_stopped(original: Any) -> Any:
-    """The round that is open counts as applied, before its plan is there."""
+    """The open round counts as applied before its plan exists."""
 
     def record(self: Any, look: Look, resource: Resource) -> Any:
         number = look.round.number if look.round else 0
@@ -149,13 +150,13 @@ def says_too_soon_that_it_has_stopped(original: Any) -> Any:
 
 @bug(Beating, "one_era")
 def serves_before_all_have_left_the_era(original: Any) -> Any:
-    """Items are served by the new strategy while others still serve them by the old one."""
+    """Items are served under the new strategy while other members still serve them under the old one."""
     return lambda *_: True
 
 
 @bug(Beating, "_record")
 def leaves_the_era_before_it_knows(original: Any) -> Any:
-    """A record says an era more than its member follows."""
+    """A record states one era more than its member follows."""
 
     def record(self: Any, look: Look, resource: Resource) -> Any:
         return msgspec.structs.replace(original(self, look, resource), era=resource.era + 1)
@@ -165,7 +166,7 @@ def leaves_the_era_before_it_knows(original: Any) -> Any:
 
 @bug(Member, "look")
 def leaves_the_era_out_of_the_token(original: Any) -> Any:
-    """A token is the grant alone."""
+    """A token lacks the era."""
 
     def look(self: Any, look: Look) -> Decision:
         decision: Decision = original(self, look)
@@ -177,7 +178,7 @@ def leaves_the_era_out_of_the_token(original: Any) -> Any:
 
 @rare(Member, "look")
 def forgets_that_a_beat_may_end_its_lease(original: Any) -> Any:
-    """The lease of a decision is that of before its own beat, which may ask for a shorter one."""
+    """A decision's lease ignores its own beat, which may ask for a shorter one."""
 
     def look(self: Any, look: Look) -> Decision:
         self._beating.note(look)
@@ -190,7 +191,7 @@ def forgets_that_a_beat_may_end_its_lease(original: Any) -> Any:
 
 @rare(Member, "look")
 def stays_when_it_was_going(original: Any) -> Any:
-    """A member whose record may yet go serves again what a plan gives it."""
+    """A member whose record may still be removed resumes serving planned items."""
 
     def look(self: Any, look: Look) -> Decision:
         self._going = False
@@ -205,13 +206,13 @@ def stays_when_it_was_going(original: Any) -> Any:
 
 @bug(Rounds, "_awaited")
 def does_not_wait_for_the_old_owner_to_stop(original: Any) -> Any:
-    """What a plan gives is served at once."""
+    """Newly planned items are served at once."""
     return lambda *_: False
 
 
 @bug(Rounds, "_awaited")
 def does_not_wait_for_those_who_leave(original: Any) -> Any:
-    """A member that has said that it leaves is taken to have stopped."""
+    """A member that has announced its leaving counts as stopped."""
     return lambda self, look, plan, other: original(self, look, plan, other) and not look.members[other].leaving
 
 
@@ -227,7 +228,7 @@ def forgets_who_had_it_before_the_last_owner(plan: Plan, look: Look, *_: Any) ->
 @rare(rounds, "next_plan")
 @replanned
 def forgets_who_serves_what_is_not_in_the_plan(plan: Plan, *_: Any) -> Plan:
-    """Nobody is waited for when an item comes back that was out of the plan."""
+    """No former owner is waited for when an item returns to the plan."""
     owned = {item for grants in plan.owners.values() for item in grants}
     waits = {name: tuple(item for item in items if item in owned) for name, items in plan.waits.items()}
     return msgspec.structs.replace(plan, waits=waits)
@@ -235,19 +236,19 @@ def forgets_who_serves_what_is_not_in_the_plan(plan: Plan, *_: Any) -> Plan:
 
 @rare(rounds, "_may_serve")
 def waits_for_nobody_from_an_earlier_plan(original: Any) -> Any:
-    """What a member had before the last plan counts as stopped."""
+    """Items that a member had before the last plan count as stopped."""
     return lambda look, before, name: set(before.owners.get(name, {}))
 
 
 @rare(Rounds, "_seal")
 def gives_up_a_member_that_beats_after_all(original: Any) -> Any:
-    """Records go that have changed since they were looked at."""
+    """Sealing removes records that have changed since they were read."""
     return unchecked(original, "member/")
 
 
 @bug(Rounds, "_seal")
 def seals_over_a_mark(original: Any) -> Any:
-    """Who marks itself while the round is being sealed is not noticed."""
+    """A member that marks itself during the sealing goes unnoticed."""
 
     def seal(self: Any, *args: Any) -> Writes:
         writes: Writes = original(self, *args)
@@ -259,7 +260,7 @@ def seals_over_a_mark(original: Any) -> Any:
 
 @bug(Rounds, "_seal")
 def seals_a_resource_that_has_changed(original: Any) -> Any:
-    """The plan is recorded though the resource is another by then."""
+    """The plan is recorded although the resource has changed."""
     return unchecked(original, "resource")
 
 
@@ -271,19 +272,19 @@ def marks_itself_in_a_round_that_is_over(original: Any) -> Any:
 
 @bug(Rounds, "_missing")
 def seals_without_waiting_for_anyone(original: Any) -> Any:
-    """Nobody is missing from a round."""
+    """A round is sealed without waiting for any member."""
     return lambda *_: []
 
 
 @bug(Rounds, "_left_and_silent")
 def never_strikes_off_a_silent_leaver(original: Any) -> Any:
-    """A member that died while it was leaving stays in the records."""
+    """A member that died while leaving stays in the records."""
     return lambda *_: False
 
 
 @bug(Rounds, "_trigger")
 def no_round_for_a_silent_member(original: Any) -> Any:
-    """Nobody minds a member that has died, nor does the heartbeat."""
+    """Neither a dead member nor the heartbeat triggers a round."""
 
     def trigger(self: Any, look: Look, resource: Resource) -> str | None:
         why: str | None = original(self, look, resource)
@@ -294,14 +295,14 @@ def no_round_for_a_silent_member(original: Any) -> Any:
 
 @bug(Rounds, "_trigger")
 def opens_round_after_round(original: Any) -> Any:
-    """A round is a reason for another."""
+    """Every round triggers another."""
     return lambda self, look, resource: original(self, look, resource) or "why not"
 
 
 @bug(rounds, "next_plan")
 @replanned
 def keeps_the_grant_when_the_owner_changes(plan: Plan, look: Look, *_: Any) -> Plan:
-    """The new owner's token is the old one's."""
+    """The new owner's token equals the old one's."""
     had = {item: grant for grants in look.plan.owners.values() for item, grant in grants.items()} if look.plan else {}
     owners = {name: {item: had.get(item, grant) for item, grant in grants.items()} for name, grants in plan.owners.items()}
     return msgspec.structs.replace(plan, owners=owners)
@@ -310,7 +311,7 @@ def keeps_the_grant_when_the_owner_changes(plan: Plan, look: Look, *_: Any) -> P
 @bug(rounds, "next_plan")
 @replanned
 def counts_grants_anew(plan: Plan, look: Look, resource: Resource, number: int, members: list[str]) -> Plan:
-    """Grants begin again where they had been, each few rounds."""
+    """Grants start over every few rounds."""
     owners = {
         name: {item: number % 4 if grant == number else grant for item, grant in grants.items()} for name, grants in plan.owners.items()
     }
@@ -319,13 +320,13 @@ def counts_grants_anew(plan: Plan, look: Look, resource: Resource, number: int, 
 
 @bug(rounds, "sticky")
 def moves_more_than_it_must(original: Any) -> Any:
-    """The plan is even, and takes no notice of who has what."""
+    """The plan is even but ignores current owners."""
     return lambda items, members, current, limits: original(items, members, {}, limits)
 
 
 @bug(rounds, "sticky")
 def moves_one_more_than_it_must(original: Any) -> Any:
-    """Two members exchange an item at each round that moves any."""
+    """Two members exchange an item in each round that moves any."""
 
     def sticky(items: Any, members: Any, current: Any, limits: Any) -> Any:
         plan = original(items, members, current, limits)
@@ -355,7 +356,7 @@ def claims_without_looking_whose_it_is(original: Any) -> Any:
 
 @bug(Claims, "_write")
 def claims_without_a_new_grant(original: Any) -> Any:
-    """Whoever claims an item goes on with the token of the one before."""
+    """A new claim keeps the token of the former owner."""
 
     def write(self: Any, *args: Any) -> Writes:
         writes: Writes = original(self, *args)
@@ -369,25 +370,25 @@ def claims_without_a_new_grant(original: Any) -> Any:
 
 @bug(Claims, "_surplus")
 def never_gives_back_what_is_too_much(original: Any) -> Any:
-    """Who came first keeps everything."""
+    """The first member keeps every item."""
     return lambda *args: min(0, original(*args))
 
 
 @rare(Claims, "_renounce")
 def keeps_what_it_was_giving_back(original: Any) -> Any:
-    """An item whose return is not known to be recorded is served again when there is no reason to return it any more."""
+    """An item whose return may not be recorded is served again once there is no reason to return it."""
     return lambda *_: None
 
 
 @bug(Claims, "owned")
 def serves_what_it_gives_back(original: Any) -> Any:
-    """A member serves all that its name stands at, also what it is about to give back."""
+    """A member serves every item claimed in its name, including those it is about to return."""
     return lambda self, look, resource: dict(self._divide(look, resource).mine)
 
 
 @bug(Member, "look")
 def changes_what_it_has_read(original: Any) -> Any:
-    """A member takes itself out of the records that it has read, which other members read too."""
+    """A member removes itself from a look that other members share."""
 
     def look(self: Any, look: Any) -> Any:
         decision = original(self, look)

@@ -1,4 +1,4 @@
-"""Bugs of what befalls an item between its leases and of who is avoided or paused meanwhile, to be planted."""
+"""Planted bugs of an item's life between leases, and of partitions that are paused or avoided meanwhile."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from sluiceway.model.requests import Disposition
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
 
-# ---- back in the line -----------------------------------------------------------------------------------------
+# ---- redelivery -----------------------------------------------------------------------------------------------
 
 
 @bug(Partition, "_put_back")
 def counts_a_release(original: Any) -> Any:
-    """An item that is released has used an attempt."""
+    """A released item has used an attempt."""
 
     def put_back(self: Any, lease: Any, positions: Any, disposition: Any, now: int) -> Any:
         released = disposition is not None and disposition.verdict == "release"
@@ -39,7 +39,7 @@ def counts_a_release(original: Any) -> Any:
 
 @bug(Partition, "_due_at")
 def ignores_the_back_off(original: Any) -> Any:
-    """A retry without a time of its own is due at once, whatever the queue's back-off says."""
+    """A retry without a time of its own is due at once, ignoring the queue's back-off."""
 
     def due_at(self: Any, disposition: Any, attempts: int, now: int) -> Any:
         plain = disposition is not None and disposition.retry_at is None and disposition.retry_after is None
@@ -50,37 +50,37 @@ def ignores_the_back_off(original: Any) -> Any:
 
 @bug(Partition, "_due_at")
 def backs_off_by_one_attempt_more(original: Any) -> Any:
-    """The back-off of the next attempt is taken."""
+    """The back-off is that of the next attempt."""
     return lambda self, disposition, attempts, now: original(self, disposition, attempts + 1, now)
 
 
 @bug(Partition, "_due_at")
 def serves_at_once_what_ran_out(original: Any) -> Any:
-    """An item whose lease ran out is offered again at once, whatever the queue's back-off says."""
+    """An item whose lease expired is offered again at once, ignoring the queue's back-off."""
     return lambda self, disposition, attempts, now: now if disposition is None else original(self, disposition, attempts, now)
 
 
 @bug(SegmentLog, "_schedule")
 def forgets_halving_while_it_waits(original: Any) -> Any:
-    """Items of a lease that ran out come back in one as large, once their back-off is over."""
+    """After the back-off, items of an expired lease may come back in a lease as large."""
     return lambda self, blob, rows, attempts, due_at, expires_at, together=0: original(self, blob, rows, attempts, due_at, expires_at)
 
 
 @bug(SegmentLog, "_append_rows")
 def does_not_halve(original: Any) -> Any:
-    """Items of a lease that ran out may come back in one as large."""
+    """Items of an expired lease may come back in a lease as large."""
     return lambda self, blob, rows, attempts, expires_at, together=0: original(self, blob, rows, attempts, expires_at)
 
 
 @bug(Extent, "continued_by")
 def joins_what_is_not_alike(original: Any) -> Any:
-    """Neighbours of a blob that come back become one extent, whatever their attempts are."""
+    """Neighbouring rows of a blob that come back become one extent, whatever their attempts."""
     return lambda self, other: original(self, replace(other, attempts=self.attempts))
 
 
 @bug(queries, "unpack_extent")
 def forgets_halving_at_loading(original: Any) -> Any:
-    """How large a lease may be is lost when a partition is opened."""
+    """The limit on the next lease's size is lost when a partition is opened."""
 
     def unpack(data: bytes) -> Any:
         record = original(data)
@@ -102,12 +102,12 @@ def forgets_halving_at_a_release(original: Any) -> Any:
     return release
 
 
-# ---- the end --------------------------------------------------------------------------------------------------
+# ---- expiry and clearing --------------------------------------------------------------------------------------
 
 
 @bug(SegmentLog, "_take_out")
 def expires_what_is_leased(original: Any) -> Any:
-    """What is taken out of the line may have been leased already."""
+    """Items taken out of the line may have been leased already."""
 
     def take_out(self: Any, extent: Any, positions: Any) -> Any:
         taken = BitMap(range(extent.count)) - extent.gone
@@ -122,13 +122,13 @@ def expires_what_is_leased(original: Any) -> Any:
 
 @bug(Partition, "_expire")
 def serves_the_expired(original: Any) -> Any:
-    """An item that has expired stays in the line."""
+    """An expired item stays in the line."""
     return lambda self, extent: 0
 
 
 @bug(queries, "load")
 def forgets_expiry_at_loading(original: Any) -> Any:
-    """What was in the line before the partition was opened never expires."""
+    """Items in the line before the partition was opened never expire."""
 
     def load(*args: Any, **options: Any) -> Any:
         partition = original(*args, **options)
@@ -151,7 +151,7 @@ def expires_from_production_on(original: Any) -> Any:
 
 @bug(Partition, "clear")
 def clears_the_leased(original: Any) -> Any:
-    """Clearing drops what clients are working on."""
+    """Clearing drops leased items."""
 
     def clear(self: Any, ready: bool, scheduled: bool, now: int) -> Any:
         for lease in list(self.leases.values()):
@@ -165,7 +165,7 @@ def clears_the_leased(original: Any) -> Any:
 
 @bug(Partition, "clear")
 def clears_the_scheduled_unasked(original: Any) -> Any:
-    """Clearing drops scheduled items whether or not it was asked to."""
+    """Clearing drops scheduled items even if not requested."""
     return lambda self, ready, scheduled, now: original(self, ready, True, now)
 
 
@@ -186,7 +186,7 @@ def forgets_who_left_at_loading(original: Any) -> Any:
 
 @bug(TransferLog, "transferred")
 def redrives_a_copy(original: Any) -> Any:
-    """A redriven item stays in the dead queue as well."""
+    """A redriven item also stays in the dead queue."""
 
     def transferred(self: Any, number: int) -> None:
         transfer = self.transfers.get(number)
@@ -236,7 +236,7 @@ def forgets_which_queue_of_that_name_at_loading(original: Any) -> Any:
 
 @bug(TransferLog, "redirect_waiting")
 def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
-    """With another dead queue, all that is on its way goes there, also what the former may have taken."""
+    """A new dead queue gets every item in transit, even those that the former one may have taken."""
 
     def redirect_waiting(self: Any, target: str, most: int) -> bool:
         found = [number for number, each in self.transfers.items() if each.transfer and each.moves_to is None and each.target != target]
@@ -249,7 +249,7 @@ def sends_to_another_dead_queue_what_may_have_arrived(_original: Any) -> Any:
 
 @bug(TransferLog, "call_back")
 def calls_back_without_attempts(original: Any) -> Any:
-    """An item whose target is no more begins anew."""
+    """An item called back from a missing target starts over with no attempts."""
 
     def call_back(self: Any, number: int) -> None:
         self._append_rows = lambda blob, rows, attempts, expires_at, *rest: SegmentLog._append_rows(self, blob, rows, 0, expires_at, *rest)
@@ -261,24 +261,24 @@ def calls_back_without_attempts(original: Any) -> Any:
     return call_back
 
 
-# ---- what is remembered and told ------------------------------------------------------------------------------
+# ---- outcomes and ownership -----------------------------------------------------------------------------------
 
 
 @bug(LeaseState, "disposition_of")
 def calls_everything_completed(original: Any) -> Any:
-    """Whoever asks for an item that was put back hears that it was completed."""
+    """A settle of an item that was put back is told that it was completed."""
     return lambda self, position: "completed"
 
 
 @bug(ClosedLeases, "record")
 def does_not_write_closed_leases(original: Any) -> Any:
-    """After a restart nobody knows what became of an id."""
+    """After a restart the outcome of an id is unknown."""
     return lambda self, number: None
 
 
 @bug(queries, "unpack_lease")
 def revives_closed_leases_at_loading(original: Any) -> Any:
-    """A lease that is remembered is taken for a live one."""
+    """A closed lease that is remembered becomes a live one when it is loaded."""
 
     def unpack(data: bytes) -> Any:
         record = original(data)
@@ -290,19 +290,19 @@ def revives_closed_leases_at_loading(original: Any) -> Any:
 
 @bug(Partition, "in_leases")
 def lets_anybody_settle(original: Any) -> Any:
-    """A client may settle what another one has leased."""
+    """A client may settle items that another one has leased."""
     return lambda self, offsets, ignored, client_id: original(self, offsets, ignored, None)
 
 
 @bug(Partition, "lease_of")
 def lets_anybody_close(original: Any) -> Any:
-    """A client may close the lease of another one."""
+    """A client may close another client's lease."""
     return lambda self, number, client_id: original(self, number, None)
 
 
 @bug(LogicalQueue, "give_back")
 def keeps_what_nobody_was_told_of(original: Any) -> Any:
-    """Leases of clients that went away stay until they run out."""
+    """Leases of clients that went away stay until they expire."""
     return lambda *_: None
 
 
@@ -337,7 +337,7 @@ def serves_while_paused(original: Any) -> Any:
 
 @bug(LogicalQueue, "submit")
 def takes_produces_while_paused(original: Any) -> Any:
-    """A paused queue takes items."""
+    """A paused queue accepts items."""
 
     def submit(self: Any, ticket: Any) -> None:
         paused, self.paused = self.paused, frozenset()
@@ -351,7 +351,7 @@ def takes_produces_while_paused(original: Any) -> Any:
 
 @bug(LogicalQueue, "configure")
 def follows_new_settings_after_a_restart_only(original: Any) -> Any:
-    """Open partitions go on by the old settings."""
+    """Open partitions keep the old settings."""
 
     def configure(self: Any, record: Any) -> None:
         executors, self.executors = self.executors, {}
@@ -379,7 +379,7 @@ def forgets_its_settings_at_opening(original: Any) -> Any:
 
 @bug(LogicalQueue, "_spread")
 def leaves_produces_behind_a_hung_commit(original: Any) -> Any:
-    """What has not begun waits for a partition that hangs, though others are quick."""
+    """Pending produces wait for a hung partition although others are fast."""
 
     def spread(self: Any, now: int) -> None:
         self._judge(now)
@@ -389,7 +389,7 @@ def leaves_produces_behind_a_hung_commit(original: Any) -> Any:
 
 @bug(PartitionExecutor, "take_back_produces")
 def produces_here_and_there(original: Any) -> Any:
-    """A produce that is done elsewhere because its partition hangs is done there as well."""
+    """A produce moved away from a hung partition is done there as well."""
 
     def take_back(self: Any, **named: Any) -> Any:
         waiting, accepted, nbytes = list(self.waiting), self.accepted, self.accepted_bytes
@@ -402,5 +402,5 @@ def produces_here_and_there(original: Any) -> Any:
 
 @bug(logical_queue, "PROBE_EVERY")
 def never_tries_a_slow_partition_again(original: Any) -> Any:
-    """A partition that was slow once is avoided for ever."""
+    """A partition that was slow once is avoided forever."""
     return 10**12

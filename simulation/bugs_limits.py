@@ -1,4 +1,4 @@
-"""Bugs of the limits on how many members a queue lies on, to be planted."""
+"""Planted bugs of member limits: on how many members a queue may lie."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ bug = shelf(BUGS)
 
 @bug(item_placement, "limit")
 def limits_under_the_old_version(original: Any) -> Any:
-    """A limit is recorded, and no round takes notice."""
+    """A limit is recorded under the old resource version, so no round follows."""
 
     def limit(look: Look, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
@@ -33,13 +33,13 @@ def limits_under_the_old_version(original: Any) -> Any:
 
 @bug(item_placement, "limit")
 def limits_a_resource_that_has_changed(original: Any) -> Any:
-    """What has come or gone meanwhile is overwritten by whoever says where a queue may lie."""
+    """Setting a limit overwrites a concurrent change of the resource."""
     return unchecked(original, "resource")
 
 
 @bug(item_placement, "limit")
 def limits_what_has_gone(original: Any) -> Any:
-    """A queue that has no items any more gets a limit, which stays for ever."""
+    """A queue without items gets a limit, which stays forever."""
 
     def limit(look: Look, keys: Keys, queue: str, most: int | None) -> Writes:
         writes: Writes = original(look, keys, queue, most)
@@ -54,7 +54,7 @@ def limits_what_has_gone(original: Any) -> Any:
 
 @bug(item_placement, "remove")
 def leaves_limits_behind(original: Any) -> Any:
-    """The limit of a queue stays when its last item has gone."""
+    """A queue's limit stays when its last item has gone."""
 
     def remove(look: Look, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
@@ -68,13 +68,13 @@ def leaves_limits_behind(original: Any) -> Any:
 
 @bug(item_placement, "dealt")
 def places_a_queue_on_everybody(original: Any) -> Any:
-    """A new queue that has a limit goes to all members, and stays there until the next round."""
+    """A new queue with a limit is placed on all members, and stays there until the next round."""
     return lambda items, counts, *_: original(items, counts)
 
 
 @bug(item_placement, "place")
 def places_beside_what_there_is_of_a_queue(original: Any) -> Any:
-    """Items that come to a limited queue go to those who have least, whoever has the others."""
+    """New items of a limited queue go to the least loaded members, regardless of where the queue already lies."""
 
     def place(look: Look, keys: Keys, items: list[str], late: Any, limits: Any) -> Writes:
         resource = look.resource
@@ -98,7 +98,7 @@ def plans_without_limits(original: Any) -> Any:
 
 @bug(rounds, "sticky")
 def moves_a_queue_for_no_reason(original: Any) -> Any:
-    """In each round the members of a limited queue are chosen anew."""
+    """Each round chooses the members of a limited queue anew."""
     return lambda items, members, current, limits: original(
         items, members, {item: owner for item, owner in current.items() if queue_of(item) not in limits}, limits
     )

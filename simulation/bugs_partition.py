@@ -1,4 +1,4 @@
-"""Bugs of the partition, of its keys, of loading it and of its store, to be planted."""
+"""Planted bugs of a partition, its keys, its loading and its store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ bug = shelf(BUGS)
 
 @bug(SegmentLog, "_free")
 def drops_a_blob_too_soon(original: Any) -> Any:
-    """A blob goes while one row of it is alive."""
+    """A blob is dropped while one of its rows is alive."""
 
     def free(self: Any, blob: Any, rows: int) -> None:
         original(self, blob, rows)
@@ -63,7 +63,7 @@ def compacts_one_row_too_few(original: Any) -> Any:
 
 @bug(PartitionExecutor, "takes")
 def compacts_by_what_did_not_land(original: Any) -> Any:
-    """A blob is compacted after its partition was opened anew: rows whose settling did not land are open again."""
+    """A compaction is accepted after its partition was reopened, when rows settled by a lost commit are open again."""
 
     def takes(self: Any, work: Any) -> bool:
         return bool(self.takes_work if isinstance(work, Compact) else original(self, work))
@@ -76,7 +76,7 @@ def compacts_by_what_did_not_land(original: Any) -> Any:
 
 @bug(SegmentLog, "_at")
 def lets_time_go_back(original: Any) -> Any:
-    """The stored time follows the owner's clock, even back."""
+    """The stored time follows the owner's clock, even backwards."""
 
     def at(self: Any, now: int) -> int:
         self._changed, self.header.now = True, now
@@ -87,7 +87,7 @@ def lets_time_go_back(original: Any) -> Any:
 
 @bug(SegmentLog, "_at")
 def believes_any_stored_time(original: Any) -> Any:
-    """A time that a clock an hour ahead has written stands until that hour is over."""
+    """A time written by a clock an hour ahead stands until that hour is over."""
 
     def at(self: Any, now: int) -> int:
         self._changed, self.header.now = True, max(self.header.now, now)
@@ -98,7 +98,7 @@ def believes_any_stored_time(original: Any) -> Any:
 
 @bug(Partition, "produce")
 def decides_by_the_stored_time(original: Any) -> Any:
-    """What is due is decided by the time that is stored, which may be ahead of the owner's."""
+    """Items are due by the stored time, which may be ahead of the owner's."""
 
     def produce(self: Any, batch: Any, now: int, *rest: Any) -> Any:
         return original(self, batch, self._at(now), *rest)
@@ -108,7 +108,7 @@ def decides_by_the_stored_time(original: Any) -> Any:
 
 @bug(Clock, "read")
 def follows_every_jump(original: Any) -> Any:
-    """The time of a process is that of the wall clock as soon as that is set ahead."""
+    """A process follows the wall clock as soon as it is set ahead."""
 
     def read(self: Any, wall: int, steady: int) -> int:
         self._now = max(wall, self._now + steady - self._steady)
@@ -120,7 +120,7 @@ def follows_every_jump(original: Any) -> Any:
 
 @bug(Partition, "tick")
 def forgets_when_a_timer_ran(original: Any) -> Any:
-    """What a timer did is stored without the time at which it was done."""
+    """A timer's effect is stored without its time."""
 
     def tick(self: Any, now: int, *rest: Any) -> Any:
         self._at = lambda moment: max(self.header.now, moment)
@@ -134,7 +134,7 @@ def forgets_when_a_timer_ran(original: Any) -> Any:
 
 @bug(queries, "load")
 def forgets_deadlines_at_loading(original: Any) -> Any:
-    """A lease that was there before the partition was opened never runs out."""
+    """A lease older than the partition's opening never expires."""
 
     def load(*args: Any, **options: Any) -> Any:
         partition = original(*args, **options)
@@ -146,7 +146,7 @@ def forgets_deadlines_at_loading(original: Any) -> Any:
 
 @bug(queries, "load")
 def forgets_what_is_scheduled_at_loading(original: Any) -> Any:
-    """An item that was scheduled before the partition was opened never becomes due."""
+    """An item scheduled before the partition's opening never becomes due."""
 
     def load(*args: Any, **options: Any) -> Any:
         partition = original(*args, **options)
@@ -167,7 +167,7 @@ def loads_the_line_in_another_order(original: Any) -> Any:
 
 @bug(SegmentLog, "_append_rows")
 def does_not_count_an_attempt(original: Any) -> Any:
-    """An item that is put back has the attempts that it had before."""
+    """An item that is put back keeps its former attempts."""
     return lambda self, blob, rows, attempts, *rest: original(self, blob, rows, max(0, attempts - 1), *rest)
 
 
@@ -204,7 +204,7 @@ def does_not_write_an_extension(original: Any) -> Any:
 
 @bug(Partition, "_shut")
 def does_not_write_what_is_settled(original: Any) -> Any:
-    """The bit map of a lease that is settled in part is in memory only."""
+    """The bitmap of a partly settled lease is in memory only."""
 
     def shut(self: Any, lease: Any, positions: Any) -> None:
         original(self, lease, positions)
@@ -215,7 +215,7 @@ def does_not_write_what_is_settled(original: Any) -> Any:
 
 @bug(Partition, "_run_out")
 def completes_what_has_expired(original: Any) -> Any:
-    """Staged dispositions take effect, and the rest is completed, when a lease runs out."""
+    """An expiring lease applies its staged dispositions and completes the rest."""
 
     def run_out(self: Any, lease: Any, now: int, _back: Any) -> int:
         items: int = lease.open
@@ -227,7 +227,7 @@ def completes_what_has_expired(original: Any) -> Any:
 
 @bug(Partition, "close_lease")
 def forgets_staged_dispositions(original: Any) -> Any:
-    """Closing a lease completes all of it."""
+    """Closing a lease completes all of it, staged items included."""
 
     def close_lease(self: Any, lease: Any, *rest: Any) -> Any:
         lease.staged = {}
@@ -248,7 +248,7 @@ def drops_the_dead(original: Any) -> Any:
 
 @bug(Partition, "_die")
 def does_not_count_the_dead(original: Any) -> Any:
-    """Where there is no dead queue, dead items are missing from the counters."""
+    """Without a dead queue, dead items are missing from the counters."""
 
     def die(self: Any, lease: Any, positions: Any, reason: str) -> None:
         if self.keeps_dead:
@@ -259,7 +259,7 @@ def does_not_count_the_dead(original: Any) -> Any:
 
 @bug(dead_letters, "dead_rows")
 def stamps_each_transfer(original: Any) -> Any:
-    """A repeated transfer has other headers, so that the dead queue takes it for another body."""
+    """A repeated transfer has other headers, so the dead queue takes it for another body."""
     times = count()
     return lambda source, reason, rows: original(source, f"{reason} at {next(times)}", rows)
 
@@ -280,7 +280,7 @@ def does_not_write_keys(original: Any) -> Any:
 
 @bug(KeyMemory, "remember")
 def remembers_one_key_of_a_group(original: Any) -> Any:
-    """A new key of a group pushes out the others."""
+    """A new key of a group evicts the others."""
 
     def remember(self: Any, key: Any, *rest: Any, **options: Any) -> None:
         record = self.records.get(f"g{key.group}")
@@ -293,13 +293,13 @@ def remembers_one_key_of_a_group(original: Any) -> Any:
 
 @bug(Partition, "_repeat")
 def takes_any_body_for_the_first(original: Any) -> Any:
-    """Another body under a known key is answered as its repetition."""
+    """A different body under a known key is answered as its repetition."""
     return lambda self, key, seen, digest: original(self, key, seen, seen.digest)
 
 
 @bug(KeyMemory, "find")
 def lets_a_sequence_go_back(original: Any) -> Any:
-    """A group's lower sequence is taken, and its keys are those that count."""
+    """A group's lower sequence is accepted, and its keys count."""
 
     def find(self: Any, key: Any, **options: Any) -> Any:
         record = self.records.get(f"g{key.group}")
@@ -310,18 +310,18 @@ def lets_a_sequence_go_back(original: Any) -> Any:
     return find
 
 
-# ---- the store ------------------------------------------------------------------------------------------------
+# ---- store ----------------------------------------------------------------------------------------------------
 
 
 @bug(Flight, "outcome")
 def says_done_before_it_is_durable(original: Any) -> Any:
-    """A commit is done when it is written, whatever a loss of power then takes."""
+    """A commit counts as done once written, even if a power loss takes it."""
     return lambda self: Outcome.DONE if self._written else original(self)
 
 
 @bug(Store, "_land")
 def tears_a_change_set(original: Any) -> Any:
-    """Now and then half of a change set lands."""
+    """Now and then only half of a change set lands."""
 
     def land(self: Any, changes: Any) -> None:
         if changes.txn % 16 == 0:
@@ -344,7 +344,7 @@ def lets_an_old_owner_write(original: Any) -> Any:
 
 @bug(Store, "open")
 def looks_before_it_shuts_out(original: Any) -> Any:
-    """What is written and not durable is missed by whoever opens the partition, and lands later."""
+    """Opening a partition misses a write that is not yet durable and lands later."""
 
     def open_(self: Any, fence: Any) -> None:
         self.fence = fence

@@ -1,4 +1,4 @@
-"""Bugs of placing and removing items without a round, to be planted."""
+"""Planted bugs of placing and removing items without a round."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from sluiceway.core.group.plan import sticky
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
 RARE: list[Bug] = []
-"""Those that random histories hardly ever show: tests/test_assignment_holes.py has a history for each."""
+"""Bugs that random histories hardly ever show; tests/test_assignment_holes.py has a history for each."""
 rare = shelf(RARE)
 
 
 def replanned(writes: Writes, keys: Keys, **fields: Any) -> Writes:
-    """The commit with another plan, if it has one."""
+    """Change fields of the commit's plan, if it has one."""
     if keys.plan in writes.puts:
         plan = msgspec.json.decode(writes.puts[keys.plan], type=Plan)
         writes.put(keys.plan, msgspec.structs.replace(plan, **fields))
@@ -31,31 +31,31 @@ def replanned(writes: Writes, keys: Keys, **fields: Any) -> Writes:
 
 @bug(item_placement, "place")
 def places_into_a_plan_that_has_changed(original: Any) -> Any:
-    """What a round has planned meanwhile is overwritten."""
+    """Placing overwrites the plan of a concurrent round."""
     return unchecked(original, "plan")
 
 
 @bug(item_placement, "place")
 def places_into_a_resource_that_has_changed(original: Any) -> Any:
-    """What has come or gone meanwhile is overwritten."""
+    """Placing overwrites a concurrent change of the resource."""
     return unchecked(original, "resource")
 
 
 @bug(item_placement, "remove")
 def removes_from_a_plan_that_has_changed(original: Any) -> Any:
-    """What a round has planned meanwhile is overwritten without the items that go."""
+    """Removing overwrites the plan of a concurrent round."""
     return unchecked(original, "plan")
 
 
 @bug(item_placement, "remove")
 def removes_from_a_resource_that_has_changed(original: Any) -> Any:
-    """Items go, and with them what has come meanwhile."""
+    """Removing also removes items that were added concurrently."""
     return unchecked(original, "resource")
 
 
 @bug(item_placement, "place")
 def places_under_the_old_version(original: Any) -> Any:
-    """The resource has new items, and neither it nor the plan says so."""
+    """The resource gets new items, but it and the plan keep the old version."""
 
     def place(look: Look, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
@@ -69,7 +69,7 @@ def places_under_the_old_version(original: Any) -> Any:
 
 @bug(item_placement, "place")
 def gives_new_items_to_nobody(original: Any) -> Any:
-    """The plan is said to be of the new version, and has none of the new items."""
+    """The plan claims the new version but has none of the new items."""
 
     def place(look: Look, keys: Keys, *args: Any) -> Writes:
         return replanned(original(look, keys, *args), keys, owners=look.plan.owners if look.plan else {})
@@ -79,7 +79,7 @@ def gives_new_items_to_nobody(original: Any) -> Any:
 
 @bug(item_placement, "remove")
 def leaves_in_the_plan_what_it_removes(original: Any) -> Any:
-    """The plan is said to be of the new version, and has what is not there any more."""
+    """The plan claims the new version but still has removed items."""
 
     def remove(look: Look, keys: Keys, *args: Any) -> Writes:
         return replanned(original(look, keys, *args), keys, owners=look.plan.owners if look.plan else {})
@@ -89,7 +89,7 @@ def leaves_in_the_plan_what_it_removes(original: Any) -> Any:
 
 @bug(item_placement, "remove")
 def leaves_what_it_removes_to_a_round(original: Any) -> Any:
-    """The plan stays as it is, with what is gone, and of another version than the resource; no round takes notice."""
+    """The plan keeps removed items and another version than the resource, yet no round follows."""
 
     def remove(look: Look, keys: Keys, *args: Any) -> Writes:
         writes: Writes = original(look, keys, *args)
@@ -103,25 +103,25 @@ def leaves_what_it_removes_to_a_round(original: Any) -> Any:
 
 @bug(item_placement, "_takers")
 def places_on_those_who_leave(original: Any) -> Any:
-    """A member gets new items though it has said that it leaves."""
+    """A leaving member gets new items."""
     return lambda look, names, late: [name for name in names if name in look.members]
 
 
 @bug(item_placement, "_takers")
 def places_on_those_who_have_gone(original: Any) -> Any:
-    """Whoever took part in the round gets new items."""
+    """Members of the last round get new items even if they have gone."""
     return lambda look, names, late: list(names)
 
 
 @bug(item_placement, "_takers")
 def places_on_those_who_take_no_part(original: Any) -> Any:
-    """Members get new items that were not in the round."""
+    """Members that took no part in the round get new items."""
     return lambda look, names, late: original(look, look.members, late)
 
 
 @bug(item_placement, "_current_plan")
 def places_in_any_plan(original: Any) -> Any:
-    """The plan is of another version of the resource, or of an earlier era."""
+    """Items are placed in a plan of another resource version or an earlier era."""
     return lambda look, resource: look.plan
 
 
@@ -142,7 +142,7 @@ def divides_everything_anew(original: Any) -> Any:
 
 @bug(item_placement, "_plan_new")
 def forgets_who_may_still_serve_an_item(original: Any) -> Any:
-    """Nobody is waited for any more once something has been placed."""
+    """Placing anything discards all waits for former owners."""
 
     def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
         original(look, keys, plan, new, late, limits, writes)
@@ -153,7 +153,7 @@ def forgets_who_may_still_serve_an_item(original: Any) -> Any:
 
 @rare(item_placement, "_plan_new")
 def begins_with_the_first_grant(original: Any) -> Any:
-    """What is placed has the token of the first round."""
+    """Placed items get the first round's token."""
 
     def plan_new(look: Look, keys: Keys, plan: Plan, new: Any, late: Any, limits: Any, writes: Writes) -> None:
         original(look, keys, plan, new, late, limits, writes)
@@ -167,7 +167,7 @@ def begins_with_the_first_grant(original: Any) -> Any:
 
 @bug(item_placement, "_claim_new")
 def claims_what_had_an_owner(original: Any) -> Any:
-    """A claim that is there already is overwritten by the first one of a new item."""
+    """The first claim of a new item overwrites an existing claim."""
 
     def claim_new(look: Look, *args: Any) -> None:
         original(dataclasses.replace(look, claims={}), *args)
@@ -189,5 +189,5 @@ def leaves_claims_behind(original: Any) -> Any:
 
 @bug(Claims, "_write")
 def claims_what_has_just_gone(original: Any) -> Any:
-    """A claim does not check that the item is still there, and stays for ever."""
+    """A claim does not check that the item still exists, and stays forever."""
     return unchecked(original, "resource")

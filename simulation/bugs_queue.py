@@ -1,4 +1,4 @@
-"""Bugs of the logical queue, to be planted."""
+"""Planted bugs of the logical queue."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def replies_before_the_commit(original: Any) -> Any:
 
 @bug(LogicalQueue, "committed")
 def takes_unknown_for_refused(original: Any) -> Any:
-    """What may have landed is tried again elsewhere."""
+    """A request that may have landed is tried again elsewhere."""
 
     def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
         original(self, number, opening, Outcome.REFUSED if outcome is Outcome.UNKNOWN else outcome, now, **named)
@@ -47,7 +47,7 @@ def takes_unknown_for_refused(original: Any) -> Any:
 
 @bug(LogicalQueue, "committed")
 def takes_unknown_for_done(original: Any) -> Any:
-    """What may not have landed is acknowledged."""
+    """A request that may not have landed is acknowledged."""
 
     def committed(self: Any, number: int, opening: int, outcome: Outcome, now: int, **named: Any) -> None:
         original(self, number, opening, Outcome.DONE if outcome is Outcome.UNKNOWN else outcome, now, **named)
@@ -84,7 +84,7 @@ def never_sees_that_it_landed(original: Any) -> Any:
 
 @bug(LogicalQueue, "opened")
 def opens_again_without_a_pause(original: Any) -> Any:
-    """A partition that opens but takes no commit keeps its owner busy."""
+    """A partition that opens but takes no commit is reopened without a pause."""
 
     def opened(self: Any, number: int, *rest: Any) -> None:
         original(self, number, *rest)
@@ -107,7 +107,7 @@ def gives_a_partition_up(original: Any) -> Any:
 
 @bug(LogicalQueue, "_attempt")
 def works_on_after_a_mistake(original: Any) -> Any:
-    """A turn that failed in the middle is not taken back: the partition works on with what was half done."""
+    """A turn that failed in the middle is not undone: the partition keeps the half-done state."""
 
     def attempt(self: Any, step: Any, executor: Any, now: int) -> None:
         kept = (executor.state, executor.retry_at, executor.failed_in_a_row)
@@ -120,7 +120,7 @@ def works_on_after_a_mistake(original: Any) -> Any:
 
 @bug(LogicalQueue, "cancel")
 def answers_the_cancelled(original: Any) -> Any:
-    """A request that was cancelled is answered."""
+    """A cancelled request is answered."""
 
     def cancel(self: Any, ticket: Any) -> None:
         self._effects.append(Reply(ticket, SluicewayError("unavailable", "cancelled")))
@@ -172,7 +172,7 @@ def serves_a_lease_key_twice(original: Any) -> Any:
 
 @bug(LeaseScheduler, "_keyed")
 def finds_leases_that_are_over(original: Any) -> Any:
-    """A repeated lease key is answered with a lease that has run out."""
+    """A repeated lease key is answered with an expired lease."""
 
     def keyed(self: Any, ticket: Any, now: int) -> Any:
         return original(self, ticket, now - 600)
@@ -182,7 +182,7 @@ def finds_leases_that_are_over(original: Any) -> Any:
 
 @bug(LeaseScheduler, "_find_keyed")
 def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
-    """A repeated lease key is answered while some of its leases are not known to be durable."""
+    """A repeated lease key is answered while some of its leases may not be durable."""
 
     def find(self: Any, now: int) -> None:
         for ticket in [ticket for ticket in self.waiters.values() if ticket.keyed]:
@@ -195,7 +195,7 @@ def answers_a_lease_key_with_what_it_has(original: Any) -> Any:
 
 @bug(LeaseScheduler, "_hides_leases")
 def looks_away_from_closed_partitions(original: Any) -> Any:
-    """A repeated lease key is answered while a partition that may hold its leases is not open."""
+    """A repeated lease key is answered while a partition that may hold its leases is closed."""
     return lambda *_: False
 
 
@@ -207,7 +207,7 @@ def waits_for_stopped_partitions(original: Any) -> Any:
 
 @bug(LogicalQueue, "committed")
 def takes_what_is_unknown_for_refused(original: Any) -> Any:
-    """Leases of a commit whose outcome is not known are held to be none."""
+    """Leases of a commit with an unknown outcome count as not taken."""
 
     def committed(self: Any, number: int, opening: int, outcome: Outcome, *rest: Any, **options: Any) -> None:
         if outcome is Outcome.UNKNOWN and opening == self.executors[number].opening:
@@ -227,7 +227,7 @@ def keeps_lease_keys_waiting_for_all(original: Any) -> Any:
 
 @bug(LeaseScheduler, "_servable")
 def lets_a_lease_key_block_the_line(original: Any) -> Any:
-    """A waiter that is held back by its lease key holds back everyone behind it."""
+    """A waiter blocked by its lease key blocks all waiters behind it."""
 
     def servable(self: Any, *rest: Any) -> Any:
         for waiter, ticket in zip(list(self.waiters.values()), original(self, *rest), strict=False):
@@ -240,7 +240,7 @@ def lets_a_lease_key_block_the_line(original: Any) -> Any:
 
 @bug(LogicalQueue, "_put_now")
 def settles_by_half(original: Any) -> Any:
-    """A settle over several partitions is a success although one was not open."""
+    """A settle over several partitions succeeds although one was not open."""
 
     def put_now(self: Any, ticket: Any, number: int, work: Any) -> None:
         if self.executors[number].takes_work:
@@ -257,7 +257,7 @@ def holds_a_lease_for_ever(original: Any) -> Any:
 
 @bug(LeaseScheduler, "_time_out_lease")
 def answers_a_lease_in_part(original: Any) -> Any:
-    """At its deadline a lease over several partitions is answered with those that came first."""
+    """At its deadline a lease over several partitions is answered with only the earliest ones."""
 
     def time_out(self: Any, ticket: Any, now: int) -> None:
         if ticket.grants:
@@ -276,7 +276,7 @@ def waits_behind_a_hung_commit(original: Any) -> Any:
 
 @bug(LogicalQueue, "wake_at")
 def sleeps_through_a_reopening(original: Any) -> Any:
-    """Nothing wakes the owner when a failed partition is due."""
+    """No timer wakes the owner when a failed partition is due."""
 
     def wake_at(self: Any) -> Any:
         failed = [executor for executor in self.executors.values() if executor.state is LaneState.FAILED]
@@ -294,7 +294,7 @@ def sleeps_through_a_reopening(original: Any) -> Any:
 
 @bug(PartitionExecutor, "put")
 def loses_sight_of_a_partition(original: Any) -> Any:
-    """What is put into a partition while a commit of it is in flight is not noted, and may wait there for ever."""
+    """Work added to a partition during its commit goes unnoticed, and may wait forever."""
 
     def put(self: Any, *rest: Any) -> None:
         touched, self.touched = self.touched, set()
@@ -327,13 +327,13 @@ def moves_a_key_about(original: Any) -> Any:
 
 @bug(LogicalQueue, "_target")
 def always_stays_at_home(original: Any) -> Any:
-    """A produce with a key goes to its home, however much waits there."""
+    """A keyed produce goes to its home, however much waits there."""
     return lambda self, home, request: home
 
 
 @bug(LogicalQueue, "_commit")
 def writes_the_target_before_the_intent(original: Any) -> Any:
-    """The items go to their target while the home's intent is being written."""
+    """Items go to their target while the home's intent is still being written."""
 
     def commit(self: Any, executor: Any, now: int) -> None:
         original(self, executor, now)
@@ -350,7 +350,7 @@ def writes_the_target_before_the_intent(original: Any) -> Any:
 
 @bug(KeyMemory, "intend")
 def keeps_intents_in_memory(original: Any) -> Any:
-    """An intent is forgotten when its home is loaded anew."""
+    """An intent is forgotten when its home is reloaded."""
 
     def intend(self: Any, key: Any, *rest: Any) -> Any:
         seen = original(self, key, *rest)
@@ -362,19 +362,19 @@ def keeps_intents_in_memory(original: Any) -> Any:
 
 @bug(KeyMemory, "is_sure")
 def goes_elsewhere_while_the_target_is_unknown(original: Any) -> Any:
-    """An intent is replaced though its target may have the items."""
+    """An intent is replaced although its target may have the items."""
     return lambda self, key, intent: True
 
 
 @bug(Route, "is_alone")
 def sends_two_of_a_key_at_once(original: Any) -> Any:
-    """A repetition does not wait for a produce with its key that is on its way to a target."""
+    """A repetition does not wait for a produce with its key in transit to a target."""
     return property(lambda self: False)
 
 
 @bug(KeyMemory, "remember")
 def forgets_at_the_target_first(original: Any) -> Any:
-    """The target of a keyed produce remembers the key for a moment only."""
+    """The target of a keyed produce remembers the key only for a moment."""
 
     def remember(self: Any, key: Any, seen: Any, now: int, *, placed: bool = False) -> None:
         original(self, key, seen, now, placed=placed)

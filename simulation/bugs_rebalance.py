@@ -1,4 +1,4 @@
-"""Bugs of rebalances, to be planted: each takes away one thing on which it stands that nothing is lost, doubled or out of order."""
+"""Planted bugs of rebalances: each removes one safeguard against loss, duplication or disorder."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ BUGS: list[Bug] = []
 bug = shelf(BUGS)
 HARD: list[Bug] = []
 hard = shelf(HARD)
-"""Not of the bank: some dozens of histories do not show them. They need coincidences that random ones hardly ever have."""
+"""Bugs outside the bank, which dozens of histories do not show: they need coincidences too rare for random histories."""
 
 
 @bug(KeyMemory, "note_answers")
 def notes_no_answer_that_it_knows(original: Any) -> Any:
-    """A home writes the answers of a target that goes, but for those that it has in memory already."""
+    """A home does not record a closing target's answers for keys that it already has in memory."""
 
     def note(self: Any, given: Any) -> None:
         known = {name for name in given if name in self.records and not any(seen.is_intent for seen in self.records[name].seen.values())}
@@ -38,12 +38,12 @@ def notes_no_answer_that_it_knows(original: Any) -> Any:
     return note
 
 
-# ---- shut and sealed ------------------------------------------------------------------------------------------
+# ---- shutting and sealing -------------------------------------------------------------------------------------
 
 
 @bug(PartitionExecutor, "_rebalance")
 def goes_by_the_record_alone(original: Any) -> Any:
-    """Partitions only say that they are shut: that their record says `draining` is to be enough."""
+    """Partitions only claim to be shut, as if the state `draining` in their record were enough."""
 
     def do(self: Any, work: Any, now: Any) -> Any:
         if isinstance(work, Shut) and work.shutting == "read_only":
@@ -55,7 +55,7 @@ def goes_by_the_record_alone(original: Any) -> Any:
 
 @bug(Heard, "_hear_shut")
 def removes_what_was_not_sealed(original: Any) -> Any:
-    """A partition is removed once nothing is ready or leased there."""
+    """A partition is removed once it has no ready or leased items, sealed or not."""
 
     def hear(self: Any, request: Any, answer: Any) -> None:
         if request.shutting == "sealed" and not answer.ready and not answer.leased:
@@ -67,19 +67,19 @@ def removes_what_was_not_sealed(original: Any) -> Any:
 
 @bug(Admission, "is_empty")
 def seals_what_has_scheduled_items(_original: Any) -> Any:
-    """A partition is sealed although items there are not due yet."""
+    """A partition is sealed although it has scheduled items."""
     return property(lambda self: not self.extents)
 
 
 @bug(Admission, "is_empty")
 def seals_what_has_transfers(_original: Any) -> Any:
-    """A partition is sealed although items of it are on their way."""
+    """A partition is sealed although items of it are in transfers."""
     return property(lambda self: not self.ready_count and not self.leased_count and not self.dues)
 
 
 @bug(Admission, "follow_cursor")
 def obeys_who_is_coordinator_no_more(_original: Any) -> Any:
-    """What was asked under an earlier cursor, and comes late, is done."""
+    """A late request under an earlier cursor is still carried out."""
     return lambda _self, _cursor: None
 
 
@@ -88,19 +88,19 @@ def obeys_who_is_coordinator_no_more(_original: Any) -> Any:
 
 @bug(steps, "_keys_for")
 def hands_over_no_keys(_original: Any) -> Any:
-    """The new home of a slot is told of no keys."""
+    """A slot's new home is told of no keys."""
     return lambda *_: {}
 
 
 @bug(Admission, "_is_closed")
 def goes_on_as_the_home(_original: Any) -> Any:
-    """A former home takes keys of the slots that it has given away."""
+    """A former home accepts keys of slots that it has given away."""
     return lambda _self, _key: False
 
 
 @bug(Heard, "hear")
 def names_a_home_that_knows_nothing(original: Any) -> Any:
-    """Slots have their new homes as soon as the former ones have said what they remember."""
+    """Slots get their new homes as soon as the former homes have reported their keys."""
 
     def hear(self: Any, ask: Any, answer: Any) -> None:
         original(self, ask, answer)
@@ -112,7 +112,7 @@ def names_a_home_that_knows_nothing(original: Any) -> Any:
 
 @bug(Admission, "take_keys")
 def takes_keys_again(original: Any) -> Any:
-    """Keys that come late, and were taken long ago, take the place of those since."""
+    """Late keys that were taken long ago replace newer ones."""
 
     def take(self: Any, *args: Any) -> None:
         self.header.taken_cursor = self.header.given_cursor = -1
@@ -123,7 +123,7 @@ def takes_keys_again(original: Any) -> Any:
 
 @bug(Admission, "note_answers")
 def notes_answers_as_a_former_home(_original: Any) -> Any:
-    """A former home takes the answers of a target that goes, though only the present home may."""
+    """A former home accepts the answers of a closing target, which only the current home may."""
     return lambda self, keys: self.keys.note_answers(keys)
 
 
@@ -132,13 +132,13 @@ def notes_answers_as_a_former_home(_original: Any) -> Any:
 
 @bug(QueueRecord, "holds_back")
 def serves_before_its_parents_are_gone(_original: Any) -> Any:
-    """The new partition of a queue that keeps its order is leased from at once."""
+    """The new partition of an ordered queue is leased from at once."""
     return lambda _self, _each: False
 
 
 @hard(steps, "_flip")
 def takes_items_before_the_old_one_is_shut(original: Any) -> Any:
-    """The new partition of a queue that keeps its order takes items from the flip on."""
+    """The new partition of an ordered queue accepts items from the flip on."""
 
     def flip(before: Any, *args: Any) -> Any:
         change = original(before, *args)
@@ -154,7 +154,7 @@ def takes_items_before_the_old_one_is_shut(original: Any) -> Any:
 
 
 def moved_with(**lost: Any) -> Any:
-    """Items arrive in another partition without that."""
+    """Return a plant under which moved items lose these fields."""
 
     def change(original: Any) -> Any:
         def arrive(self: Any, batch: Any, lives: Any, now: Any) -> None:
@@ -167,25 +167,25 @@ def moved_with(**lost: Any) -> Any:
 
 @bug(TransferLog, "_arrive")
 def moves_without_attempts(original: Any) -> Any:
-    """An item that is moved begins anew."""
+    """A moved item starts over with no attempts."""
     return moved_with(attempts=0)(original)
 
 
 @bug(TransferLog, "_arrive")
 def moves_without_due_times(original: Any) -> Any:
-    """A scheduled item that is moved is ready."""
+    """A moved scheduled item is ready at once."""
     return moved_with(due_at=0)(original)
 
 
 @bug(TransferLog, "_arrive")
 def moves_without_expiry(original: Any) -> Any:
-    """An item that is moved never expires."""
+    """A moved item never expires."""
     return moved_with(expires_at=0)(original)
 
 
 @bug(transfer_sender, "_keyed")
 def moves_under_one_key(original: Any) -> Any:
-    """The key of a move does not say which move it is."""
+    """All moves share one key."""
 
     def keyed(group: str, *args: Any) -> Any:
         for key, piece in original(group, *args):
@@ -196,7 +196,7 @@ def moves_under_one_key(original: Any) -> Any:
 
 @hard(steps, "_is_open")
 def removes_the_target_of_a_move(_original: Any) -> Any:
-    """A cancellation drains partitions while items are on their way to them."""
+    """A cancellation drains partitions while items are in transit to them."""
     return lambda heard, number: number in heard.shut and heard.shut[number].shutting == "open"
 
 
@@ -205,7 +205,7 @@ def removes_the_target_of_a_move(_original: Any) -> Any:
 
 @bug(Coordinator, "_elected")
 def takes_itself_for_the_coordinator(original: Any) -> Any:
-    """Whoever looks carries out what is open, beside the coordinator."""
+    """Any instance that looks carries out open rebalances, beside the coordinator."""
 
     async def elected(self: Any, elected: Any, stamp: Any) -> Any:
         return stamp or await original(self, elected, stamp)
@@ -215,19 +215,19 @@ def takes_itself_for_the_coordinator(original: Any) -> Any:
 
 @bug(QueueRecord, "given")
 def gives_numbers_again(_original: Any) -> Any:
-    """A new partition gets the number of one that was removed."""
+    """A new partition gets the number of a removed one."""
     return property(lambda self: 1 + max(each.partition for each in self.partitions))
 
 
 @hard(coordinator, "DROP_AFTER")
 def drops_data_at_once(_original: Any) -> Any:
-    """The data of a removed partition goes while an owner that hears of nothing may yet open it again, as a new one."""
+    """A removed partition's data goes while an owner that missed the removal may still reopen it as a new one."""
     return 0
 
 
 @bug(RebalanceRecords, "look")
 def leaves_data_to_who_removed_it(original: Any) -> Any:
-    """What who removed a partition does not drop, as it died, or did not hear that it had removed it, stays."""
+    """Data of a removed partition stays if its remover died or never heard that the removal was recorded."""
 
     async def look(self: Any) -> Any:
         return (await original(self))._replace(dropping={})

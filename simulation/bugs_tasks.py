@@ -1,4 +1,4 @@
-"""Bugs of the tasks' protocol, to be planted: first the rules without which it is not safe, then mistakes in each of its parts."""
+"""Planted bugs of the task protocol: first its safety rules removed one by one, then mistakes in each part."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluiceway.core.group.task_member import BrokenOff, Effect, Ended, Opened, P
 from sluiceway.core.group.task_state import Entry, Finish, Partition, Release, Seeds, Snapshot, State, Supersede
 
 ABLATIONS: list[Bug] = []
-"""Without a rule of the protocol. What must be found here is that the rule is needed."""
+"""Each removes a rule of the protocol, to show that the rule is needed."""
 ablation = shelf(ABLATIONS)
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
@@ -27,70 +27,70 @@ bug = shelf(BUGS)
 
 @ablation(task_fold, "_created")
 def no_parent_gate(original: Any) -> Any:
-    """A child is ready when it is known."""
+    """A child is ready as soon as it is known."""
     return lambda partitions, born, waits: replace(original(partitions, born, waits), phase="ready", since=0)
 
 
 @ablation(Positions, "refuses")
 def no_fence(original: Any) -> Any:
-    """The position store takes commits under any grant."""
+    """The position store accepts commits under any grant."""
     return lambda self, token, fence: False
 
 
 @ablation(Positions, "refuses")
 def no_number_of_the_opening(original: Any) -> Any:
-    """Who opens again under the same grant does not end what it began under it before."""
+    """Opening again under the same grant does not end earlier openings."""
     return lambda self, token, fence: token in self.fences and fence.grant < self.fences[token].grant
 
 
 @ablation(task_fold, "_stays")
 def no_grant_on_cancel(original: Any) -> Any:
-    """A move that is cancelled leaves the grant as it was."""
+    """A cancelled move leaves the grant as it was."""
     return lambda partition, seq: replace(partition, to="")
 
 
-# ---- what counts --------------------------------------------------------------------------------------------------------
+# ---- effective records --------------------------------------------------------------------------------------------------
 
 
 @bug(task_fold, "_is_next")
 def counts_a_rival_of_the_same_term(original: Any) -> Any:
-    """Who calls for the term that there is already leads it."""
+    """A member that calls for the current term leads it."""
     return lambda state, term: term in (state.term, state.term + 1) and term > 0
 
 
 @bug(task_fold, "_in_term")
 def follows_decisions_of_any_term(original: Any) -> Any:
-    """A decision counts whichever term it is of."""
+    """A decision counts whatever its term."""
     return lambda state, term: True
 
 
 @bug(task_fold, "_in_term")
 def follows_a_leader_who_has_left(original: Any) -> Any:
-    """A decision counts until there is another term."""
+    """Decisions of a leader that has left count until the next term."""
     return lambda state, term: bool(term == state.term)
 
 
 @bug(task_fold, "_holds")
 def listens_to_owners_of_before(original: Any) -> Any:
-    """What is said under an older grant counts."""
+    """Records under an older grant count."""
     return lambda partition, grant: partition is not None and partition.phase == "owned" and grant <= partition.grant
 
 
 @bug(task_fold, "_owned")
 def keeps_the_grant_when_the_owner_changes(original: Any) -> Any:
-    """A partition has one grant for ever."""
+    """A partition has one grant forever."""
     return lambda partition, owner, seq: original(partition, owner, partition.grant or seq)
 
 
 @bug(task_fold, "_freed")
 def leaves_it_with_those_who_have_gone(original: Any) -> Any:
-    """What a member had that is not in the term stays with it."""
+    """A partition stays with an owner that is not in the term."""
     return lambda partitions, members: partitions
 
 
 @bug(task_fold, "_given")
 def assigns_to_anybody(original: Any) -> Any:
-    """Whom a partition is given to need not be a member."""
+    """A partition may be assigned to a non-member."""
 
     def given(state: State, seq: int, token: str, to: str) -> Partition | None:
         found: Partition | None = original(replace(state, members=(*state.members, to)), seq, token, to)
@@ -101,7 +101,7 @@ def assigns_to_anybody(original: Any) -> Any:
 
 @bug(task_fold, "_release")
 def hands_over_to_those_who_have_gone(original: Any) -> Any:
-    """A released partition goes to whom it was to move to, though that member has gone."""
+    """A released partition goes to the target of its move even if that member has gone."""
 
     def release(state: State, seq: int, record: Release) -> Any:
         to = state.partitions[record.token].to if record.token in state.partitions else ""
@@ -127,7 +127,7 @@ def keeps_those_who_leave(original: Any) -> Any:
 
 @bug(task_fold, "_ticked")
 def is_ready_after_its_first_parent(original: Any) -> Any:
-    """A child waits for one of its parents only."""
+    """A child waits for only one of its parents."""
 
     def ticked(state: State, seq: int, child: Partition, record: Finish, ended_at: int) -> Partition:
         found: Partition = original(state, seq, replace(child, waits=(record.token,)), record, ended_at)
@@ -138,7 +138,7 @@ def is_ready_after_its_first_parent(original: Any) -> Any:
 
 @bug(task_fold, "_ticked")
 def follows_any_hint(original: Any) -> Any:
-    """A child goes to whom the finisher proposes, though that member has gone."""
+    """A child goes to the member that the finisher proposes even if that member has gone."""
 
     def ticked(state: State, seq: int, child: Partition, record: Finish, ended_at: int) -> Partition:
         found: Partition = original(replace(state, members=(*state.members, *record.hints.values())), seq, child, record, ended_at)
@@ -149,25 +149,25 @@ def follows_any_hint(original: Any) -> Any:
 
 @bug(task_fold, "_bear")
 def forgets_children(original: Any) -> Any:
-    """Of a partition's children the last is forgotten."""
+    """The last of a partition's children is forgotten."""
     return lambda partitions, children: original(partitions, tuple(children)[:-1])
 
 
 @bug(task_fold, "_needed")
 def removes_what_children_wait_for(original: Any) -> Any:
-    """What has finished is removed at once."""
+    """A finished partition is removed at once."""
     return lambda partitions: {token: each for token, each in partitions.items() if each.phase != "finished"}
 
 
 @bug(task_fold, "_needed")
 def removes_nothing(original: Any) -> Any:
-    """What has finished stays."""
+    """A finished partition is never removed."""
     return lambda partitions: partitions
 
 
 @bug(task_fold, "_seeds")
 def sows_twice(original: Any) -> Any:
-    """Seeds count whatever is known."""
+    """Seeds count a second time."""
 
     def seeds(state: State, record: Seeds) -> Any:
         return original(replace(state, sown=record.after), record)
@@ -177,7 +177,7 @@ def sows_twice(original: Any) -> Any:
 
 @bug(task_fold, "_supersede")
 def learns_of_children_after_the_end(original: Any) -> Any:
-    """Children are born of a partition that has been removed."""
+    """A removed partition gets children."""
 
     def supersede(state: State, record: Supersede) -> Any:
         if record.token in state.partitions:
@@ -196,7 +196,7 @@ def learns_of_children_after_the_end(original: Any) -> Any:
 
 @bug(task_fold, "_snapshot")
 def trims_up_to_where_the_snapshot_stands(original: Any) -> Any:
-    """A snapshot is taken to cover what came between it and the state that it has."""
+    """A snapshot is taken to cover records between it and its state."""
 
     def snapshot(state: State, record: Snapshot) -> Any:
         verdict = original(state, record)
@@ -207,7 +207,7 @@ def trims_up_to_where_the_snapshot_stands(original: Any) -> Any:
 
 @bug(tasks_actor, "restore")
 def restores_from_where_the_snapshot_stands(original: Any) -> Any:
-    """Who begins with a snapshot passes over what came between it and the state that it has."""
+    """A member that starts from a snapshot skips the records between it and its state."""
 
     def restore(entries: list[Entry]) -> State:
         places = [place for place, (_, record) in enumerate(entries) if isinstance(record, Snapshot)]
@@ -219,7 +219,7 @@ def restores_from_where_the_snapshot_stands(original: Any) -> Any:
 
 @bug(tasks_checks, "watermark")
 def counts_only_what_has_begun(original: Any) -> Any:
-    """Children of which nothing is committed do not hold the watermark back."""
+    """Children without a commit do not hold the watermark back."""
 
     def watermark(state: State, committed: Mapping[str, int]) -> int | None:
         begun = {token: each for token, each in state.partitions.items() if token in committed}
@@ -234,7 +234,7 @@ def counts_only_what_has_begun(original: Any) -> Any:
 
 @bug(TaskMember, "_fare")
 def takes_broken_off_for_finished(original: Any) -> Any:
-    """A reader that breaks off is taken to have come to the end."""
+    """A reader that breaks off counts as finished."""
 
     def fare(self: Any, event: Any, now: int) -> Iterator[Effect]:
         broken = isinstance(event, BrokenOff) and not event.why
@@ -245,7 +245,7 @@ def takes_broken_off_for_finished(original: Any) -> Any:
 
 @bug(TaskMember, "_start")
 def begins_again_at_the_beginning(original: Any) -> Any:
-    """Whatever is committed, reading begins where the partition begins."""
+    """Reading starts at the partition's beginning, whatever is committed."""
 
     def start(self: Any, opened: Opened) -> str:
         found: str = original(self, opened._replace(position=None))
@@ -256,7 +256,7 @@ def begins_again_at_the_beginning(original: Any) -> Any:
 
 @bug(TaskMember, "_read")
 def releases_before_it_has_stopped(original: Any) -> Any:
-    """It says that it has stopped as soon as it has been asked to."""
+    """A member reports that it has stopped as soon as it is asked to."""
 
     def read(self: Any, now: int) -> Iterator[Effect]:
         for effect in original(self, now):
@@ -269,7 +269,7 @@ def releases_before_it_has_stopped(original: Any) -> Any:
 
 @bug(TaskMember, "_give_up")
 def opens_before_the_old_reader_has_stopped(original: Any) -> Any:
-    """A new grant is opened while something goes on under the old one."""
+    """A new grant is opened while a reader under the old one still runs."""
 
     def give_up(self: Any, token: str, reader: Any) -> Iterator[Effect]:
         yield Stop(token, reader.grant)
@@ -280,7 +280,7 @@ def opens_before_the_old_reader_has_stopped(original: Any) -> Any:
 
 @bug(TaskMember, "_say")
 def says_everything_once(original: Any) -> Any:
-    """What is lost is not said again."""
+    """A lost record is not repeated."""
 
     def say(self: Any, key: Any, now: int) -> bool:
         first = key not in self._said
@@ -291,7 +291,7 @@ def says_everything_once(original: Any) -> Any:
 
 @bug(TaskMember, "_learn")
 def joins_before_it_has_read_the_log(original: Any) -> Any:
-    """It is prepared as soon as it reaches the position store, and does not wait to see its own record."""
+    """A member joins once it reaches the position store, without waiting for its own record."""
 
     def learn(self: Any, event: Any, now: int) -> list[Effect]:
         told: list[Effect] = original(self, event, now)
@@ -304,7 +304,7 @@ def joins_before_it_has_read_the_log(original: Any) -> Any:
 
 @bug(task_member, "divide")
 def divides_for_itself(original: Any) -> Any:
-    """The leader gives everything to itself."""
+    """The leader assigns everything to itself."""
 
     def divide(state: State) -> Division:
         found: Division = original(state)

@@ -1,4 +1,4 @@
-"""What clients have asked of a queue: the causes that anything may have. A call that was made once may take effect until it is answered."""
+"""Client requests to one queue: the possible causes of every observed effect. A sent request may take effect until it is answered."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from sluiceway.model.requests import RELEASE, Clear, Disposition
 
 @dataclass(slots=True)
 class Asks:
-    """Of items by (partition, offset), of leases by (partition, number)."""
+    """All requests of a queue's clients. Items are keyed by (partition, offset), leases by (partition, number)."""
 
     dispositions: dict[tuple[int, int], set[Disposition]] = field(default_factory=dict)
     closing: dict[tuple[int, int], dict[int, set[Disposition]]] = field(default_factory=dict)
-    """What closing that lease may do to its offsets."""
+    """Dispositions that closing the lease may apply, by lease, then by offset."""
     releasing: set[tuple[int, int]] = field(default_factory=set)
     lease_timeouts: dict[str, Millis | None] = field(default_factory=dict)
-    """By client id; each asks for leases of one time only."""
+    """Requested lease timeout by client id. Each client requests leases of one timeout only."""
     targets: dict[tuple[int, int], set[str]] = field(default_factory=dict)
-    """Where that item may be redriven to."""
+    """Queues to which an item may be redriven."""
     clearing: list[Clear] = field(default_factory=list)
 
     def settle(self, partition: int, offsets: Iterable[int], disposition: Disposition) -> None:
@@ -37,7 +37,7 @@ class Asks:
             self.targets.setdefault((partition, offset), set()).add(target)
 
     def of(self, partition: int, lease: int, offset: int) -> set[Disposition]:
-        """All that was asked to be done with a leased item."""
+        """Return every disposition that a client has requested for the leased item."""
         asked = self.dispositions.get((partition, offset), set()) | self.closing.get((partition, lease), {}).get(offset, set())
         return asked | {RELEASE} if (partition, lease) in self.releasing else asked
 

@@ -1,6 +1,6 @@
-"""Producers and consumers of one queue: they wait, repeat themselves, lose interest and vanish.
+"""Producers and consumers of one queue: they wait, retry, lose interest and vanish.
 
-A consumer's calls about one lease follow each other; anything else overlaps.
+A consumer's calls about one lease are sequential; all others overlap.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from sluiceway.model.requests import (
 Answer = Result | SluicewayError | None
 
 TIMEOUTS = [None, 500, 5_000]
-"""Of leases."""
+"""Lease timeouts, in milliseconds. None: the queue's."""
 
 
 class Clients:
-    """`numbers` names items, and is shared by all clients of a world."""
+    """All clients of one queue. `numbers` yields unique item numbers for all clients of a world."""
 
     def __init__(self, queue: SimQueue, numbers: Iterator[int]) -> None:
         self.queue = queue
@@ -58,13 +58,14 @@ class Clients:
         self.draining = False
 
     def begin(self, requests: int, within: Millis, weights: list[int]) -> None:
-        """Spread requests over that time; the weights are of produces, keyed produces, leases, settles of anything, and clears."""
+        """Spread requests over `within` milliseconds. `weights`: of produces, keyed produces, leases, settles of arbitrary ids, and
+        clears."""
         calls = [self.produce, self.produce_keyed, self.lease, self.settle_anything, self.clear]
         for call in self.random.choices(calls, weights, k=requests):
             self.world.after(self.random.randint(0, within), call)
 
     def refused(self, answer: Answer) -> str:
-        """Why there is no answer: a code, or `unheard`."""
+        """Return the error code of an answer that is a failure, or `unheard`."""
         check(answer is None or isinstance(answer, SluicewayError), "an answer to another question")
         code = answer.code if isinstance(answer, SluicewayError) else "unheard"
         check(code != "internal" or self.queue.mistaken, "the server made a mistake")
@@ -128,7 +129,7 @@ class Clients:
         random = self.random
         self.asked += 1
         if random.random() < 0.4:
-            # Under one key a client always asks for the same.
+            # A client repeats a lease key only with the same parameters.
             timeout: Millis | None = random.choice(TIMEOUTS)
             key = f"L{random.randint(0, 2)}" if self.asked % 4 else f"new {self.asked}"
             request = Lease(f"k{timeout}", 5, random.choice([0, 0, 100, 3_000]), timeout, self.partitions, key)
@@ -140,7 +141,7 @@ class Clients:
             self.world.after(random.randint(0, random.choice([300, 2_000])), partial(self.ask_lease, request))
 
     def drain(self) -> None:
-        """Lease all that is there, and complete it."""
+        """Lease every item and complete it."""
         self.draining = True
         for side in self.queue.sides:
             self.asked += 1
@@ -157,12 +158,12 @@ class Clients:
             code = self.refused(answer)
             check(code in ("unheard", "unavailable", "outcome_unknown", "partition_damaged", "internal"), f"a lease ended with {code}")
             check(code != "unavailable" or request.lease_key is not None, "a lease without a key is refused")
-            # What it took, if it took anything, is there for whoever asks again.
+            # Any leases that the call took are still there for its repetition.
             if request.lease_key is not None and self.random.random() < 0.7:
                 self.later(partial(self.ask_lease, request))
 
     def next_step(self, held: Held, steps: int) -> None:
-        """What the consumer does next with what it holds; at last it goes away and leaves the rest to the deadline."""
+        """Run the consumer's next call on its lease. After `steps` calls the consumer leaves the rest to the deadline."""
         if not held.items:
             return
         then = partial(self.next_step, held, steps - 1)
@@ -195,7 +196,7 @@ class Clients:
         return Disposition(verdict, reason="bad" if verdict == "dead" else "")
 
     def whose(self, held: Held) -> str | None:
-        """What a call says of itself: that it is the lease's client, or nothing."""
+        """Return the client id that a call carries: the lease's, or None."""
         return held.client_id if self.random.random() < 0.3 else None
 
     def settle_ids(self, held: Held, offsets: list[int], disposition: Disposition, then: Callable[[], None]) -> None:
@@ -236,7 +237,7 @@ class Clients:
         self.end(held, Selection(DONE, lease=held.number), verdicts, then)
 
     def release(self, held: Held, then: Callable[[], None]) -> None:
-        """The whole lease, unread."""
+        """Release the whole lease, unread."""
         held.loose = True
         self.ledger.asks.releasing.add(held.name)
         self.end(held, Selection(RELEASE, lease=held.number), {offset: {"release"} for offset in held.items}, then)
@@ -295,7 +296,7 @@ class Clients:
         self.queue.submit(request, answered)
 
     def interfere(self, held: Held, then: Callable[[], None]) -> None:
-        """Somebody else tries to end the lease, in their own name."""
+        """Try to end the lease as another client."""
 
         def answered(answer: Answer) -> None:
             if isinstance(answer, Settled):
@@ -307,10 +308,10 @@ class Clients:
         disposition = self.random.choice([DONE, RELEASE])
         self.settle(Selection(disposition, lease=held.number), held, answered, "stranger")
 
-    # ---- others -----------------------------------------------------------------------------------------------
+    # ---- other requests ---------------------------------------------------------------------------------------
 
     def settle_anything(self) -> None:
-        """Ids of one partition or of one side, taken at random from all that were ever given, of a later one, and of another queue."""
+        """Settle random ids of one partition or one side, plus an id not yet given and one of another queue."""
         side = self.random.choice(self.queue.sides)
         side = [self.random.choice(side)] if self.random.random() < 0.7 else side
         selections = {}
@@ -325,7 +326,7 @@ class Clients:
                 asked = 1 + sum(len(each[0].offsets) for each in selections.values() if each[0].offsets is not None)
                 check(len(answer.ignored) == asked, "an id was neither settled nor ignored")
                 check(("other.0.1", "unknown") in answer.ignored, "an id of another queue is not called unknown")
-                # Answers of several partitions are of several moments.
+                # Answers of several partitions reflect different moments.
                 for number in side if len(side) == 1 else ():
                     mine: list[tuple[str, IgnoredReason]] = [each for each in answer.ignored if not each[0].startswith("other")]
                     self.ledger.check_ignored(number, "stranger", mine)
@@ -333,14 +334,14 @@ class Clients:
         self.queue.submit(Settle(selections, 1_000, foreign=["other.0.1"], client_id="stranger"), answered)
 
     def clear(self) -> None:
-        """Of one side."""
+        """Clear one side."""
         side = self.random.choice(self.queue.sides)
         request = Clear(1_000, self.random.random() < 0.8, self.random.random() < 0.4)
         self.ledger.asks.clearing.append(request)
 
         def answered(answer: Answer) -> None:
             if isinstance(answer, Cleared):
-                # Now it can be the cause of nothing any more.
+                # From now on it can no longer be the cause of an effect.
                 self.ledger.asks.clearing.remove(request)
                 self.ledger.tally["cleared"] += answer.ready + answer.scheduled
             else:
@@ -349,7 +350,7 @@ class Clients:
         self.queue.submit(request, answered, side[0])
 
     def redrive(self, targets: list[str]) -> None:
-        """Dead items go back to where they came from, or to any other queue, or to one that is not there any more."""
+        """Redrive dead items to their source queue, another queue, or one that no longer exists."""
         partition = self.random.randrange(self.partitions)
         target = self.random.choice(targets)
         executor = None if self.queue.owner is None else self.queue.owner.executors[partition]
@@ -358,7 +359,7 @@ class Clients:
         offsets = [offset for piece in ready_slices(executor.partition, 100) for offset in piece.offsets.tolist()]
         if not offsets:
             return
-        # The queue of that name which there was before is no target.
+        # A former queue of the same name is not a valid target.
         incarnation = target if self.random.random() < 0.8 else f"{target}, long ago"
         some = sorted(self.random.sample(offsets, self.random.randint(1, len(offsets))))
         self.ledger.asks.redrive(partition, some, target)

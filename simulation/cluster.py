@@ -1,18 +1,18 @@
 """A whole cluster in virtual time: real instances over a simulated network, meta store and storage.
 
-What must hold, whatever befalls it:
+Invariants, under every fault:
 
-S1  No two instances own a partition at once, and no token is used by two: what is written follows the order of the fences.
-S2  What is acknowledged is durable, once, where it was said to be. What is refused never happens.
-S3  No item is lost, doubled, served after its end, or given to two consumers while a lease of it runs: each step has its cause.
-S4  A lease is answered as it is stored, to the one who asked.
-S5  A settle succeeds only if every item that it names is settled, or was before; each reason for which one is ignored is true.
-S6  Whoever answers a peer from its own share asks nobody else.
-S7  Nothing is called a mistake in a log.
-L1  After the world has healed every partition is owned, open, and known to be so by every instance.
-L2  All that is left can be leased and completed by way of any one instance.
-L3  A consumer that waits at one instance soon gets what is produced at another.
-L4  An instance that is asked to go has soon gone.
+S1  No two instances own a partition at once, and no two use the same token: writes follow the order of the fences.
+S2  Acknowledged items are durable, once, at the acknowledged id. A refused request has no effect.
+S3  No item is lost, duplicated, served after its end, or leased to two consumers at once: each step has its cause.
+S4  A lease's answer matches what is stored, and goes to the client that asked.
+S5  A settle succeeds only if every item that it names is settled or was before. Every reason for an ignored item is true.
+S6  An instance that answers a peer from its own share calls no further peer.
+S7  No log record reports a bug.
+L1  After the world heals every partition is owned and open, and every instance knows it.
+L2  All remaining items can be leased and completed through any single instance.
+L3  A consumer that waits at one instance soon gets an item produced at another.
+L4  An instance that is asked to stop does so in time.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ from sluiceway.ports.meta_store import ConflictError, MetaUnknownError
 from sluiceway.ports.partition_store import PartitionRef, StoreUnavailableError
 
 HEALING: Millis = 75_000
-"""Longer than an opening that hangs, a member that must be given up, and all that follows."""
+"""Healing timeout in milliseconds: exceeds a hung opening, a member timeout, and their consequences."""
 LINGERING: Millis = 2_000
-"""For how long what befell an instance in the time of traffic may go on."""
+"""How long a fault of the traffic phase may last beyond it, in milliseconds."""
 SOON: Millis = 1_500
-"""Within this a consumer at one instance has what was produced at another."""
+"""Deadline for a consumer at one instance to get an item produced at another, in milliseconds."""
 GOING: Millis = 30_000
-"""Within this an instance has handed over and stopped."""
+"""Deadline for an instance to hand over and stop, in milliseconds."""
 DRAINING: Millis = 90_000
 MAX_JUMP: Millis = 30_000
 OUTDATED_EVERY = 8
-"""One of so many histories has routers that are out of date (`ClusterWorld.outdated`)."""
+"""One in this many histories has an instance with outdated routing (`ClusterWorld.outdated`)."""
 
 
 class ClusterWorld:
-    """One history, wholly determined by its seed. `live` raises a BrokenPromiseError at what must not be."""
+    """One history, determined by its seed. `live` raises BrokenPromiseError when an invariant is violated."""
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         self.seed = seed
@@ -96,19 +96,19 @@ class ClusterWorld:
         self.names = count(1)
         self.numbers = count()
         self.spanned = 0
-        """Settles of items of several partitions that succeeded."""
+        """Number of successful settles of items in several partitions."""
         self.ended = False
         self.usable = frozenset({"available", "draining", "preparing"})
-        """The states in which partitions are when all is well."""
+        """Partition states that count as healthy."""
         self.strategy: Strategy = self.random.choice(["rounds", "rounds", "claims"])
         self.traffic: Millis = self.random.choice([6_000, 15_000])
         self.pace: Millis = self.random.choice([60, 300, 1_000])
         self.wanted = self.random.choice([1, 2, 3, 3, 4])
         self.outdates = seed % OUTDATED_EVERY == OUTDATED_EVERY - 1
         self.outdated: Instance | None = None
-        """The instance that hears late where partitions are, in a history in which there is one. Most clients ask it."""
+        """The instance that learns late where partitions are, if the history has one. Most clients call it."""
         self.moved: asyncio.Future[None] | None = None
-        """Is done when an instance loses a partition. Consumers wait for it and then settle, while the outdated instance does not know."""
+        """Done when an instance loses a partition. Waiting consumers then settle at once, before the outdated instance knows."""
         if self.outdates:
             self.wanted = max(self.wanted, 3)
             self.weather.joins += 2
@@ -170,7 +170,7 @@ class ClusterWorld:
         return [*(clients.produce_until(until) for _ in range(producers)), *(clients.consume_until(until) for _ in range(consumers))]
 
     def _consumers(self) -> int:
-        """So many of a queue."""
+        """Draw a queue's number of consumers."""
         return self.random.randint(1, 5)
 
     async def _create(self, spec: QueueSpec) -> None:
@@ -195,7 +195,7 @@ class ClusterWorld:
         return Clients(self, ledger)
 
     async def _create_late(self, until: Millis) -> None:
-        """In the middle of it all."""
+        """Create a queue in the middle of the traffic."""
         await asyncio.sleep(self.random.random() * self.traffic / 2000)
         await self._create(QueueSpec("late", self.random.choice([1, 4]), lease_timeout=2_000))
         await asyncio.gather(*self._traffic_of(self.clients[-1], until))
@@ -215,7 +215,7 @@ class ClusterWorld:
         return self.random.choice(there) if there else None
 
     def latest(self) -> Millis:
-        """By the clock that is furthest ahead."""
+        """Return the time by the clock that is furthest ahead, in milliseconds."""
         return max(process.wall(self.loop.seconds) for process in self.loop.processes)
 
     def _start(self) -> None:
@@ -239,7 +239,7 @@ class ClusterWorld:
         self.loop.begin(process, self._serve(instance))
 
     def _backends(self) -> Mapping[str, BackendSettings]:
-        """Those of an instance that starts."""
+        """Build the backend settings of an instance that starts."""
         return {"default": MemoryBackend(write_timeout=self.random.choice([1_000, 10_000]))}
 
     async def _serve(self, instance: Instance) -> None:
@@ -254,7 +254,7 @@ class ClusterWorld:
         self.note("serves")
 
     def _kill(self, instance: Instance, pause: Millis) -> None:
-        """It is gone without a word; after a pause another one comes."""
+        """Kill the instance without notice; another one starts after `pause` milliseconds, if the cluster needs it."""
         if instance.process.dead:
             return
         self.note(instance.name, "is gone")
@@ -276,7 +276,7 @@ class ClusterWorld:
         self.loop.after(0, partial(self._kill, instance, 100))
 
     async def pause(self, seconds: float) -> bool:
-        """Sleep. True: a partition has moved, and the sleep was cut short for it."""
+        """Sleep. True: a partition has moved, and the sleep ended early."""
         if not self.outdates:
             await asyncio.sleep(seconds)
             return False
@@ -285,7 +285,7 @@ class ClusterWorld:
         done, _ = await asyncio.wait([self.moved], timeout=seconds)
         return bool(done)
 
-    # ---- trouble ----------------------------------------------------------------------------------------------
+    # ---- fault injection --------------------------------------------------------------------------------------
 
     def _plan_troubles(self) -> None:
         weather = self.weather
@@ -312,7 +312,7 @@ class ClusterWorld:
             act(each)
 
     def _span(self) -> Millis:
-        """How long something lasts: about as long as one of the times on which something depends."""
+        """Draw a fault's duration in milliseconds, near one of the timeouts that it may exceed."""
         span = self.random.choice([100, 700, 1_500, 2_000, 2_600, 3_500, 6_000]) * self.random.uniform(0.9, 1.1)
         return max(0, min(int(span), self.traffic + LINGERING - self.loop.now))
 
@@ -355,7 +355,7 @@ class ClusterWorld:
         self.loop.after(span, partial(self.network.uncut, one.process, other.process))
 
     def _outdate(self) -> None:
-        """Another instance is the one that hears late, every second or so."""
+        """Pick a new outdated instance, every 0.5 to 2.5 seconds."""
         if not self.outdates:
             return
         serving = [each for each in self._serving() if each.serves]
@@ -370,7 +370,7 @@ class ClusterWorld:
         self.note(instance.name, "has its clock set to", instance.process.wall_ahead, "ms ahead")
 
     def _change_strategy(self) -> None:
-        """All are restarted with the other one, one after the other."""
+        """Restart all instances with the other strategy, one after another."""
         self.strategy = "claims" if self.strategy == "rounds" else "rounds"
         self.note("the strategy is to be", self.strategy)
         for delay, instance in enumerate(list(self.instances)):
@@ -383,11 +383,11 @@ class ClusterWorld:
             self.loop.begin(self.loop.outside, clients.update(patch))
 
     def _lose_storage(self) -> None:
-        """A partition's storage is empty, as where a disk is not mounted. Then it is there again, and its owners are restarted."""
+        """Make a partition's storage empty for a while, as when a disk is not mounted. Afterwards restart its owners."""
         there = [ref for ref, kept in self.vault.partitions.items() if kept.store.txn]
         if not there:
             return
-        # Longer than it takes to give its owner up, mostly.
+        # Mostly longer than it takes the group to give up the owner.
         ref, span = self.random.choice(there), self.random.randrange(3_000, 12_000)
         self.note("the storage of", *ref, "is away for", span)
         self.vault.away.add(ref)
@@ -398,18 +398,18 @@ class ClusterWorld:
 
         self.loop.after(span, back)
         if self.random.random() < 0.7:
-            # Otherwise nobody may have a reason to open it meanwhile.
+            # Otherwise no instance may have a reason to open it meanwhile.
             for instance in list(self.instances):
                 if item_of(*ref) in instance.owns():
                     self._kill(instance, 100)
 
     def _restart_stopped(self) -> None:
-        """What an operator does once the right storage is back."""
+        """Act as the operator: restart the affected instances once the right storage is back."""
         for instance in self._serving():
             if instance.serves and any("is not there" in each for each in instance.process.context.run(instance.service.problems)):
                 self._kill(instance, 100)
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- healing and draining ---------------------------------------------------------------------------------
 
     async def _heal(self) -> None:
         self.note("the world heals")
@@ -423,7 +423,7 @@ class ClusterWorld:
             instance.store.free(*DIRECTIONS)
         self.vault.away.clear()
         await asyncio.sleep((LINGERING + 6_000) / 1000)
-        # An answer from before may have come since.
+        # An answer from before the healing may have arrived since.
         self._restart_stopped()
         if not self._serving():
             self._start()
@@ -431,7 +431,7 @@ class ClusterWorld:
         while problem := await self._problem():
             check(self.loop.now < deadline, f"not healed: {problem}")
             if "is not there" in problem:
-                # An opening that began while the storage was away may have ended since the last restart.
+                # An opening begun while the storage was away may have ended since the last restart.
                 self._restart_stopped()
             await asyncio.sleep(0.5)
 
@@ -439,7 +439,7 @@ class ClusterWorld:
         return [each for each in self.instances if not each.process.dead and not each.going]
 
     async def _problem(self) -> str | None:
-        """What is still wrong anywhere."""
+        """Return any remaining problem of any instance, None when all are healthy."""
         recorded = [decode_queue(entry.value) for entry in self.shared.view.prefix(QUEUE).values()]
         for instance in self._serving():
             if not instance.serves:
@@ -459,7 +459,7 @@ class ClusterWorld:
         return None
 
     async def _drain(self) -> None:
-        """By way of one instance alone."""
+        """Drain every queue through one single instance."""
         instance = self.random.choice(self._serving())
         self.note("all is drained by way of", instance.name)
         deadline = self.loop.now + DRAINING
@@ -471,7 +471,7 @@ class ClusterWorld:
             clients.ledger.check_drained()
 
     async def _check_demand(self) -> None:
-        """A consumer waits at each instance, and something is produced at each other."""
+        """Check each pair of instances: a consumer waits at one, and an item is produced at the other."""
         for waits in self._serving():
             for makes in self._serving():
                 clients = self.random.choice(self.clients)
@@ -488,7 +488,7 @@ class ClusterWorld:
                 check(await clients.settle(holds, DONE, 10, waits), "a healthy cluster does not settle")
 
     async def _end(self) -> None:
-        """One after the other goes, the last one with nobody to hand over to."""
+        """Stop the instances one after another. The last one has no successor."""
         self.ended = True
         for instance in self._serving():
             instance.going = True
@@ -497,10 +497,10 @@ class ClusterWorld:
             check(bool(done), f"{instance.name} was asked to go, and has not gone after {GOING} ms")
             going.result()
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- invariant checks -------------------------------------------------------------------------------------
 
     def _look(self, process: Process) -> None:
-        """After each callback of an instance: what it owns nobody else does, and its tokens rise."""
+        """After each callback of an instance: check that it owns its items alone, and that its tokens rise."""
         for instance in self.instances:
             if instance.process is process and not process.dead:
                 owns = instance.owns()
@@ -514,7 +514,7 @@ class ClusterWorld:
 
 
 def _scattered(random: Random) -> Bug:
-    """Produces with a key go anywhere, so that intents are as frequent as what befalls them."""
+    """Send keyed produces to random partitions, so that forwarded ones (intents) are as frequent as faults."""
 
     def target(self: Any, home: PartitionExecutor, _: object) -> PartitionExecutor:
         able: list[PartitionExecutor] = [executor for executor in self.executors.values() if executor.takes_items]
@@ -524,5 +524,5 @@ def _scattered(random: Random) -> Bug:
 
 
 def run_cluster(seed: int, log: EventLog | None = None) -> None:
-    """Live one history. Raises BrokenPromiseError."""
+    """Run one history. Raises BrokenPromiseError."""
     ClusterWorld(seed, log).live()

@@ -1,4 +1,4 @@
-"""Producers and consumers of a simulated cluster, each of whom asks any instance, gives up, repeats itself elsewhere, or vanishes."""
+"""Producers and consumers of a simulated cluster. Each calls any instance, gives up, retries at another, or vanishes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from sluiceway.model.requests import DONE, RELEASE, Disposition, Extend, Lease, 
 
 T = TypeVar("T")
 PARTINGS: list[Millis] = [0, 300, 2_000, 8_000]
-"""How long a client waits beyond its request's time-out."""
+"""How long a client waits beyond its request timeout, in milliseconds."""
 SURE = ("unavailable", "partition_damaged", "queue_paused", "key_conflict", "stale_sequence", "queue_not_found")
-"""Refusals: with these nothing was done."""
+"""Error codes of refusals: nothing was done."""
 UNSURE = ("outcome_unknown",)
 
 
 class World(Protocol):
-    """The cluster, as its clients know it."""
+    """The cluster, as its clients see it."""
 
     random: Random
     loop: Loop
@@ -47,11 +47,11 @@ class World(Protocol):
 
 
 class UnheardError(Exception):
-    """There was no answer: it may have been done, or be done yet."""
+    """The call got no answer: it may have been done, or may still be."""
 
 
 class Clients:
-    """Of one queue. They live outside of all instances, and go on until `until`."""
+    """Clients of one queue, outside of all instances."""
 
     def __init__(self, world: World, ledger: QueueLedger) -> None:
         self.world = world
@@ -61,12 +61,12 @@ class Clients:
         self.keys = count(1)
         self.created = False
         self.heard = 0
-        """Answers."""
+        """Number of answers."""
 
     # ---- one call ---------------------------------------------------------------------------------------------
 
     async def ask(self, work: Callable[[Service], Awaitable[T]], timeout: Millis, instance: Instance | None = None) -> T:
-        """What that instance says, or any. Raises SluicewayError, UnheardError; NotSentError if it surely was not asked."""
+        """Call the instance, or any. Raises SluicewayError, UnheardError, and NotSentError if the request certainly was not sent."""
         instance = instance or self.world.some_instance()
         if instance is None or not instance.serves:
             await asyncio.sleep(0.05)
@@ -87,7 +87,7 @@ class Clients:
         return answer
 
     async def _asked(self, instance: Instance, work: Callable[[Service], Awaitable[T]]) -> T:
-        """As the HTTP surface does: a queue of which the instance has not heard may be new."""
+        """Look the queue up first, as the HTTP surface does: the instance may not know a new queue yet."""
         if self.created:
             await instance.service.look_up(self.ledger.queue)
         return await work(instance.service)
@@ -106,7 +106,7 @@ class Clients:
             await self.produce(self.ledger.add(key, *new_rows(self.ledger.queue, numbers, [None for _ in numbers])))
 
     async def produce(self, batch: Batch, instance: Instance | None = None) -> bool:
-        """Whether it was taken. With a key it is repeated, also after it was taken."""
+        """Return whether the batch was acknowledged. With a key it is repeated, also after its acknowledgement."""
         for _ in range(6):
             await self._produce_once(batch, instance)
             if batch.key is None or self.random.random() < (0.9 if batch.answer else 0.1):
@@ -159,7 +159,7 @@ class Clients:
         return []
 
     async def use(self, holds: Sequence[Hold]) -> None:
-        """What a consumer does with what it has, which may lie in several partitions: keep it, put some back, be done, or vanish."""
+        """Act on the leases, which may lie in several partitions: extend, settle some, complete, or vanish."""
         for _ in range(self.random.randint(0, 2)):
             if await self.world.pause(self.random.random() * 1.5):
                 break
@@ -181,7 +181,7 @@ class Clients:
         return self.random.choice([*dispositions, Disposition("dead", reason="bad")])
 
     async def settle(self, holds: Sequence[Hold], disposition: Disposition, tries: int, instance: Instance | None = None) -> bool:
-        """Whether all of it was settled, or had been. Repeated until it is, any instance will do."""
+        """Settle at any instance, up to `tries` times. Returns whether all of it is settled or was before."""
         sent: dict[int, list[int]] = {}
         for hold in holds:
             sent.setdefault(hold.partition, []).extend(hold.items)
@@ -219,7 +219,7 @@ class Clients:
                 pass
 
     async def update(self, patch: QueuePatch) -> None:
-        """Once; whatever becomes of it, all instances follow what is recorded."""
+        """Update the queue once. Whatever its outcome, all instances follow the record."""
         try:
             await self.ask(lambda service: service.update_queue(self.ledger.queue, patch), 3_000)
         except SluicewayError as error:
@@ -227,10 +227,10 @@ class Clients:
         except (UnheardError, NotSentError):
             pass
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- draining ---------------------------------------------------------------------------------------------
 
     async def drain(self, instance: Instance) -> None:
-        """Lease all that is there, wherever it is, by way of this instance, and be done with it."""
+        """Lease all available items of the queue through this instance, and complete them."""
         client_id = f"d{next(self.asked)}"
         self.ledger.asks.lease_timeouts[client_id] = 30_000
         holds = await self.lease(Lease(client_id, 1_000, 500, 30_000, 100), instance)

@@ -1,7 +1,7 @@
 """Real group members, driven by `cluster/group_member.py` in virtual time: processes freeze and die, the meta store is behind bad links.
 
-`group.py` drives the machine alone, and far faster. Here handlers are slow or fail, a lease runs out while the driver waits, and
-everything that is asynchronous has the orders that it may have.
+`group.py` drives the state machine alone, and far faster. Here handlers are slow or fail, leases expire while the driver waits, and
+asynchronous steps interleave in every order that they may have.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from sluiceway.kernel.clock import Millis
 
 KEYS = Keys("g")
 CALM: Millis = 26_000
-"""Time without faults at the end, in which everything must come to rest."""
+"""Fault-free time at the end, in milliseconds, within which the group must come to rest."""
 QUIET: Millis = 10_000
-"""The last part of it, in which nothing but heartbeats may happen."""
+"""Last part of the calm time, in which only heartbeats may happen."""
 MAX_MEMBERS = 12
 GRACE: Millis = 2_000
-"""How long a handler may take in all to lose what a member has lost."""
+"""Total time in which a member's handler must have been told of a lapse, in milliseconds."""
 
 
 @dataclass
 class Weather:
-    """How bad it is, apart from the roads. Counts are of the whole time of traffic."""
+    """Faults of a history other than the links'. Counts are of the whole traffic phase, the others probabilities."""
 
     kills: int = 0
     freezes: int = 0
@@ -76,20 +76,20 @@ def roads_of(random: Random) -> Roads:
 
 @dataclass(eq=False)
 class Actor:
-    """A process with one member in it."""
+    """Process with one member."""
 
     process: Process
     link: Link
     store: SimMetaStore
     member: GroupMember = field(init=False)
     using: dict[str, Token] = field(default_factory=dict)
-    """What its handler has been told is its own; until it has returned from being told the opposite."""
+    """Items that the handler was told are gained, until its call about the loss has returned."""
     seen: dict[str, Token] = field(default_factory=dict)
-    """What it owned when it was last looked at."""
+    """Items owned at the last check."""
     lapsed_at: Millis | None = None
     leaving: bool = False
     busy: bool = False
-    """Its handler is at work."""
+    """Whether a handler call is running."""
 
     @property
     def alive(self) -> bool:
@@ -100,7 +100,7 @@ class Actor:
 
 
 class MemberWorld:
-    """One history, wholly determined by its seed. `live` raises a BrokenPromiseError at what must not be."""
+    """One history, determined by its seed. `live` raises BrokenPromiseError when an invariant is violated."""
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         self.random = Random(seed)
@@ -211,7 +211,7 @@ class MemberWorld:
             self._end(actor)
 
     def _leave(self) -> None:
-        """In good order, or at once."""
+        """Stop a member, in order or at once."""
         for actor in self._some():
             if actor.leaving:
                 continue
@@ -227,7 +227,7 @@ class MemberWorld:
         self.loop.after(0, lambda: self._end(actor))
 
     def _span(self) -> Millis:
-        """How long something lasts: about as long as one of the times on which something depends."""
+        """Draw a fault's duration in milliseconds, near one of the timeouts that it may exceed."""
         span = self.random.choice([300, 1_000, 2_000, 2_600, 3_000, 3_600, 6_000, 7_500]) * self.random.uniform(0.9, 1.1)
         return min(int(span), self.traffic + LINGERING - self.loop.now)
 
@@ -267,7 +267,7 @@ class MemberWorld:
         self.items = items
         self.loop.begin(self.loop.outside, self._define())
 
-    # ---- the user of a member ---------------------------------------------------------------------------------
+    # ---- handler ----------------------------------------------------------------------------------------------
 
     async def _handle(self, actor: Actor, change: Change) -> None:
         name = actor.process.name
@@ -290,7 +290,8 @@ class MemberWorld:
                 actor.using.pop(change.item, None)
 
     def _check_alone(self, actor: Actor, item: str) -> None:
-        """Whoever else still uses it has no lease any more; unless this one has none, which took too long over other items."""
+        """Check that no other member with a live lease still uses the item. A gain may be reported late, after the own lease has
+        expired."""
         for other in self._alive():
             alone = other is actor or item not in other.using or not (self._holds_lease(actor) and self._holds_lease(other))
             self._check(alone, f"{actor.process.name} gains {item} while {other.process.name} still uses it")
@@ -299,14 +300,14 @@ class MemberWorld:
         return actor.process.steady(self.loop.seconds) < actor.member._lease_deadline
 
     def _check(self, holds: bool, promise: str) -> None:
-        """A member catches what its handler raises, so the run is ended from outside."""
+        """End the run from outside: a member catches what its handler raises."""
         if not holds:
             self.loop.fail(BrokenPromiseError(promise))
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- invariant checks -------------------------------------------------------------------------------------
 
     def _look(self, process: Process) -> None:
-        """After each callback of a member's process: what it owns nobody else does, and its tokens rise."""
+        """After each callback of a member's process: check that it owns its items alone, and that its tokens rise."""
         for actor in self.actors:
             if actor.process is process and actor.alive:
                 owns = actor.owns()
@@ -318,7 +319,7 @@ class MemberWorld:
                 self._check_lapse(actor, owns)
 
     def _check_lapse(self, actor: Actor, owns: dict[str, Token]) -> None:
-        """Who owns nothing any more is told so, soon."""
+        """Check that a member that owns nothing any more is told so in time."""
         if owns or not actor.using or actor.busy:
             actor.lapsed_at = None
         elif actor.lapsed_at is None:
@@ -330,5 +331,5 @@ class MemberWorld:
 
 
 def run_members(seed: int, log: EventLog | None = None) -> None:
-    """Live one history. Raises BrokenPromiseError."""
+    """Run one history. Raises BrokenPromiseError."""
     MemberWorld(seed, log).live()

@@ -1,4 +1,4 @@
-"""An instance of a simulated cluster: a whole service in a process that can be killed, frozen and cut off."""
+"""Instance of a simulated cluster: a whole service in a process that can be killed, frozen and cut off."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from sluiceway.instance.service import Service
 
 @dataclass(eq=False)
 class Instance:
-    """One server process, from its start to its end: who comes after it is another one."""
+    """One server process from start to end. A restarted one is another Instance."""
 
     process: Process
     service: Service
     meta: Link
     store: Link
     serves: bool = False
-    """It takes requests."""
+    """Whether it takes requests."""
     going: bool = False
     callers: list[Link] = field(default_factory=list)
     owned: dict[str, Token] = field(default_factory=dict)
-    """What it owned when it was last looked at."""
+    """Items owned at the last check."""
 
     @property
     def name(self) -> str:

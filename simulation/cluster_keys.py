@@ -1,5 +1,5 @@
-"""Producers of a simulated cluster whose keys are to be known for good: alone, or in groups, and repeated long after; and those who keep
-an order."""
+"""Producers of a simulated cluster with long-lived keys, alone or in groups, that are repeated long after; and producers that keep an
+order."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from simulation.cluster_instance import Instance
 AT_ONCE = 20
 TRIES = 30
 LATEST: Millis = 12_000
-"""How far ahead items are scheduled at most."""
+"""How far ahead items are scheduled at most, in milliseconds."""
 
 
 class KeyClients(Clients):
-    """Of one queue. Of what they have produced under keys everything is repeated now and then, and all of it in the end."""
+    """Clients of one queue that repeat their keyed produces now and then, and all of them in the end."""
 
     def __init__(self, world: ClusterWorld, ledger: QueueLedger) -> None:
         super().__init__(world, ledger)
         self.groups = count(1)
         self._scheduled: float = getattr(world, "scheduled", 0.0)
         self.keyed: list[Batch] = []
-        """What may be repeated: of each group the newest."""
+        """Batches that may be repeated; of each group only the newest."""
 
     # ---- producers --------------------------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ class KeyClients(Clients):
             await self.produce(batch)
 
     async def _produce_in_group(self, until: Millis) -> None:
-        """Each is repeated until it is taken, and then there is the next."""
+        """Produce a group's sequence: repeat each batch until it is acknowledged, then go on with the next."""
         group = f"g{self.ledger.queue}{next(self.groups)}"
         before: Batch | None = None
         for sequence in count(1):
@@ -66,7 +66,7 @@ class KeyClients(Clients):
             await self._pause()
             batch = self._batch(ProduceKey(f"{group}/{sequence}", group, sequence))
             if before is not None:
-                # Once a later one was taken it would be refused as old.
+                # A repetition after a later sequence would be refused as stale.
                 self.keyed.remove(before)
             self.keyed.append(batch)
             before = batch
@@ -76,7 +76,7 @@ class KeyClients(Clients):
                 await self._produce_once(batch, None)
 
     async def _produce_in_order(self, until: Millis) -> None:
-        """One call after the other."""
+        """Produce sequentially, and record the order."""
         assert self.ledger.in_order is not None
         producer, number = f"p{next(self.asked)}", count()
         while self.world.loop.now < until:
@@ -92,7 +92,7 @@ class KeyClients(Clients):
             else:
                 await self._produce_once(batch, None)
                 if batch.answer is None:
-                    # It may be taken at any time from now on, or never.
+                    # The batch may still be accepted at any later time.
                     for item in batch.items:
                         del self.ledger.in_order[item.payload]
 
@@ -106,7 +106,7 @@ class KeyClients(Clients):
         return self.ledger.add(key, *new_rows(self.ledger.queue, numbers, dues))
 
     async def _insist(self, batch: Batch, until: Millis) -> bool:
-        """Whether it was taken; it is repeated, anywhere, until it was or the time is over."""
+        """Repeat the batch anywhere until it is acknowledged or `until` is reached. Returns whether it was."""
         while batch.answer is None and self.world.loop.now < until:
             await self._produce_once(batch, None)
             if batch.answer is None:
@@ -114,15 +114,15 @@ class KeyClients(Clients):
         return batch.answer is not None
 
     async def produce_keyed(self, instance: Instance) -> None:
-        """Something, at that instance. As it may come in between, it is not of those that keep an order."""
+        """Produce a keyed batch at that instance. It belongs to no ordered producer, since it may come in between."""
         batch = self._batch(ProduceKey(f"k{next(self.keys)}"))
         self.keyed.append(batch)
         await self._produce_once(batch, instance)
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- final checks -----------------------------------------------------------------------------------------
 
     async def repeat_all(self) -> None:
-        """Whatever was produced under a key has its answer, which is the first."""
+        """Check that every keyed batch still gets its first answer."""
         for start in range(0, len(self.keyed), AT_ONCE):
             await asyncio.gather(*(self._repeat(batch) for batch in self.keyed[start : start + AT_ONCE]))
 

@@ -1,4 +1,4 @@
-"""What the clients of a simulated cluster were told of one queue, checked against what is durable, whoever wrote it."""
+"""Ledger of one queue in a simulated cluster: answers to clients, checked against what is durable, whichever instance wrote it."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried"
 
 
 class Content(dict[int, Item]):
-    """A lease as it was stored: its items by offset."""
+    """Items of a stored lease, by offset."""
 
     attempts: int = 0
 
 
 @dataclass(eq=False)
 class Hold:
-    """A lease as its consumer knows it: the items that it has not settled, by offset."""
+    """Lease as its consumer knows it: unsettled items by offset."""
 
     partition: int
     number: int
@@ -40,7 +40,7 @@ class Hold:
 
 
 class _Follower:
-    """A trail, and what was in each lease."""
+    """Feeds a partition's ItemHistory, and records the content of each new lease."""
 
     def __init__(self, trail: ItemHistory, ledger: QueueLedger) -> None:
         self._trail = trail
@@ -56,7 +56,7 @@ class _Follower:
 
 
 class QueueLedger:
-    """Every item that was ever sent to the queue, and every promise about it. `items` are those of all queues."""
+    """Every item ever sent to the queue, and every promise about it. `items`: those of all queues."""
 
     def __init__(self, queue: str, items: dict[str, Item]) -> None:
         self.queue = queue
@@ -65,18 +65,18 @@ class QueueLedger:
         self.batches: list[Batch] = []
         self.asks = Asks()
         self.heard: set[tuple[int, int]] = set()
-        """The leases that a client was told of."""
+        """Leases that a client was told of."""
         self.contents: dict[tuple[int, int], Content] = {}
         self.stores: dict[int, Store] = {}
         self.trails: dict[int, ItemHistory] = {}
         self.tally: Counter[str] = Counter()
         self.in_order: dict[str, tuple[str, int]] | None = None
-        """Of a queue with one partition: which items were produced one call after the other, by whom, and the how-manieth each is."""
+        """For a queue with one partition: producer and ordinal of each item of a sequential producer, by payload."""
         self._last: dict[str, int] = {}
         self._begun: set[str] = set()
 
     def new_store(self, incarnation: str, partition: int) -> Store:
-        """A partition is opened for the first time."""
+        """Create the store of a partition at its first opening."""
         check(self.incarnation in ("", incarnation), "a queue has two incarnations")
         check(partition not in self.trails, f"partition {partition} of {self.queue} is there again after its data was removed")
         self.incarnation = incarnation
@@ -87,13 +87,13 @@ class QueueLedger:
         return store
 
     def left(self) -> int:
-        """Items that are anywhere in it, also on their way to another queue."""
+        """Count remaining items, including those in transfers to another queue."""
         scenes = [store.scene() for store in self.stores.values()]
         return sum(len(scene.alive) + len(scene.leaving) for scene in scenes)
 
     def follow_order(self, partition: int, scene: Scene, newest: set[int]) -> None:
-        """Of a queue with one partition: the first time, items are leased in the order in which each producer made them, and none before
-        all of the partitions that were there before are finished."""
+        """Check a one-partition queue's order. First leases follow each producer's order, and start only after all earlier partitions are
+        finished."""
         if self.in_order is None or not newest:
             return
         for number, store in self.stores.items():
@@ -122,7 +122,7 @@ class QueueLedger:
         return batch
 
     def produced(self, batch: Batch, answer: Produced) -> None:
-        """What was acknowledged is durable, once, and where it is said to be."""
+        """Check an acknowledgement: the items are durable, once, at the ids told."""
         check(answer.items == len(batch.items), "the answer counts other items than were sent")
         if batch.answer is not None:
             check(answer[:3] == batch.answer[:3], f"a repetition has another answer: {answer} after {batch.answer}")
@@ -136,28 +136,28 @@ class QueueLedger:
         self.tally["produced"] += answer.items
 
     def check_refused(self, batch: Batch) -> None:
-        """What was refused each time that it was asked for has not happened."""
+        """Check that a batch whose every attempt was refused has not happened."""
         for item in batch.items:
             check(batch.may_exist or item.origin is None, f"{item.payload} is durable, and its producer was told that it was refused")
 
     # ---- lease ------------------------------------------------------------------------------------------------
 
     def live(self, client_id: str, now: Millis) -> set[tuple[int, int]]:
-        """The leases that the client has then, whether or not it was told."""
+        """Return the client's leases at that time, whether or not it was told of them."""
         scenes = ((number, store.scene()) for number, store in self.stores.items())
         leases = ((number, lease) for number, scene in scenes for lease in scene.leases.values())
         return {(number, lease.number) for number, lease in leases if lease.client_id == client_id and (lease.deadline or 0) > now}
 
     def leased(self, request: Lease, answer: Leased, before: set[tuple[int, int]], now: Millis) -> list[Hold]:
-        """Each lease was made for this client, with just these items; it may be over by now.
+        """Check that each lease was made for this client with exactly these items. It may have ended since.
 
-        `before`: the leases that it had when it asked. With a key, those that it has still are in the answer. `now`: by the clock that is
+        `before`: the client's leases when it asked. With a key, those still live must be in the answer. `now`: by the clock that is
         furthest ahead.
         """
         if request.lease_key is not None:
             missing = (before & self.live(request.client_id, now)) - {each[:2] for each in answer.leases}
             if not answer.leases:
-                # What an earlier call took, of which nobody has heard, may still have been on its way into the store.
+                # Leases of an earlier call whose answer was lost may still have been in flight to the store.
                 missing &= self.heard
             check(not missing, f"a repeated lease key of {request.client_id} did not find {missing}")
         rows: dict[tuple[int, int], dict[int, str]] = {}
@@ -171,7 +171,7 @@ class QueueLedger:
                 check(told_of == item.origin, f"{item.payload} is said to have been {told_of} first, and was {item.origin}")
         check(rows.keys() == {each[:2] for each in answer.leases}, "the items are of other leases than the answer names")
         total = sum(each.items for each in answer.leases)
-        # Under a key, a call that still waits may take more.
+        # Under a key, a call still waiting may take more.
         check(request.lease_key is not None or total <= request.batch_size, "more items than were asked for")
         holds = []
         for info in answer.leases:
@@ -195,7 +195,7 @@ class QueueLedger:
     # ---- settle -----------------------------------------------------------------------------------------------
 
     def settled(self, verdict: Verdict, sent: Mapping[int, Iterable[int]], answer: Settled) -> None:
-        """The call has succeeded: every item that is not ignored has met its disposition, and every reason is true."""
+        """Check a successful settle: every item not ignored has met its disposition, and every reason is true."""
         ignored = dict(_places(answer.ignored))
         wanted = {(partition, offset) for partition, offsets in sent.items() for offset in offsets}
         check(ignored.keys() <= wanted and len(ignored) == len(answer.ignored), "other ids are ignored than were sent")
@@ -217,7 +217,7 @@ class QueueLedger:
         self.tally["ignored"] += len(ignored)
 
     def check_drained(self) -> None:
-        """All that was acknowledged, or may have been taken, has ended; and each end had its cause."""
+        """Check that all items acknowledged or possibly accepted have ended, each with its cause."""
         for batch in self.batches:
             for item in batch.items:
                 check(item.ended or item.origin is None, f"{item.payload} is left over")

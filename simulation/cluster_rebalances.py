@@ -1,12 +1,12 @@
-"""A simulated cluster whose queues are rebalanced all the while, over two backends: what `cluster.py` says must hold all the same, and
+"""A simulated cluster whose queues are rebalanced all the time, over two backends. The invariants of `cluster.py` hold, and:
 
-S8  What is recorded follows from what is so, and S9 steps are recorded by the coordinator alone (`cluster_records.py`).
-S10 A repetition of a produce under a key gets the answer of the first, wherever the key's home has gone, also when all is over.
-S11 Items that are moved keep their attempts, the times at which they were enqueued, are due and expire, and their origins.
-S12 Of a queue with one partition what each producer produced, one call after the other, is leased in that order the first time, and none
-    of a new partition before all of the old one is finished.
-S13 A partition is not removed with anything in it, and its data not before it is removed.
-L5  After the world has healed each rebalance ends as it was planned, or as it was before; nothing is half-way or left over.
+S8  Records of a rebalance state facts, and S9 the coordinator alone records steps (`cluster_records.py`).
+S10 A repeated keyed produce gets its first answer, wherever the key's home has gone, also after the rebalance.
+S11 Moved items keep their attempts, their enqueue, due and expiry times, and their origins.
+S12 In a queue with one partition, first leases follow each sequential producer's order, and no item of a new partition is leased before
+    all of the old one is finished.
+S13 A partition is removed only when empty, and its data is dropped only after its removal.
+L5  After the world heals each rebalance ends as planned or as before; nothing is half-way or left over.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ from sluiceway.ports.partition_store import PartitionRef
 
 SOMEBODY = Actor("somebody")
 ENDING: Millis = 90_000
-"""Within this each rebalance has ended once all is well and nothing is left to be leased."""
+"""Deadline for each rebalance to end after the world has healed and all items are leased, in milliseconds."""
 BURST = 16
-"""Produces under keys that an instance is asked for while it does not hear what is recorded."""
+"""Number of keyed produces sent to an instance while it misses the records."""
 AFFINITIES = [(1.0, 1.0), (1.0, 0.0), (0.0, 1.0), (1.0, 0.3)]
 DECLINED = ("rebalance_open", "nothing_to_rebalance", "invalid_request", "plan_changed", "not_cancellable", "rebalance_not_found")
 MAYBE = ("unavailable", "partition_damaged", "outcome_unknown", "version_conflict", "queue_not_found")
 
 
 class _Removed:
-    """Follows what a partition takes that was opened after it was removed: nothing."""
+    """Follower of a partition opened after its removal: it must take no items."""
 
     def __init__(self, ref: PartitionRef) -> None:
         self.ref = ref
@@ -66,20 +66,20 @@ class _Removed:
 
 @dataclass
 class Doings:
-    """What is done to the partitions, in the time of traffic: so many times each; and how often a step is struck."""
+    """Administrative actions during traffic: counts, and probabilities of faults at steps."""
 
     rebalances: int
     cancels: int
     pauses: int
     affinities: int
     strikes: float
-    """How likely it is that something befalls an instance just when a step of a rebalance is recorded."""
+    """Probability that a fault strikes an instance just when a step of a rebalance is recorded."""
     deafness: float
-    """How likely it is that this is not to hear of it."""
+    """Probability that the fault is not to hear of the step."""
 
 
 class RebalanceWorld(ClusterWorld):
-    """One history, wholly determined by its seed."""
+    """One history with rebalances, determined by its seed."""
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         super().__init__(seed, log)
@@ -88,7 +88,7 @@ class RebalanceWorld(ClusterWorld):
             pick([4, 8, 16]), pick([0, 1, 4]), pick([0, 0, 3]), pick([1, 2, 4]), pick([0.0, 0.3, 0.7]), pick([0.2, 0.5, 1.0])
         )
         if self.random.random() < 0.5:
-            # Nothing but what strikes at the steps: more steps are lived to see.
+            # Faults at steps only, so that histories reach more steps.
             self.weather = Weather(kills=pick([0, 1]), joins=pick([0, 1]), jumps=pick([0, 2]))
             for roads in (self.store_roads, self.meta_roads, self.client_roads, self.network.roads):
                 roads.calm()
@@ -96,12 +96,12 @@ class RebalanceWorld(ClusterWorld):
         self.network.echo = pick([0.0, 0.0, 0.1, 0.5])
         self.affinities = pick(AFFINITIES)
         self.settings: dict[str, dict[str, BackendSettings]] = {}
-        """The backends of each instance by its name, which the instance goes by."""
+        """Backend settings by instance name. Each instance reads its own live."""
         self.vault = Vault(self._new_store, self._dropped)
         self.watch = RecordWatch(self.vault.partitions, self._step)
         self.shared.followers.append(self.watch.follow)
         self.scheduled = pick([0.1, 0.4, 0.9])
-        """How many of what is produced is due later."""
+        """Share of produced items that are due later."""
         self.resting = False
 
     # ---- the script -------------------------------------------------------------------------------------------
@@ -130,14 +130,14 @@ class RebalanceWorld(ClusterWorld):
         return KeyClients(self, ledger)
 
     def _consumers(self) -> int:
-        # Often so few that there is something to be moved.
+        # Often few, so that items are left to be moved.
         return self.random.choice([0, 1, 1, 2, 4])
 
     async def _drain(self) -> None:
         self.resting = True
         await super()._drain()
         await self._end_rebalances()
-        # What may yet be taken under a key is taken now, and drained as well.
+        # Keyed produces that are still accepted are accepted now, and drained as well.
         for clients in self.clients:
             assert isinstance(clients, KeyClients)
             await clients.repeat_all()
@@ -155,7 +155,7 @@ class RebalanceWorld(ClusterWorld):
         record = next((each for each in self.records() if each.incarnation == ref.incarnation), None)
         if record is None or record.partition(ref.partition) is not None:
             return super()._new_store(ref)
-        # An opening that was on its way when the partition was removed, or by an instance that has not heard of it.
+        # By an opening in flight at the removal, or by an instance that has not heard of it.
         self.note("a partition is opened that was removed:", *ref)
         self.watch.tally["opened when removed"] += 1
         store = Store()
@@ -177,7 +177,7 @@ class RebalanceWorld(ClusterWorld):
     def open_rebalances(self) -> list[Rebalance]:
         return [decode_rebalance(entry.value) for entry in self.shared.view.prefix(OPEN).values()]
 
-    # ---- trouble ----------------------------------------------------------------------------------------------
+    # ---- fault injection --------------------------------------------------------------------------------------
 
     def _plan_troubles(self) -> None:
         super()._plan_troubles()
@@ -193,7 +193,7 @@ class RebalanceWorld(ClusterWorld):
                 self.loop.after(self.random.randrange(self.traffic), act)
 
     def _change_affinities(self) -> None:
-        """The configuration of all instances is changed, of one after the other."""
+        """Change the configuration of all instances, one after another."""
         self.affinities = self.random.choice(AFFINITIES)
         self.note("affinities are to be", *self.affinities)
         for instance in self.instances:
@@ -213,7 +213,7 @@ class RebalanceWorld(ClusterWorld):
             self.loop.begin(self.loop.outside, self._ask_for_many(clients, drain, rate))
             return
         if name == "line":
-            # Else it stays where it is, mostly.
+            # Otherwise the partition mostly stays in its backend.
             self._change_affinities()
         self.loop.begin(self.loop.outside, self._ask_for(clients, requested, drain, rate))
 
@@ -242,7 +242,7 @@ class RebalanceWorld(ClusterWorld):
             pass
 
     def _cancel(self) -> None:
-        """The one that is open, at whatever step it is."""
+        """Cancel an open rebalance, whatever its step."""
         those = self.open_rebalances()
         if those:
             id = self.random.choice(those).id
@@ -260,7 +260,7 @@ class RebalanceWorld(ClusterWorld):
             pass
 
     def _pause(self) -> None:
-        """Some partition, for a while."""
+        """Pause a random partition for a while."""
         record = self.random.choice(self.records())
         number = self.random.choice(record.partitions).partition
         self.note("partition", number, "of", record.queue_name, "is to be paused")
@@ -279,21 +279,21 @@ class RebalanceWorld(ClusterWorld):
             pass
 
     def _step(self, rebalance: Rebalance, coordinator: str) -> None:
-        """A step was recorded just now: something strikes whoever has recorded it, or another one."""
+        """React to a recorded step: strike the instance that has recorded it, or another one."""
         self.note("rebalance", rebalance.id, "of", rebalance.queue_name, "is", rebalance.state, "at", rebalance.step)
         if self.resting or self.random.random() >= self.doings.strikes:
             return
         there = [each for each in self.instances if not each.process.dead]
         others, struck = ([each for each in there if (each.name == coordinator) is those] for those in (False, True))
         if rebalance.step == "drain" and rebalance.state == "running" and self.random.random() < 0.5:
-            # Just when items are to be moved. The coordinator reaches all of them.
+            # Just when items are to be moved. The coordinator still reaches all instances.
             for one, other in permutations(others, 2):
                 self.network.cut(one.process, other.process)
                 self.loop.after(1_500, partial(self.network.uncut, one.process, other.process))
             self.loop.after(self.random.choice([20, 100, 500]), self._cancel)
             return
         if others and self.random.random() < self.doings.deafness:
-            # Of what follows who does not hear of it would go on as before: it is when homes change that this matters.
+            # An instance that missed the step goes on as before, which matters when homes change.
             if rebalance.step in ("shut", "keys") or self.random.random() < 0.2:
                 self._deafen(self.random.choice(_losers(rebalance, others) or others), struck, rebalance.queue_name)
             return
@@ -301,7 +301,7 @@ class RebalanceWorld(ClusterWorld):
         if not struck:
             return
         instance = self.random.choice(struck)
-        # So long that it may have been followed by another when it goes on.
+        # Long enough that another coordinator may have taken over.
         span = self.random.choice([700, 2_600, 5_000, 6_500])
         deed = self.random.random()
         if deed < 0.3:
@@ -319,7 +319,7 @@ class RebalanceWorld(ClusterWorld):
             self.loop.after(self.random.choice([0, 20, 200]), self._cancel)
 
     def _deafen(self, instance: Instance, coordinators: list[Instance], queue_name: str) -> None:
-        """It does not hear what was recorded, and works as before, almost until its lease runs out; clients ask it all the more."""
+        """Keep the instance from hearing what was recorded, for almost the length of its lease, while clients call it all the more."""
         span = self.random.randrange(1_000, 2_800)
         self.note(instance.name, "is deaf for", span)
         instance.meta.cut.update(("there", "back"))
@@ -338,7 +338,7 @@ class RebalanceWorld(ClusterWorld):
 
         self.loop.after(span, hears)
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- final checks -----------------------------------------------------------------------------------------
 
     async def _problem(self) -> str | None:
         for record in self.records():
@@ -348,7 +348,7 @@ class RebalanceWorld(ClusterWorld):
         return await super()._problem()
 
     async def _end_rebalances(self) -> None:
-        """All that were begun have come to their ends, and nothing of them is left."""
+        """Check that all rebalances end and leave nothing behind."""
         deadline = self.loop.now + ENDING
         while problem := await self._left():
             check(self.loop.now < deadline, f"rebalances do not end: {problem}")
@@ -365,7 +365,7 @@ class RebalanceWorld(ClusterWorld):
 
 
 def _losers(rebalance: Rebalance, instances: list[Instance]) -> list[Instance]:
-    """Those with partitions that stay, and are the homes of fewer keys from now on; of a queue in order those whose place is taken."""
+    """Return the instances with partitions that stay and lose keys; for an ordered queue, those whose partition is replaced."""
     pairs = zip(rebalance.homes, rebalance.slots, strict=True)
     losers = {home for home, final in pairs if home != final} - {*rebalance.plan.drains}
     losers = {*rebalance.plan.drains} if rebalance.plan.in_order else losers
@@ -381,5 +381,5 @@ def _backends(affinities: tuple[float, float], write_timeout: Millis) -> dict[st
 
 
 def run_rebalances(seed: int, log: EventLog | None = None) -> None:
-    """Live one history. Raises BrokenPromiseError."""
+    """Run one history. Raises BrokenPromiseError."""
     RebalanceWorld(seed, log).live()

@@ -1,8 +1,8 @@
-"""What a simulated cluster records of queues and rebalances, looked at with each commit of its meta store.
+"""Records of queues and rebalances in a simulated cluster, checked at each commit of its meta store.
 
-S8  What a rebalance records follows from what is so: a partition is removed when it is sealed and empty, and nothing is on its way there;
-    numbers are not given again; a slot has a home that is there; one rebalance of a queue at a time.
-S9  Steps are recorded by the coordinator alone, and a rebalance ends with the partitions of its plan, or with those from before.
+S8  A rebalance records facts. A partition is removed when it is sealed and empty, and nothing is on its way there; numbers are not
+    given again; a slot's home exists; a queue has one rebalance at a time.
+S9  The coordinator alone records steps. A rebalance ends with the partitions of its plan, or with those from before.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ Step = Callable[[Rebalance, str], None]
 
 
 class RecordWatch:
-    """Follows the commits. `stored` is what partitions have; `on_step` hears of each commit of an open rebalance, and whose it is."""
+    """Follows the commits. `stored`: what partitions store. `on_step` is called with each commit of an open rebalance, and its author."""
 
     def __init__(self, stored: Mapping[PartitionRef, Kept], on_step: Step) -> None:
         self.stored = stored
         self.on_step = on_step
         self.given: dict[str, set[int]] = {}
-        """The partition numbers that each queue ever had."""
+        """Partition numbers that each queue has ever had."""
         self.before: dict[str, set[int]] = {}
-        """The partitions that were there when a rebalance began."""
+        """Partitions before each rebalance, by its id."""
         self.cancels: set[str] = set()
-        """Rebalances that somebody has asked to be cancelled."""
+        """Rebalances whose cancellation was requested."""
         self.tally: Counter[str] = Counter()
 
     def follow(self, old: View, new: View) -> None:
-        """A commit has landed."""
+        """Check one commit."""
         for key, entry in new.prefix(QUEUE).items():
             was = old.entries.get(key)
             if was is None or was.stamp != entry.stamp:
@@ -84,7 +84,7 @@ class RecordWatch:
             check(new.cursor >= old.cursor, f"the cursor of {new.queue_name} goes back")
 
     def _removed(self, record: QueueRecord, number: int) -> None:
-        """It has nothing, will never have anything, and nothing is on its way to it."""
+        """Check a removal: the partition holds nothing, is sealed or unused, and is no transfer's target."""
         self.tally["removed"] += 1
         kept = self.stored.get(PartitionRef(record.incarnation, number))
         name = f"partition {number} of {record.queue_name}"
@@ -147,10 +147,10 @@ class RecordWatch:
         for each in new.plan.creates if new.state == "done" else ():
             check(placed[each.partition] == each.backend, f"partition {each.partition} lies in another backend than was planned")
 
-    # ---- in the end -------------------------------------------------------------------------------------------
+    # ---- final checks -----------------------------------------------------------------------------------------
 
     def half_way(self, view: View) -> str | None:
-        """What a partition durably takes is not what its record says, when all rebalances have ended."""
+        """After all rebalances: return a partition whose stored state contradicts its record, None without one."""
         for record in (decode_queue(entry.value) for entry in view.prefix(QUEUE).values()):
             for each in record.partitions:
                 kept = self.stored.get(PartitionRef(record.incarnation, each.partition))
@@ -164,13 +164,13 @@ class RecordWatch:
         return None
 
     def left_over(self, view: View) -> str | None:
-        """What is there that should not be, when all rebalances have ended."""
+        """After all rebalances: return leftover data or notes, None without any."""
         there = {
             PartitionRef(record.incarnation, each.partition)
             for record in (decode_queue(entry.value) for entry in view.prefix(QUEUE).values())
             for each in record.partitions
         }
-        # What was opened late has nothing but a fence.
+        # A late opening leaves nothing but a fence.
         surplus = sorted(ref for ref in set(self.stored) - there if self.stored[ref].store.header is not None)
         if surplus:
             return f"the data of {surplus} is still there"

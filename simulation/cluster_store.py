@@ -1,4 +1,4 @@
-"""The partitions of a simulated cluster: one store that all instances share, each over a way of its own."""
+"""Partition storage of a simulated cluster: one vault that all instances share, each over its own link."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ from sluiceway.model.outcomes import Outcome
 from sluiceway.ports.partition_store import Changes, Fence, FencedError, Least, LostError, PartitionRef, Snapshot, StoreUnavailableError
 
 PATIENCE: Millis = 60_000
-"""How long a store is waited for; the backend of an instance gives up before."""
+"""Storage timeout in milliseconds; an instance's backend gives up earlier."""
 
 
 @dataclass
 class Kept:
-    """One partition as it is stored."""
+    """One stored partition."""
 
     store: Store
     backend: str = "default"
     users: dict[tuple[int, int], str] = field(default_factory=dict)
-    """Which instance has used a token, (era, grant): no other one may."""
+    """Instance by token, (era, grant): no other instance may use the token."""
 
 
 class Vault:
-    """What is really stored. `new_store` makes the store of a partition, which checks each step of each item; `dropped` hears what goes."""
+    """The shared storage. `new_store` creates a partition's store, which checks each item's steps; `dropped` is called before data goes."""
 
     def __init__(self, new_store: Callable[[PartitionRef], Store], dropped: Callable[[PartitionRef], None] = lambda _: None) -> None:
         self.partitions: dict[PartitionRef, Kept] = {}
         self.identities: dict[str, str] = {}
         self.away: set[PartitionRef] = set()
-        """Partitions whose storage is not what it was, for a while."""
+        """Partitions whose storage is replaced by an empty one for a while."""
         self.commits = 0
         self.shut_out = 0
-        """Commits that a fence refused."""
+        """Number of commits that a fence, a missing partition or a gap in its transactions kept out."""
         self.straggles: Callable[[], bool] = lambda: False
-        """Whether a commit that is sent arrives only when its partition has been opened again."""
+        """Whether a sent commit arrives only after its partition has been opened again."""
         self._stragglers: dict[PartitionRef, asyncio.Event] = {}
         self._new_store = new_store
         self._dropped = dropped
@@ -52,7 +52,7 @@ class Vault:
 
     @contextmanager
     def noting_turns(self) -> Iterator[None]:
-        """For the length of a block it is noted at what time, and under which settings, each change set was decided."""
+        """For the length of the block, note the time and the settings under which each change set was decided."""
         original = vars(QueueDriver)["_carry_out"]
 
         def carry_out(driver: QueueDriver, effect: Effect) -> None:
@@ -75,7 +75,7 @@ class Vault:
         kept = self.partitions.get(ref)
         name = f"{ref.incarnation}-{ref.partition}"
         if kept is not None and self.is_away(ref):
-            # An empty storage lies where it was. What was never acknowledged in may be made anew there.
+            # The empty storage takes the place of the old one. Only what was never acknowledged in may be made anew there.
             check(least is not None, f"{owner} makes {name} anew, which has acknowledged turn {kept.store.txn}")
             raise LostError(name, "is not there")
         LostError.check(name, None if kept is None else Least(Fence(*kept.store.fence), kept.store.txn), least)
@@ -93,21 +93,21 @@ class Vault:
         return kept.store.snapshot()
 
     def is_away(self, ref: PartitionRef) -> bool:
-        """It has something, which cannot be found where it was."""
+        """Whether the partition has data whose storage is away."""
         return ref in self.away and self.partitions[ref].store.txn > 0
 
     @staticmethod
     def is_shut_out(store: Store, fence: Fence) -> bool:
-        """Somebody has opened it with a higher fence."""
+        """Whether a higher fence has opened the partition."""
         return store.fence > fence
 
     @staticmethod
     def may_write(store: Store, fence: Fence) -> bool:
-        """The fence is that of the last opening."""
+        """Whether the fence is that of the last opening."""
         return store.fence == fence
 
     async def apply_late(self, ref: PartitionRef, changes: Changes, fence: Fence) -> Outcome:
-        """Between the next opening and whatever is then written: nothing but the fence keeps it out."""
+        """Apply after the next opening and before its first commit: only the fence keeps the changes out."""
         await self._stragglers.setdefault(ref, asyncio.Event()).wait()
         return await self.apply(ref, changes, fence)
 
@@ -139,7 +139,7 @@ class Vault:
 
 
 class SimPartitionStore:
-    """An instance's PartitionStore."""
+    """PartitionStore port of one instance."""
 
     def __init__(self, vault: Vault, owner: str, link: Link, backend: str = "default") -> None:
         self._vault = vault
@@ -190,10 +190,10 @@ class SimPartitionStore:
             raise _unavailable() from error
 
     async def release(self, ref: PartitionRef) -> None:
-        """There is nothing to release."""
+        """No-op: nothing to release."""
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """No-op: nothing to release."""
 
 
 def _unavailable() -> StoreUnavailableError:

@@ -1,4 +1,4 @@
-"""What befalls a simulated cluster, and how bad its ways are."""
+"""Fault rates of a simulated cluster and its links."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from simulation.network_link import Roads
 
 @dataclass
 class Weather:
-    """What befalls instances, in the time of traffic."""
+    """Number of each fault during traffic, unless said otherwise."""
 
     kills: int = 0
     stops: int = 0
@@ -23,17 +23,17 @@ class Weather:
     changes: int = 0
     updates: int = 0
     losses: int = 0
-    """Partitions that are not where they were, for a while."""
+    """Number of partitions whose storage is gone for a while."""
     late_commits: bool = False
-    """Many commits reach their store when their instance has given up, and others have taken over."""
+    """Whether many commits reach their store only after their instance has given up and others have taken over."""
     stragglers: float = 0.0
-    """How often a commit does so between an opening and the first commit after it."""
+    """Probability that a commit lands between an opening and the first commit after it."""
 
 
 def weather_of(random: Random) -> Weather:
     pick = random.choice
     if random.random() < 0.3:
-        # Everything moves all the time, while instances stand still.
+        # Ownership moves constantly, with frozen instances.
         return Weather(
             kills=3,
             stops=pick([2, 4]),

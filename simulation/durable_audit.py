@@ -1,4 +1,4 @@
-"""What is durable in all queues right now, held against everything that was ever acknowledged."""
+"""Audit of all queues' durable state against everything that was ever acknowledged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluiceway.core.queue.partition_executor import LaneState
 
 
 def audit(queues: Sequence[SimQueue]) -> None:
-    """Raises BrokenPromiseError. All queues between which items go are among them."""
+    """Check all queues. Raises BrokenPromiseError. `queues` must include every queue that items may move to."""
     for queue in queues:
         for number, store in enumerate(queue.stores):
             durable = store.look()
@@ -33,7 +33,7 @@ def audit(queues: Sequence[SimQueue]) -> None:
 
 
 def _audit_memory(queue: SimQueue) -> None:
-    """What an owner that has nothing in flight counts is what is there."""
+    """Check that an owner with nothing in flight counts exactly the durable items."""
     for executor in queue.owner.executors.values() if queue.owner is not None else ():
         store = queue.stores[executor.number]
         if executor.state is LaneState.READY and executor.partition.txn == store.txn:

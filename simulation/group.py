@@ -1,7 +1,7 @@
-"""A group in a simulated world: members with clocks of their own, a meta store that is slow, deaf or away, crashes and pauses.
+"""Simulated group: members with their own clocks, a meta store that is slow, silent or unreachable, crashes and pauses.
 
-Faults strike where it hurts: they last about as long as a lease or as the time after which a member is given up, come to several at
-once, and half of them when a member has just looked or is about to commit. `group_checks` has what must hold.
+Faults are timed to hurt. Each lasts about as long as a lease or the member timeout, several may strike at once, and half of the pauses
+strike just after a member's read or just before its commit. `group_checks` has the invariants.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from sluiceway.ports.meta_store import Entry, Stamp, View
 
 KEYS = Keys("g")
 CALM: Millis = 26_000
-"""Time without faults at the end, in which everything must come to rest."""
+"""Fault-free time at the end, in milliseconds, within which the group must come to rest."""
 QUIET: Millis = 10_000
-"""The last part of it, in which nothing but heartbeats may happen."""
+"""Last part of the calm time, in which only heartbeats may happen."""
 LINGERING: Millis = 3_000
-"""For how long what was begun before may go on in the calm time."""
+"""How far into the calm time earlier faults may last, in milliseconds."""
 HEARTBEAT: Millis = 15_000
 MAX_ACTORS = 15
 
@@ -40,18 +40,18 @@ MOMENTS: tuple[Moment, ...] = ("look", "commit", "landed")
 
 
 class ModelStore:
-    """What a MetaStore does, at once and without a fault."""
+    """Synchronous, fault-free model of a MetaStore."""
 
     def __init__(self) -> None:
         self.stamp: Stamp = 0
         self.entries: dict[str, Entry] = {}
         self.touched: dict[str, Stamp] = {}
         self.born: dict[str, Stamp] = {}
-        """Since when a key is there."""
+        """Stamp of each key's creation."""
         self._view = View(0, {})
 
     def read(self) -> View:
-        """What is stored now. All readers between two commits share one view, which they must not change."""
+        """Return the current content. All readers between two commits share the view, and must not change it."""
         if self._view.stamp != self.stamp:
             self._view = View(self.stamp, dict(self.entries))
         return self._view
@@ -76,7 +76,7 @@ class ModelStore:
 
 
 class Looks:
-    """Decodes each state of one store once for all members and checks, which must not change a look."""
+    """Caches the decoded Look of each store state for all members and checks, which must not change it."""
 
     def __init__(self) -> None:
         self._reader = GroupReader(KEYS)
@@ -89,13 +89,13 @@ class Looks:
         return replace(look, seen_at=seen_at)
 
     def check_unchanged(self, view: View) -> None:
-        """No reader has changed a record or a look in place. Raises BrokenPromiseError."""
+        """Check that no reader has changed a record or a look in place. Raises BrokenPromiseError."""
         check(self.of(view, 0) == read_group(view, KEYS, 0), "a member has changed a record in place")
 
 
 @dataclass
 class Actor:
-    """A process with a member in it. Its clock runs at its own rate from its own beginning."""
+    """Process with one member. Its clock has its own rate and origin."""
 
     member: Member
     rate: float
@@ -107,11 +107,11 @@ class Actor:
     left: bool = False
     paused_until: Millis = 0
     cut_until: Millis = 0
-    """Its way to the store is cut: what it asks has no answer, though it may land."""
+    """Until then it is cut off from the store: its commits may land, but it hears nothing."""
     mute_until: Millis = 0
-    """It sees everything, and what it commits has no answer, though it may land."""
+    """Until then its reads work, and its commits may land but get no answer."""
     doom: tuple[Moment, Millis] | None = None
-    """It is paused at that moment of its next round trip, for so long."""
+    """Moment of the next round trip at which the process is paused, and for how long."""
 
     @property
     def name(self) -> str:
@@ -121,13 +121,13 @@ class Actor:
         return self.offset + int(now * self.rate)
 
     def serves(self, now: Millis) -> dict[str, Token]:
-        # First what is quick: all actors are asked after every event.
+        # Cheap checks first: this runs for each actor after every event.
         return {} if not self.served or self.dead or self.clock(now) >= self.deadline else self.served
 
 
 @dataclass
 class Weather:
-    """How bad it is. `drift`: how far clocks may run from the true rate."""
+    """Faults of a history: counts, probabilities, and `slow` in milliseconds. `drift`: maximum relative error of a clock's rate."""
 
     slow: Millis = 5
     unknown: float = 0.0
@@ -139,11 +139,11 @@ class Weather:
     joins: int = 0
     changes: int = 0
     kinds: tuple[str, ...] = ("items", "there and back", "era", "times")
-    """Of the changes."""
+    """Kinds of resource change to draw from."""
     places: int = 0
-    """How often a process places items, or removes some, without a round."""
+    """Number of placements or removals of items without a round."""
     limits: int = 0
-    """How often it says on how many members a queue may lie."""
+    """Number of changes to a queue's member limit."""
     drift: float = 0.1
 
 
@@ -151,19 +151,19 @@ def weather_of(random: Random) -> Weather:
     pick = random.choice
     theme = random.random()
     if theme < 0.1:
-        # The times change again and again, and processes stand still just then.
+        # The parameters change repeatedly, with processes paused at those moments.
         return Weather(slow=pick([1, 5, 50]), pauses=pick([4, 12]), joins=2, changes=10, kinds=("times",))
     if theme < 0.2:
-        # Whole groups leave, others come; items go and come back.
+        # Whole groups leave and others join; items are removed and come back.
         kinds = ("there and back", "items")
         return Weather(
             slow=pick([50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=6, joins=6, changes=8, kinds=kinds, places=pick([0, 8])
         )
     if theme < 0.3:
-        # Many processes place and remove items at once, while members come and go.
+        # Many processes place and remove items at once, while members join and leave.
         return Weather(slow=pick([5, 50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=4, joins=6, changes=pick([0, 6]), places=30)
     if theme < 0.4:
-        # They say again and again on how many members queues may lie.
+        # Processes repeatedly change the queues' member limits.
         return Weather(slow=pick([5, 50, 200]), hang=pick([0.0, 0.2]), pauses=4, leaves=2, joins=4, places=20, limits=20)
     return Weather(
         slow=pick([1, 5, 50, 200]),
@@ -193,12 +193,12 @@ def parameters_of(random: Random) -> Parameters:
 
 
 def run_group(seed: int, log: EventLog | None = None) -> None:
-    """Live one history. Raises BrokenPromiseError."""
+    """Run one history. Raises BrokenPromiseError."""
     GroupWorld(seed, log).live()
 
 
 class GroupWorld:
-    """One history, wholly determined by its seed. `live` raises a BrokenPromiseError at what must not be."""
+    """One history, determined by its seed. `live` raises BrokenPromiseError when an invariant is violated."""
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         self.random = Random(seed)
@@ -280,7 +280,7 @@ class GroupWorld:
         return [actor for actor in self.actors if not actor.dead and not actor.left]
 
     def _some(self, most: int = 1) -> list[Actor]:
-        """As many of those that live, at most."""
+        """Pick between one and `most` of the live actors."""
         alive = self._alive()
         return self.random.sample(alive, min(len(alive), self.random.randrange(1, most + 1)))
 
@@ -298,7 +298,7 @@ class GroupWorld:
             actor.dead = True
 
     def _leave(self) -> None:
-        """One; or all, and others come."""
+        """One member leaves; or all do, and another one joins."""
         everybody = self.random.random() < 0.3
         for actor in self._alive() if everybody else self._some():
             self._note(actor.name, "wants to leave")
@@ -308,7 +308,7 @@ class GroupWorld:
             self.at(self.now + self.random.randrange(1, 1_500), self._join)
 
     def _span(self) -> Millis:
-        """How long something lasts: about as long as one of the times on which something depends."""
+        """Draw a fault's duration: near the lease timeout or the member timeout."""
         parameters = self._resource().parameters
         lease, given_up, slow = parameters.lease_timeout, parameters.member_timeout, self.weather.slow
         some = self.random.uniform
@@ -316,7 +316,7 @@ class GroupWorld:
         return min(int(self.random.choice(kinds)), self.traffic + LINGERING - self.now)
 
     def _pause(self) -> None:
-        """One or several processes stand still, now or in the middle of their next round trip, and go on about together."""
+        """Pause up to three processes, now or within their next round trip, so that they resume at about the same time."""
         span, at_once = self._span(), self.random.random() < 0.5
         for actor in self._some(3):
             if at_once:
@@ -341,7 +341,7 @@ class GroupWorld:
                 actor.cut_until = self.now + span
 
     def _change(self) -> None:
-        """Items come and go, and some that go come back at once; the strategy, the times."""
+        """Change the resource: its items, some of which come back at once, its strategy, or its parameters."""
         before = self._resource()
         kind = self.random.choice(self.weather.kinds)
         if kind in ("items", "there and back"):
@@ -359,15 +359,15 @@ class GroupWorld:
             self._pause()
 
     def _some_item(self) -> str:
-        """One of those that come, go and come back."""
+        """Pick one of the items that are repeatedly added and removed."""
         return f"i{self.random.randrange(40):02}"
 
     def _put_items(self, some: Iterable[str]) -> None:
-        """What was placed stays: if it goes, it goes for ever."""
+        """Replace all items except placed ones: a placed item, once removed, never comes back."""
         before = self._resource()
         items = tuple(sorted([*some, *(item for item in before.items if item.startswith("p"))]))
         queues = {queue_of(item) for item in items}
-        # As whoever writes a resource does: a limit goes with the last item of its queue.
+        # As every writer of a resource does: a queue's limit goes with its last item.
         self._put_changed(items=items, limits={queue: most for queue, most in before.limits.items() if queue in queues})
 
     def _put_strategy(self, strategy: Strategy) -> None:
@@ -389,10 +389,10 @@ class GroupWorld:
         writes.put(KEYS.resource, resource)
         check(self.store.commit(writes), "the resource is written")
 
-    # ---- what else a process does ---------------------------------------------------------------------------------
+    # ---- placement ------------------------------------------------------------------------------------------------
 
     def _place(self) -> None:
-        """New items; or some that may have been there before."""
+        """Place new items, or items that may have existed before."""
         number = self.random.choice([1, 1, 2, 4, 9])
         known = self.random.random() < 0.4
         queue = self.random.choice([*self._queues()[:3], f"p{next(self.placed):03}"])
@@ -421,18 +421,18 @@ class GroupWorld:
             self._try(actor, decide, 4)
 
     def _limit(self) -> None:
-        """A queue that was placed is to lie on fewer members, on more, or on all."""
+        """Lower, raise or remove the member limit of a placed queue."""
         queue, most = self.random.choice(self._queues() or [""]), self.random.choice([1, 1, 2, 3, 5, None])
         for actor in self._some():
             self._try(actor, lambda _, look: item_placement.limit(look, KEYS, queue, most), 4)
 
     def _queues(self) -> list[str]:
-        """Those that were placed, in any order."""
+        """Return the placed queues in random order."""
         names = {queue_of(item) for item in self._resource().items if item.startswith("p")}
         return self.random.sample(sorted(names), len(names))
 
     def _try(self, actor: Actor, decide: Callable[[Actor, Look], Writes], tries: int) -> None:
-        """Read, decide, commit; again so many times, since whatever became of it the process is not told."""
+        """Read, decide and commit, then repeat up to `tries` times, because the process never learns a commit's outcome."""
 
         def saw(actor: Actor, view: View) -> None:
             writes = decide(actor, self.looks.of(view, actor.clock(self.now)))
@@ -442,13 +442,13 @@ class GroupWorld:
 
         self._read(actor, saw)
 
-    # ---- a member's loop --------------------------------------------------------------------------------------
+    # ---- member loop ------------------------------------------------------------------------------------------
 
     def _delay(self) -> Millis:
         return self.random.randrange(1, 2 * self.weather.slow + 1)
 
     def _awake(self, actor: Actor, act: Callable[[], None]) -> None:
-        """Do it now, or when the process runs again; never if it is dead."""
+        """Run `act` now, or when the process resumes; never if it is dead."""
         if actor.dead:
             return
         if actor.paused_until > self.now:
@@ -460,7 +460,7 @@ class GroupWorld:
         self._read(actor, self._saw)
 
     def _read(self, actor: Actor, saw: Callable[[Actor, View], None]) -> None:
-        """Read the group; the view is of some moment between the question and its coming."""
+        """Read the group. The view is from a moment between request and answer."""
         if actor.cut_until > self.now:
             self.at(self.now + 200, lambda: self._awake(actor, lambda: self._read(actor, saw)))
             return
@@ -487,11 +487,11 @@ class GroupWorld:
         if decision.writes is not None:
             writes = decision.writes
             self._strike(actor, "commit")
-            # A process may stand still between deciding and sending.
+            # The process may be paused between deciding and sending.
             self._awake(actor, lambda: self._commit(actor, writes, lambda: self._ask(actor)))
             return
         wait = max(1, int((decision.wake_at - now) / actor.rate) + 1)
-        # Hints come, or not.
+        # A hint may wake the member earlier.
         hint = self.random.randrange(1, wait + 1) if self.random.random() < 0.5 else wait
         self.at(self.now + hint, lambda: self._awake(actor, lambda: self._ask(actor)))
 
@@ -502,13 +502,13 @@ class GroupWorld:
         land = self._delay()
         answer = land + self._delay()
         if self.random.random() < self.weather.hang * (3 if KEYS.round in writes.puts else 1):
-            # The store takes its time, and the member waits. Somebody may come meanwhile.
+            # The store hangs and the member waits. Another member may join meanwhile.
             land += self._span()
             if self.weather.joins and len(self.actors) < MAX_ACTORS and self.random.random() < 0.3:
                 self.at(self.now + self.random.randrange(land), self._join)
             answer = land + self._delay()
         elif self.random.random() < self.weather.unknown or max(actor.cut_until, actor.mute_until) > self.now:
-            # It lands, or not, now or much later; the member is told nothing.
+            # The commit lands now, much later or never; the member gets no answer.
             land = self.random.choice([1, 100, self._span(), self._span(), -1, -1])
             answer = self._delay() + 100
         if land >= 0:

@@ -1,4 +1,4 @@
-"""What must hold in a simulated group, told from its records and from who serves what."""
+"""Invariants of a simulated group, checked on its records and on the items that each member serves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluiceway.ports.meta_store import View
 
 
 class Tokens:
-    """Of each item the greatest token that anyone has served it with."""
+    """Highest token under which each item has been served."""
 
     def __init__(self) -> None:
         self._highest: dict[str, tuple[Token, str]] = {}
@@ -30,7 +30,7 @@ class Tokens:
 
 
 def check_overlap(serving: Iterable[tuple[str, Mapping[str, Token]]], now: Millis) -> None:
-    """No item is served by two."""
+    """Check that no item is served by two members. Raises BrokenPromiseError."""
     by: dict[str, str] = {}
     for name, owned in serving:
         for item in owned:
@@ -39,24 +39,25 @@ def check_overlap(serving: Iterable[tuple[str, Mapping[str, Token]]], now: Milli
 
 
 class Overlap:
-    """Checks that no two members serve an item; in full only when what members serve has changed, as nothing else can break it."""
+    """Checks that no item is served by two members. The full check runs only when the served items change, as nothing else can break it."""
 
     def __init__(self) -> None:
         self._before: list[tuple[str, Mapping[str, Token]]] = []
 
     def check(self, serving: list[tuple[str, Mapping[str, Token]]], now: Millis) -> None:
-        """`serving`: each member that serves anything. Its mapping must not be changed afterwards. Raises BrokenPromiseError."""
+        """Raises BrokenPromiseError. `serving`: each serving member with its items; the mapping must not be changed afterwards."""
         if serving != self._before:
             check_overlap(serving, now)
             self._before = serving
 
 
 def check_commit(was: Look, now: Look, keys: Keys, unseen: Collection[str] = ()) -> None:
-    """A commit that seals a round makes the plan of just those who had marked themselves, of just what there is, on as many members as
-    its limits say, and without limits with the fewest moves.
+    """Check a commit's effect on the plan.
 
-    `unseen`: members whose records came after it was decided, as of one that had marked itself and was not there any more.
-    One that changes the plan without a round leaves all as it is that stays, and gives what is new to those who take part.
+    A commit that seals a round assigns exactly the resource's items to exactly the marked members, within the queues' member limits, and
+    without limits with the fewest moves. A commit that changes the plan without a round leaves every remaining assignment as it is, and
+    gives new items to participants only. `unseen`: members whose records were created after the commit was decided, such as a member that
+    had marked itself and was gone.
     """
     if was.resource is not None and was.resource != now.resource:
         check(now.resource is not None and now.resource.version > was.resource.version, "the resource has changed under its old version")
@@ -104,7 +105,7 @@ def _check_plan(was: Look, now: Look, resource: Resource) -> None:
 
 
 def check_limits(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int]) -> None:
-    """Each limited queue lies on as many members as it may, and on each with as many items as on the others, to within one."""
+    """Check that each limited queue lies on as many members as allowed, balanced to within one item."""
     for queue, limit in limits.items():
         has = Counter(owner for item, owner in owners.items() if queue_of(item) == queue)
         wanted = min(limit, len(members), has.total())
@@ -113,8 +114,8 @@ def check_limits(owners: Mapping[str, str], members: Collection[str], limits: Ma
 
 
 def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapping[str, int]) -> None:
-    """Who has more than another by two items or more could give it none that would help: all it has are parts of limited queues, and of
-    each of them the other has as much, or it is as large as the difference."""
+    """Check that no move would help. A member with two or more items above another has only parts of limited queues, and the other has as
+    much of each such queue, or the part is as large as the difference."""
     counts = {name: Counter(queue_of(item) for item, owner in owners.items() if owner == name) for name in members}
     for one, other in itertools.permutations(members, 2):
         more = counts[one].total() - counts[other].total()
@@ -127,7 +128,7 @@ def check_even(owners: Mapping[str, str], members: Collection[str], limits: Mapp
 
 
 def check_placing(look: Look, writes: Writes, keys: Keys) -> None:
-    """What is placed goes to members that are there and not leaving, to each as much as to the others, to within one item."""
+    """Check a placement: new items go only to present members that are not leaving, balanced to within one item."""
     if keys.plan not in writes.puts:
         return
     assert look.plan is not None
@@ -143,7 +144,7 @@ def check_placing(look: Look, writes: Writes, keys: Keys) -> None:
 
 
 def _is_plan(owners: Mapping[str, str], members: Collection[str], resource: Resource) -> bool:
-    """Whether that was one already, for these members."""
+    """Return whether `owners` already was a valid plan for these members."""
     try:
         check(owners.keys() == {*resource.items} and {*owners.values()} <= {*members}, "items or members have changed")
         check_limits(owners, members, resource.limits)
@@ -169,7 +170,7 @@ def _check_placed(was: Look, now: Look) -> None:
     stays = had.keys() & has.keys()
     check(all(has[item] == had[item] for item in stays), "something else has moved")
     takers = {owner for item, (owner, _) in has.items() if item not in had}
-    # Its record may have gone since that was decided; that will be a reason for a round.
+    # Its member record may have been removed since; that will cause a round.
     check(takers <= {*now.round.participants}, f"new items for {sorted(takers)}, of whom some take no part")
 
 
@@ -178,7 +179,7 @@ def _grants(plan: Plan) -> dict[str, tuple[str, int]]:
 
 
 def check_rest(view: View, keys: Keys, alive: Mapping[str, Mapping[str, Token]]) -> None:
-    """After a calm time: everything is served, evenly, by those who live; nobody else is a member."""
+    """Check the group after the calm time: live members serve every item, evenly, and no other member is left."""
     resource = msgspec.json.decode(view.entries[keys.resource].value, type=Resource)
     members = {key.removeprefix(keys.members) for key in view.prefix(keys.members)}
     check(members == alive.keys(), f"members at rest: {sorted(members)}, alive: {sorted(alive)}")

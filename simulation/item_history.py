@@ -1,4 +1,4 @@
-"""The way of every item through one partition, seen in what becomes durable: each step must be one that exists, and have a cause."""
+"""Durable history of every item of one partition: each step must be a legal one and have a cause."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from sluiceway.model.requests import Disposition
 
 FOR_EVER: Millis = 10**15
 _TIMED = ("produced", "leased", "completed", "retried", "expired", "released", "cleared")
-"""Counters of what happens at a time that is noted."""
+"""Header counters of steps whose time is noted."""
 
 
 class Turn(NamedTuple):
-    """The turn that made a change set: its time, and the settings that it followed."""
+    """The turn that made a change set: its time and its settings."""
 
     now: Millis
     record: QueueRecord
 
 
 class ItemHistory:
-    """Follows one partition. `items` are those that were ever sent to its queue, `heard` the leases that a client knows of.
+    """Follows the durable steps of one partition.
 
-    `queue`: the queue's name, if it is not called as its incarnation is. `grace`: after a change of owner a lease may outlive its deadline.
+    `items`: all items ever sent to its queue. `heard`: leases known to a client. `queue`: the queue's name, if it differs from the
+    incarnation. `grace`: a lease may outlive its deadline after a change of owner.
     """
 
     def __init__(
@@ -58,23 +59,23 @@ class ItemHistory:
         self.heard = heard
         self.ways: dict[int, Way] = {}
         self.dispositions: dict[int, set[IgnoredReason]] = {}
-        """What an id that has had its life may be told, by offset."""
+        """Reasons that a settle of an offset may be told once its item has left."""
         self.clients: dict[int, str] = {}
-        """Who took each lease."""
+        """Client of each lease."""
         self.newest: set[int] = set()
-        """The leases of the last turn."""
+        """Leases taken in the last turn."""
         self._limits: dict[str, int] = {}
-        """How large a lease may be that takes an item whose last lease ran out."""
+        """Maximum size of the next lease of an item whose last lease ran out."""
         self._furthest = -1
         self.tally: Counter[str] = Counter()
-        """All steps so far, by kind."""
+        """Count of all steps so far, by kind."""
         self._steps: Counter[str] = Counter()
         self._unsure = False
-        """More than one cause may have had the same effect."""
+        """Whether several causes may have had the same effect in this turn."""
         self.old = self.new = Scene(Header(), {}, {}, {}, {})
 
     def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
-        """One change set has become durable. Raises BrokenPromiseError."""
+        """Check one change set that has become durable. Raises BrokenPromiseError."""
         self.old, self.new, self.turn, self.record = old, new, turn, turn.record
         self._check_time(old.header, new.header, turn.now)
         self._steps.clear()
@@ -93,7 +94,7 @@ class ItemHistory:
                 self._goes_elsewhere(payload, before[payload], number)
                 continue
             check(payload not in new.alive and new.transfers[number].moves_to is not None, "an item goes to another queue and stays")
-            # It has come in the same turn.
+            # The item has come in the same turn.
             place = _place_beyond(new, number, payload)
             self._moves(payload, None, place)
             self._goes_over(self.items[payload], place, number)
@@ -109,12 +110,12 @@ class ItemHistory:
         self.tally.update(self._steps)
 
     def before(self, offset: int) -> str | None:
-        """Who had that item when the last turn began."""
+        """Return the client that held the item when the last turn began."""
         lease = next((each.lease for each in self.old.alive.values() if each.offset == offset and each.lease), 0)
         return self.clients.get(lease)
 
     def _check_time(self, old: Header, new: Header, now: Millis) -> None:
-        """A partition notes its own time, which may be a little ahead of its owner's. All is decided by the owner's."""
+        """Check the partition's noted time, which may be slightly ahead of its owner's. All decisions follow the owner's."""
         if any(getattr(old, name) != getattr(new, name) for name in _TIMED):
             check(now <= new.now <= now + MAX_CLOCK_STEP, "a partition's time is not that of its owner")
         check(new.now >= old.now or old.now > now + MAX_CLOCK_STEP, "a partition's time has gone back")
@@ -142,7 +143,7 @@ class ItemHistory:
             self._is_leased(item, place)
 
     def _comes(self, item: Item, place: Place) -> None:
-        """It was not here before."""
+        """Check an item that was not here before."""
         way = item.way
         if way is not None and way.places:
             self._comes_over(item, way, place)
@@ -179,7 +180,7 @@ class ItemHistory:
         return deadline is not None and deadline <= self.turn.now
 
     def _comes_back(self, item: Item, was: Place, place: Place) -> None:
-        """It has left a lease and is offered again. Each lease of an item counts as an attempt, unless it is released."""
+        """Check an item that has left a lease and is offered again. Each lease counts as an attempt unless released."""
         counted = place.attempts - was.attempts
         asked = self.asks.of(self.partition, was.lease, was.offset)
         if self._ran_out(was.lease) and not (self.grace and (not counted or place.kind == DUE)):
@@ -216,7 +217,7 @@ class ItemHistory:
         self._check_wait(item, place, retries, "it is retried")
 
     def _check_wait(self, item: Item, place: Place, retries: list[Disposition], what: str) -> None:
-        # What would be due after it expires is looked at when it expires.
+        # A retry due after the item's expiry is due at its expiry.
         dues = {min(self._due_at(each, place.attempts), place.expires_at or FOR_EVER) for each in retries}
         if place.kind == DUE:
             check(place.due_at in dues, f"{item.payload}: {what} at another time than was asked")
@@ -241,7 +242,7 @@ class ItemHistory:
         self._steps["leased"] += 1
 
     def _check_leases(self) -> None:
-        """New leases take what comes first in the line."""
+        """Check that new leases take items in order."""
         self.newest = self.new.leases.keys() - self.old.leases.keys()
         for number in sorted(self.newest):
             lease = self.new.leases[number]
@@ -254,10 +255,10 @@ class ItemHistory:
             deadline = self.turn.now + (self.record.lease_timeout if timeout is None else timeout)
             check(lease.deadline == deadline, "a lease has another deadline than was asked for")
 
-    # ---- from and to other partitions of the queue ------------------------------------------------------------
+    # ---- moves between partitions -----------------------------------------------------------------------------
 
     def _comes_over(self, item: Item, way: Way, place: Place) -> None:
-        """Nothing of what befell it in the partition that it comes from begins anew."""
+        """Check an item moved in from another partition: its attempts, times and lease limit carry over."""
         was = way.places[item.payload]
         check(way.target == partition_target(self.partition), f"{item.payload} arrives in another partition")
         check(way.source.rpartition(".")[0] == self.incarnation, f"{item.payload} arrives in another queue")
@@ -272,7 +273,7 @@ class ItemHistory:
         self._steps["moved in"] += 1
 
     def _goes_over(self, item: Item, was: Place, number: int) -> None:
-        """It leaves for another partition, perhaps in the turn in which it left a lease, or came."""
+        """Check an item that leaves for another partition, perhaps in the turn in which it left a lease or came."""
         there, way = _place_beyond(self.new, number, item.payload), self.ways[number]
         check(bool(self.old.header.shut or self.new.header.shut), f"{item.payload} is moved out of a partition that takes items")
         check(there.expires_at == was.expires_at and there.first == was.first, f"{item.payload} has changed as it went")
@@ -281,7 +282,7 @@ class ItemHistory:
         else:
             due = there.due_at == was.due_at or (not there.due_at and was.due_at <= self.turn.now)
             check(due and there.attempts == was.attempts, f"{item.payload} has changed as it went")
-        # Its id was never leased, and nothing is remembered of such.
+        # Its new id was never leased, so no outcome is remembered for it.
         self.dispositions[there.offset] = {"settled", "not_leased"}
         if item.payload in self._limits:
             way.limits[item.payload] = self._limits.pop(item.payload)
@@ -289,10 +290,10 @@ class ItemHistory:
         item.home, item.way = None, way
         self._steps["goes over"] += 1
 
-    # ---- out of it --------------------------------------------------------------------------------------------
+    # ---- departures -------------------------------------------------------------------------------------------
 
     def _leaves(self, item: Item, was: Place, number: int | None) -> None:
-        """It is alive here no more: it has ended, or is in the transfer of that number."""
+        """Check an item that is no longer alive here: it has ended, or is in the transfer of that number."""
         if number is not None and self.new.transfers[number].moves_to is not None:
             self._goes_over(item, was, number)
             return
@@ -312,7 +313,7 @@ class ItemHistory:
                 cleared = self.asks.clears(scheduled=was.kind == DUE) or (was.due_at <= self.turn.now and self.asks.clears(scheduled=False))
                 check(number is None and cleared, f"{item.payload} is lost")
                 self._steps["cleared"] += 1
-            # Ids that were never leased are not remembered one by one.
+            # Outcomes of ids that were never leased are not remembered one by one.
             self.dispositions[offset] = {"settled", "not_leased"}
         self._limits.pop(item.payload, None)
         item.home, item.way, item.ended = None, way, way is None
@@ -336,7 +337,7 @@ class ItemHistory:
         if dies and self.record.dead_queue is None:
             dispositions.add("dead")
         elif self.asks.clears(scheduled=False) or (counted and self.asks.clears(scheduled=True)):
-            # Offered again, or put off by the back-off, and cleared in the same turn. What is released is never put off.
+            # Offered again, or delayed by the back-off, and cleared in the same turn. A released item is never delayed.
             again: set[IgnoredReason] = {"expired"} if ran_out else set()
             again |= {"retried"} if "retry" in asked else set()
             if self.asks.clears(scheduled=False) and ("release" in asked or (not ran_out and self._may_be_given_back(was.lease))):
@@ -353,7 +354,7 @@ class ItemHistory:
         return (self.partition, lease) not in self.heard and self.old.leases[lease].lease_key is None
 
     def _goes_elsewhere(self, payload: str, before: int, number: int) -> None:
-        """It was on its way to a dead queue that never takes it, and is on its way to another one."""
+        """Check an item bound for a dead queue that never takes it, and now bound for another one."""
         old, new = self.old.transfers[before], self.new.transfers[number]
         check(payload not in self.ways[before].arrived, f"{payload} is sent elsewhere although it has arrived")
         dies = old.transfer != REDRIVEN and old.moves_to is None
@@ -370,7 +371,7 @@ class ItemHistory:
             check(reason == "bad", f"{item.payload} died of something else")
 
     def _is_let_go(self, number: int, payload: str) -> None:
-        """It is in a transfer no more: it must have arrived, or be here again."""
+        """Check an item that has left its transfer: it must have arrived, or be back here."""
         way, item = self.ways[number], self.items[payload]
         if payload in way.arrived:
             transfer = self.old.transfers[number]
@@ -379,7 +380,7 @@ class ItemHistory:
         else:
             check(way.nowhere and item.way is None and payload in self.new.alive, f"{payload} was lost on its way to another queue")
 
-    # ---- the counters -----------------------------------------------------------------------------------------
+    # ---- counters ---------------------------------------------------------------------------------------------
 
     def _check_counters(self) -> None:
         old, header = self.old.header, self.new.header
@@ -401,6 +402,6 @@ class ItemHistory:
 
 
 def _place_beyond(scene: Scene, number: int, payload: str) -> Place:
-    """Where an item of a transfer is to be once it has arrived: ready, or scheduled."""
+    """Return the place of a transferred item once it has arrived: ready or scheduled."""
     place = scene.leaving[number, payload]
     return place._replace(kind=DUE if place.due_at else READY, lease=0)

@@ -1,4 +1,4 @@
-"""Items, batches and leases as the clients know them."""
+"""Items, batches and leases from the clients' point of view."""
 
 from __future__ import annotations
 
@@ -15,44 +15,44 @@ from sluiceway.model.requests import Disposition, Produced, ProduceKey
 
 @dataclass(slots=True, eq=False)
 class Way:
-    """A transfer: items that leave one partition (`source`) for another queue, or for another partition of theirs (`target` is `#…`)."""
+    """Transfer of items from partition `source` to another queue, or to another partition of the same queue (then `target` is `#…`)."""
 
     source: str
     target: str | None
     incarnation: str | None = None
-    """Of the target, if it was bound to one."""
+    """Incarnation of the target, if the transfer was bound to one."""
     nowhere: bool = False
-    """Its partition was told that the target is no more."""
+    """Whether its partition was told that the target no longer exists."""
     arrived: set[str] = field(default_factory=set)
-    """Payloads that are durable in the target."""
+    """Payloads that are durable at the target."""
     places: dict[str, Place] = field(default_factory=dict)
-    """Of items that stay in their queue: what they had behind them, and before them, when they went."""
+    """For items that stay in their queue: place, with attempts and times, at departure."""
     limits: dict[str, int] = field(default_factory=dict)
-    """How large a lease may be that takes one of them, after its last one ran out."""
+    """Maximum size of the next lease of an item whose last lease ran out."""
 
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One payload, through all its lives. What is durable of it: where it lives, or the way it is on, or that it has ended."""
+    """One payload through all its moves. Durably it is in one of three states: it lives in `home`, travels on `way`, or has `ended`."""
 
     payload: str
     index: int
     queue: str
-    """Where it was produced."""
+    """Queue it was produced to."""
     due_at: Millis
     reference: str | None
     batch: Batch = field(init=False)
     origin: str | None = None
-    """The id it was first given, once that is durable."""
+    """Its first item id, once that is durable."""
     home: str | None = None
-    """The partition it lives in."""
+    """Partition it lives in."""
     way: Way | None = None
     ended: bool = False
 
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One body of a produce, asked for once or, with a key, several times. With a `way` it is a transfer."""
+    """Body of a produce request, sent once or, with a key, several times. With a `way` it is a transfer."""
 
     key: ProduceKey | None
     items: Sequence[Item]
@@ -69,7 +69,7 @@ class Batch:
 
 @dataclass(slots=True, eq=False)
 class Held:
-    """A lease as its consumer knows it. Once it is `loose` its items may be anywhere."""
+    """Lease as its consumer knows it. Once `loose`, its items may be in any state."""
 
     partition: int
     number: int
@@ -78,7 +78,7 @@ class Held:
     deadline: Millis
     told_at: Millis
     items: dict[int, Item]
-    """Those that it has not settled, by offset."""
+    """Unsettled items by offset."""
     offsets: tuple[int, ...] = ()
     staged: dict[int, Disposition] = field(default_factory=dict)
     maybe_staged: dict[int, set[Disposition]] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Held:
 
 
 def new_rows(queue: str, numbers: Sequence[int], dues: Sequence[Millis | None]) -> tuple[list[Item], pa.RecordBatch]:
-    """Items whose payloads nobody else has, of different lengths, some with a reference, some due later."""
+    """Build items with unique payloads of different lengths, some with a reference, some due later; also returns them as a batch."""
     items, rows = [], []
     for index, (number, due) in enumerate(zip(numbers, dues, strict=True)):
         payload = f"i{number}:" + "abcdefghijklmnopqrstuvwxyz"[: number * 7 % 27]

@@ -1,4 +1,4 @@
-"""What the code under test says in its log while a history runs: nothing that it calls a mistake of its own goes unseen."""
+"""Log capture during a history: an unexpected exception that the code under test logs fails the history."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Ear(logging.Handler):
 
 @contextmanager
 def listening(note: Callable[[str], None], fail: Callable[[BaseException], None]) -> Iterator[None]:
-    """Lines go to `note`. One with an exception is a mistake, and goes to `fail`, unless the exception was injected."""
+    """Pass each log message to `note` during the block, and a logged exception to `fail` too, unless it was injected."""
 
     def hear(record: logging.LogRecord) -> None:
         note(record.getMessage())

@@ -1,8 +1,8 @@
-"""An asyncio event loop in virtual time, in which several simulated processes run, each with clocks of its own.
+"""asyncio event loop in virtual time, which runs several simulated processes, each with its own clocks.
 
-Nothing of it waits: when nobody has anything to do, it is the time of the next timer. What happens follows from the seed alone, so code
-under test must not depend on the order of a set of strings, or of objects that are hashed by their address: tasks, futures and events are
-not.
+The loop never waits: when no callback is ready, it advances the time to the next timer. A run is a function of its seed alone. So code
+under test must not depend on the iteration order of a set of strings, or of objects that are hashed by address. Tasks, futures and events
+are hashed by serial number instead.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ from sluiceway.kernel.clock import Clock, Millis
 from sluiceway.kernel.ids import INCARNATION_ALPHABET, INCARNATION_LENGTH
 
 if TYPE_CHECKING:
-    # Which has all of the methods, so that a type checker takes the loop for whole.
+    # It has all methods, so a type checker accepts the loop as complete.
     _Base = asyncio.BaseEventLoop
 else:
-    # Which refuses whatever is not here: sockets, pipes, signals.
+    # It rejects everything that is not implemented here: sockets, pipes, signals.
     _Base = asyncio.AbstractEventLoop
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 MAX_STEPS = 2_000_000
-"""Callbacks that a history may run: more is a loop without end."""
+"""Maximum callbacks of a history: more is an endless loop."""
 LAST_STEPS = 10_000
-"""Of those, what may happen while everything is cancelled at the end."""
+"""Maximum further callbacks while everything is cancelled at the end."""
 
 
 class StuckError(BrokenPromiseError):
-    """Everybody waits, and nothing will ever happen; or something happens without end."""
+    """Deadlock (all tasks wait, and no timer is left) or livelock (callbacks without end)."""
 
 
 class Process:
-    """A simulated process: callbacks that run in their order, and clocks. Frozen it does nothing while time passes; dead, never more.
+    """Simulated process: callbacks in order, and clocks of its own. A frozen process runs nothing while time passes; a dead one never runs
+    again.
 
-    `rate`: how fast its clocks run, except the one on the wall, which is `wall_ahead` milliseconds ahead of the true time. `origin`: what
-    its steady clock showed at the beginning of the world, in milliseconds.
+    `rate`: speed of its clocks relative to true time. It does not apply to the wall clock, which is `wall_ahead` milliseconds ahead of true
+    time. `origin`: the steady clock's value at the beginning of the world, in milliseconds.
     """
 
     def __init__(self, name: str, rate: float = 1.0, origin: Millis = 0) -> None:
@@ -65,7 +66,7 @@ class Process:
         self.context.run(_process.set, self)
 
     def local(self, true: float) -> float:
-        """Seconds on its steady clock at that true time."""
+        """Convert true time to its steady clock, in seconds."""
         return self.origin / 1000 + true * self.rate
 
     def true(self, local: float) -> float:
@@ -75,7 +76,7 @@ class Process:
         return int((self.origin / 1000 + true * self.rate) * 1000)
 
     def wall(self, true: float) -> Millis:
-        """What `system.now` says."""
+        """Value of `system.now` at true time `true` (seconds)."""
         wall, steady = (START + int(true * 1000) + self.wall_ahead) * 1_000_000, self.steady(true) * 1_000_000
         if self._clock is None:
             self._clock = Clock(wall, steady)
@@ -84,11 +85,11 @@ class Process:
 
 _process: ContextVar[Process] = ContextVar("process")
 _serials = count()
-"""Those of the loop that was made last."""
+"""Serial numbers of the most recently created loop."""
 
 
 class _Task(asyncio.Task[Any]):
-    """Hashed by its number: sets of tasks have one order, in every process that replays a history."""
+    """Hashed by serial number, so sets of tasks iterate in the same order in every process that replays a history."""
 
     def __init__(self, coro: Any, *, loop: Loop, name: str | None, context: Context) -> None:
         self.serial = next(_serials)
@@ -117,21 +118,21 @@ class _Event(asyncio.Event):
 
 
 class Loop(_Base):
-    """Runs one callback after another. Those of one process keep their order; with `shuffle`, whose turn it is follows from `random`.
+    """Runs one callback at a time. Callbacks of one process keep their order; with `shuffle`, `random` chooses the next process.
 
-    What a task raises and nobody hears of, and what a callback raises, ends the run. There are no threads, no files and no sockets.
+    An exception in a callback, or in a task that is never awaited, ends the run. There are no threads, files or sockets.
     """
 
     def __init__(self, random: Random, *, shuffle: bool = True, most_steps: int = MAX_STEPS) -> None:
-        # From the beginning, so that a history is the same whatever was lived before it in this process.
+        # Restarted, so that a history does not depend on earlier histories of this interpreter.
         globals()["_serials"] = count()
         self.random = random
         self.outside = Process("the world")
-        """Whatever is in no process: stores, the network, who makes trouble."""
+        """Pseudo-process of everything outside the simulated processes: stores, the network, fault injection."""
         self.processes: list[Process] = [self.outside]
         self.steps = 0
         self.after_step: Callable[[Process], None] | None = None
-        """Looks whether all is well, after each callback of a process."""
+        """Invariant check, called after each callback of a process."""
         self._shuffle = shuffle
         self._most_steps = most_steps
         self._now = 0.0
@@ -147,12 +148,12 @@ class Loop(_Base):
 
     @property
     def now(self) -> Millis:
-        """The true time since the beginning of the world."""
+        """True time since the beginning of the world, in milliseconds."""
         return int(self._now * 1000)
 
     @property
     def seconds(self) -> float:
-        """The true time, unrounded."""
+        """True time in seconds, not rounded."""
         return self._now
 
     def add(self, process: Process) -> Process:
@@ -160,34 +161,34 @@ class Loop(_Base):
         return process
 
     def begin(self, process: Process, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task in that process."""
+        """Start `work` as a task of the process."""
         return self.create_task(work, context=process.context.copy())
 
     def after(self, delay: float, act: Callable[[], object]) -> None:
-        """Do it outside, after so many true milliseconds."""
+        """Call `act` outside of all processes, after `delay` true milliseconds."""
         handle = asyncio.Handle(act, (), self, self.outside.context)
         heapq.heappush(self._timers, (self._now + max(0.0, delay) / 1000, next(self._order), handle, self.outside))
 
     def kill(self, process: Process) -> None:
-        """It is gone from this moment on: no callback, no `finally`. Its ports must be dead, too: `process.dead` says so."""
+        """Kill the process at once: no further callback, no `finally`. Its ports must check `process.dead` and fail too."""
         process.dead = True
         self.processes.remove(process)
         self._dead.append(process)
 
     def fail(self, error: BaseException) -> None:
-        """End the run with this error; the first one counts. For checks in code that catches what it calls."""
+        """End the run with this error; the first error wins. For checks inside code that catches exceptions."""
         if self._failure is None:
             self._failure = error
 
     @property
     def process(self) -> Process:
-        """That of the running code."""
+        """The process of the running code."""
         return _process.get(self.outside)
 
     # ---- running ----------------------------------------------------------------------------------------------
 
     def run_until_complete(self, future: Generator[Any, None, T] | Awaitable[T]) -> T:
-        """Run until that is done. Raises what it raises; StuckError; what a callback raised, or a task that nobody asked."""
+        """Return the future's result. Raises its exception, StuckError, or that of a callback or a task that was never awaited."""
         with self._as_running():
             task = self.begin(self.outside, _awaited(future))
             while not task.done():
@@ -199,7 +200,7 @@ class Loop(_Base):
     @contextmanager
     def _as_running(self) -> Iterator[None]:
         hooks = sys.get_asyncgen_hooks()
-        # Kept: one that is collected would be closed at a time that follows from nothing.
+        # Kept alive: the garbage collector would close a generator at an arbitrary time.
         sys.set_asyncgen_hooks(firstiter=self._generators.append, finalizer=None)
         before = asyncio._get_running_loop()
         asyncio._set_running_loop(self)
@@ -226,7 +227,7 @@ class Loop(_Base):
             raise self._failure
 
     def _next(self) -> Process:
-        """Whose turn it is; time passes until it is somebody's."""
+        """Choose the next process, advancing time until one is ready."""
         while True:
             self._take_due()
             able = [each for each in self.processes if each.ready and not each.frozen]
@@ -242,7 +243,7 @@ class Loop(_Base):
         timers = self._timers
         while timers:
             at, _, handle, process = timers[0]
-            # The attribute, not the method: this runs before each callback.
+            # The attributes instead of the method: this runs before each callback.
             gone = handle._cancelled or process.dead
             if not gone and at > self._now:
                 return
@@ -260,10 +261,10 @@ class Loop(_Base):
                 if task.done() and task._log_traceback:
                     raise task._exception or AssertionError(task)
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- closing ----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Cancel all that is left, in dead processes too. Everything outside is dead by then, so nothing comes of it."""
+        """Cancel all remaining tasks, also of dead processes. Every process is marked dead first, so their ports have no effect."""
         if self._closed:
             return
         self._closed = True
@@ -292,7 +293,7 @@ class Loop(_Base):
             self.steps += 1
             handle._run()
 
-    # ---- what asyncio asks of a loop --------------------------------------------------------------------------
+    # ---- asyncio loop interface -------------------------------------------------------------------------------
 
     def time(self) -> float:
         return _process.get(self.outside).local(self._now)
@@ -319,7 +320,7 @@ class Loop(_Base):
         return handle
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """It is left out when its time has come."""
+        """No-op: `_take_due` drops a cancelled timer when it is due."""
 
     def create_future(self) -> asyncio.Future[Any]:
         return _Future(loop=self)
@@ -333,7 +334,7 @@ class Loop(_Base):
         return task
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """At once."""
+        """Run `func` synchronously."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -371,9 +372,9 @@ def _name(task: asyncio.Task[Any]) -> str:
 
 @contextmanager
 def simulated(loop: Loop) -> Iterator[None]:
-    """For the length of a block `adapters.system` answers by the clocks of the simulated process that asks, and by the seed.
+    """For the length of the block, `adapters.system` reads the clocks of the calling simulated process and draws from the seed.
 
-    Events are hashed by their number, like tasks and futures.
+    Events are hashed by serial number, like tasks and futures.
     """
     random = loop.random
     event = asyncio.Event

@@ -1,4 +1,4 @@
-"""A meta store that many simulated processes share, each over a way of its own."""
+"""Meta store shared by several simulated processes, each with its own link to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluiceway.ports.meta_store import MetaUnknownError, Stamp, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 PATIENCE: Millis = 2_000
-"""How long a process waits for an answer."""
+"""How long a process waits for an answer, in milliseconds."""
 
 
 class _Subscriber(NamedTuple):
@@ -23,17 +23,17 @@ class _Subscriber(NamedTuple):
 
 
 class SharedMeta:
-    """What is really stored."""
+    """The stored state, and its subscribers."""
 
     def __init__(self) -> None:
         self.store = MemoryMetaStore()
         self.subscribers: list[_Subscriber] = []
         self.without_hints: Link | None = None
-        """The way of a process that is told of no commit: it sees one when it reads the next time."""
+        """Link of a process that gets no hints: it sees a commit only at its next read."""
         self.view = View(0, {})
-        """All of it."""
+        """The whole content."""
         self.followers: list[Callable[[View, View], None]] = []
-        """Are told of each commit: what there was before it, and what there is."""
+        """Called at each commit with the view before it and the view after it."""
 
     async def commit(
         self, checks: Mapping[str, Stamp | None], unchanged: Mapping[str, Stamp], puts: Mapping[str, bytes], deletes: Sequence[str]
@@ -49,7 +49,7 @@ class SharedMeta:
 
 
 class SimMetaStore:
-    """A process's MetaStore. Hints are as bad as the way: late, or lost."""
+    """MetaStore port of one process. Its hints share the link's faults: they may be late or lost."""
 
     def __init__(self, shared: SharedMeta, link: Link) -> None:
         self._shared = shared
@@ -60,7 +60,7 @@ class SimMetaStore:
             view = await self._link.call(lambda: self._shared.store.read(keys, prefixes), PATIENCE)
         except (NotSentError, NoAnswerError) as error:
             raise StoreUnavailableError("meta store: no answer") from error
-        # Sorted, as a real one has them: in the order of writing they may follow from the order of some set.
+        # Sorted, as in a real store. The order of writing may depend on the iteration order of a set.
         return View(view.stamp, dict(sorted(view.entries.items())))
 
     async def commit(
@@ -70,7 +70,7 @@ class SimMetaStore:
         puts: Mapping[str, bytes] | None = None,
         deletes: Sequence[str] = (),
     ) -> Stamp:
-        # As they are now: it may land when the caller has gone on.
+        # Copied: the commit may land after the caller has changed its arguments.
         what = dict(checks or {}), dict(unchanged or {}), dict(puts or {}), tuple(deletes)
         try:
             return await self._link.call(lambda: self._shared.commit(*what), PATIENCE)
@@ -92,4 +92,4 @@ class SimMetaStore:
             self._shared.subscribers.remove(subscriber)
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """No-op: nothing to release."""

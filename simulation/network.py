@@ -1,4 +1,4 @@
-"""How simulated instances reach one another: a way from each to each, of which any may be cut in one direction."""
+"""Network between simulated instances: one link per ordered pair, each of which can be cut in one direction."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.wire import peer
 
 Answer = Callable[[PeerRequest], Awaitable[Any]]
-"""What an instance does with a peer's request."""
+"""An instance's handler of a peer request."""
 
 ECHOED = (Shut, GiveKeys, TakeKeys, MoveOut)
 LATEST: Millis = 12_000
-"""How late it is asked again at most."""
+"""Maximum delay of an echoed request, in milliseconds."""
 
 _answering: ContextVar[PeerRequest | None] = ContextVar("answering", default=None)
 
@@ -32,16 +32,16 @@ class Listener(NamedTuple):
 
 
 class Network:
-    """Instances listen at addresses. What they say to one another goes through the real codec, so nothing is shared by two of them."""
+    """Connects instances that listen at addresses. Messages pass through the real codec, so two instances share no objects."""
 
     def __init__(self, loop: Loop, roads: Roads) -> None:
         self.loop = loop
         self.roads = roads
         self.asked = 0
         self.echo = 0.0
-        """How likely it is that what a rebalance asks is asked once more, later, as by a coordinator that was followed by another."""
+        """Probability that a rebalance request is repeated later, as by a second coordinator."""
         self.deaf: set[str] = set()
-        """Processes that are not told of changes of queues, by name."""
+        """Names of the processes that receive no notices of queue changes."""
         self._listeners: dict[str, Listener] = {}
         self._links: dict[tuple[Process, Process], Link] = {}
 
@@ -52,12 +52,12 @@ class Network:
         return SimTransport(self, process)
 
     def listener(self, address: str) -> Listener | None:
-        """Who lives there."""
+        """Return the live listener at the address, None if there is none."""
         listener = self._listeners.get(address)
         return None if listener is None or listener.process.dead else listener
 
     def again(self, address: str, body: bytes) -> None:
-        """What was asked there once arrives again, and nobody waits for an answer."""
+        """Deliver an earlier request again. Its answer is dropped."""
         listener = self.listener(address)
         if listener is not None:
             self.loop.begin(listener.process, _answered(listener, body))
@@ -68,7 +68,7 @@ class Network:
         return self._links[caller, target]
 
     def cut(self, sender: Process, receiver: Process) -> None:
-        """Nothing of the one reaches the other any more, neither what it asks nor what it answers."""
+        """Cut the direction from `sender` to `receiver`, for requests and for answers."""
         self.link(sender, receiver).cut.add("there")
         self.link(receiver, sender).cut.add("back")
 
@@ -77,18 +77,19 @@ class Network:
         self.link(receiver, sender).free("back")
 
     def free(self) -> None:
-        """All ways are free again."""
+        """Restore all links."""
         for link in self._links.values():
             link.free(*DIRECTIONS)
 
     def down(self, process: Process) -> None:
-        """The process is gone, and its connections break."""
+        """Break the connections of a process that is gone."""
         for (_, target), link in self._links.items():
             if target is process:
                 link.break_off()
 
     def check_hop(self, caller: Process, request: PeerRequest) -> None:
-        """Whoever answers from its own share asks nobody else; who leases for others asks only for what is theirs."""
+        """Check the one-hop rule: an instance that answers from its own share calls no peer, and one that leases for all asks only for
+        peers' shares."""
         answering = _answering.get()
         if not isinstance(answering, Ask) or not isinstance(request, Ask) or _is_transfer(request) or _ends_there(request):
             return
@@ -99,19 +100,19 @@ class Network:
 
 
 def _is_transfer(request: Ask) -> bool:
-    """It is begun by a turn, which may be that of a peer's request."""
+    """Transfers are exempt: they start in a turn, which a peer's request may have caused."""
     asked = request.request
     return isinstance(asked, Produce) and asked.key is not None and (asked.key.group or "").startswith((TRANSFER_GROUP, MOVE_GROUP))
 
 
 def _ends_there(request: Ask) -> bool:
-    """The owner of a key's home, or of a target that goes, asks this of another one, which asks nobody."""
+    """Exempt requests: the owner of a key's home, or of a closing target, sends them to a peer that calls no further one."""
     asked = request.request
     return isinstance(asked, NoteKeys) or (isinstance(asked, Produce) and asked.key is not None and asked.partition is not None)
 
 
 class SimTransport:
-    """The Transport of one instance."""
+    """Transport port of one instance."""
 
     def __init__(self, network: Network, process: Process) -> None:
         self._network = network
@@ -140,11 +141,11 @@ class SimTransport:
         return peer.decode_answer(request, answer)
 
     async def close(self) -> None:
-        """There is nothing to release."""
+        """No-op: nothing to release."""
 
 
 async def _answered(listener: Listener, body: bytes) -> tuple[bytes, bool]:
-    """The body of the answer, and whether it is an error."""
+    """Return the encoded answer, and whether it is an error."""
     request = peer.decode_request(body)
     _answering.set(request)
     try:

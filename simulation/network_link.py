@@ -1,4 +1,4 @@
-"""The way from a simulated process to another, or to a store: it takes time, loses things, and is cut, in one direction or both."""
+"""Link from a simulated process to another one or to a store: it delays and loses messages, and can be cut in either direction."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ DIRECTIONS: tuple[Direction, Direction] = ("there", "back")
 
 
 class NotSentError(Exception):
-    """The other end could not be reached: surely nothing was done."""
+    """The other end was unreachable. Certainly nothing was done."""
 
 
 class NoAnswerError(Exception):
-    """It was sent, and no answer came: it may be done, or be done yet."""
+    """The request was sent and no answer came. It may have been done, or may still be."""
 
 
 @dataclass
 class Roads:
-    """How bad the ways are: how long one takes, at most twice `slow`; how often a call fails in this way or that."""
+    """Fault rates of links. A delivery takes up to twice `slow` milliseconds; the others are probabilities per call."""
 
     slow: Millis = 1
     refused: float = 0.0
     lost: float = 0.0
-    """It never arrives."""
+    """The request never arrives."""
     late: float = 0.0
-    """It arrives when the caller has given up, perhaps."""
+    """The request is delayed by up to `latest` milliseconds, perhaps beyond the caller's timeout."""
     unheard: float = 0.0
-    """It is done, and the answer is lost."""
+    """The request is done and its answer is lost."""
     twice: float = 0.0
-    """It is done twice: not what TCP does."""
+    """The request is done twice, which TCP itself would not do."""
     latest: Millis = 15_000
 
     def calm(self) -> None:
-        """From now on all is well."""
+        """End all faults."""
         self.slow = 1
         self.refused = self.lost = self.late = self.unheard = self.twice = 0.0
 
 
 class Link:
-    """The calls of one process to one other, or (`target` None) to a store, which is outside of all.
+    """Calls from one process to another, or to a store outside of all processes (`target` None).
 
-    Without `withdraws` a call that has begun is carried to its end; with it, one whose caller gives up is cancelled at the other end.
+    Without `withdraws` a call that has begun runs to its end. With it, the other end cancels a call that the caller has given up.
     """
 
     def __init__(self, loop: Loop, caller: Process, roads: Roads, target: Process | None = None, *, withdraws: bool = False) -> None:
@@ -60,12 +60,12 @@ class Link:
         self._withdraws = withdraws
         self.roads = roads
         self.cut: set[Direction] = set()
-        """Directions in which nothing passes. What is sent meanwhile is lost, or arrives once the way is free."""
+        """Directions that are cut. A message sent meanwhile is lost, or arrives after the cut."""
         self._held: dict[Direction, list[Callable[[], object]]] = {"there": [], "back": []}
         self._unanswered: dict[asyncio.Future[Any], None] = {}
 
     async def call(self, work: Callable[[], Awaitable[T]], patience: Millis) -> T:
-        """Do that at the other end: what it returns, or raises. `patience` is by the caller's clock. Raises NotSentError, NoAnswerError."""
+        """Run `work` at the other end. `patience`: timeout by the caller's clock. Raises its exception, NotSentError, NoAnswerError."""
         loop = self._loop
         if self._caller.dead or self._chance(self.roads.refused) or ("there" in self.cut and self._chance(0.5)):
             await self._a_moment()
@@ -91,7 +91,7 @@ class Link:
                 self._carry("there", self.delay(), lambda: [task.cancel() for task in begun])
 
     def hint(self, act: Callable[[], object]) -> None:
-        """Something is told to the caller, which may come late, or not."""
+        """Send the caller a hint, which may be late or lost."""
         if not self._chance(self.roads.lost):
             late = self._loop.random.random() * self.roads.latest if self._chance(self.roads.late) else 0.0
             self._carry("back", self.delay() + late, act)
@@ -100,7 +100,7 @@ class Link:
         await asyncio.sleep(self.delay() / 1000)
 
     def free(self, *directions: Direction) -> None:
-        """What waited on the way arrives soon, or later."""
+        """End the cut of these directions. Held messages arrive now or after up to a second."""
         for direction in directions:
             self.cut.discard(direction)
             held, self._held[direction] = self._held[direction], []
@@ -108,7 +108,7 @@ class Link:
                 self._loop.after(self.delay() + self._loop.random.choice([0, 1_000]), arrive)
 
     def break_off(self) -> None:
-        """The other end is gone: some of those who wait for an answer hear that there will be none."""
+        """Fail some of the unanswered calls with NoAnswerError, because the other end is gone."""
         for answer in self._unanswered:
             if self._chance(0.7):
                 self._loop.after(self.delay(), partial(_end, answer, NoAnswerError()))

@@ -1,4 +1,4 @@
-"""A process that serves one queue: it feeds the logical queue and carries out what it decides, as `local/queue_driver.py` does."""
+"""Owner process of one queue: feeds the logical queue and carries out its effects, as `local/queue_driver.py` does."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ COMPACTION_PAUSE: Millis = 1_000
 COMPACTS_FOR: Millis = 40_000
 
 Handler = Callable[[Result | SluicewayError | None], None]
-"""What a client does with its answer; None if it never hears one."""
+"""A client's answer callback. Called with None if the client never hears the answer."""
 
 
 class Waiting(NamedTuple):
@@ -56,31 +56,31 @@ class Waiting(NamedTuple):
 
 
 class Around(Protocol):
-    """What an owner needs of the queue that it serves."""
+    """The served queue, as its owner sees it."""
 
     stores: list[Store]
     record: QueueRecord
     incarnation: str
     sides: list[list[int]]
-    """The partitions of each logical queue: of all of them one, or several side by side."""
+    """Partitions of each logical queue: one logical queue for all partitions, or several side by side."""
     lease_keys: Counter[tuple[str, str]]
-    """How often each (client, lease key) was asked with."""
+    """Number of requests with each (client, lease key)."""
 
     def carry_over(self, owner: Owner, effect: Transfer) -> None:
-        """Produce a transfer's rows into its target, and report `transferred`."""
+        """Produce a transfer's rows into its target, then call `transferred`."""
         ...
 
     def lease_answered(self, ticket: Ticket) -> None:
-        """A lease has its answer: the leases that are durable for it."""
+        """A lease request is answered with the leases that are durable for it."""
         ...
 
     def gone(self, owner: Owner) -> None:
-        """The owner has answered everybody and stopped."""
+        """The owner has answered every request and stopped."""
         ...
 
 
 class WatchedQueue(LogicalQueue):
-    """Whose choices are looked at, and then, with `scatter`, replaced: so that intents are as frequent as what befalls them."""
+    """Checks each partition chosen for a keyed produce. `scatter` randomizes it, so that intents are as frequent as faults."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis, scatter: Random | None) -> None:
         super().__init__(incarnation, partitions, lease_timeout)
@@ -100,7 +100,7 @@ class WatchedQueue(LogicalQueue):
 
 
 class Owner:
-    """Until it dies. Its clock is that of `adapters.system`: whatever the one on the wall is set to, it runs on."""
+    """Owner of a queue until the process dies. Its clock is that of `adapters.system`: steady, however the wall clock is set."""
 
     def __init__(self, world: World, queue: Around, grant: int) -> None:
         self.world = world
@@ -122,18 +122,18 @@ class Owner:
         self._began = self._shown = self._clock.read(*self._readings())
         self._began_at = self._moment = world.now
         self._tasks = 0
-        # Of each partition: openings since its last good commit, and when the first of them was.
+        # By partition: openings since the last successful commit, and the time of the first of them.
         self._openings = dict.fromkeys(self.machine_of, (0, 0))
         self._longest = dict.fromkeys(self.machine_of, 0)
-        """The longest commit of each partition, as far as it counts."""
+        """Longest commit of each partition in milliseconds, each counted up to LONGEST_SAMPLE."""
         self._gone: set[str] = set()
         """Clients that went away and hold nothing."""
         self._returned: set[tuple[int, int]] = set()
         """Leases that were given back."""
         self.haunts = False
-        """Another owner has taken over, and this one does not know."""
+        """Whether another owner has taken over without this one's knowledge."""
         self._compacting = Random(world.seed)
-        """Of its own, so that other histories stay what they were."""
+        """Separate generator, so that histories without compaction keep their random sequence."""
         self._compacts = world.seed % 8 == 7
         if self._compacts:
             world.after(self._compacting.randint(0, COMPACTION_PAUSE), self._compact)
@@ -143,7 +143,7 @@ class Owner:
         return {number: machine.executors[number] for number, machine in self.machine_of.items()}
 
     def now(self) -> Millis:
-        # Not within a moment: its events and its turn are one.
+        # Constant within a moment: its events and its turn have one time.
         if self._moment != self.world.now:
             self._moment = self.world.now
             self._shown = self._clock.read(*self._readings())
@@ -152,11 +152,11 @@ class Owner:
         return self._shown
 
     def _readings(self) -> tuple[int, int]:
-        """In nanoseconds: the clock on the wall, and one that nobody sets."""
+        """Read the wall clock and the steady clock, in nanoseconds."""
         return (self.world.now + self.world.wall_ahead) * 1_000_000, self.world.now * 1_000_000
 
     def configure(self) -> None:
-        """Follow the queue's settings as they are now."""
+        """Apply the queue's current settings."""
         self.record = self.queue.record
         for machine in self.machines:
             machine.configure(self.record)
@@ -165,7 +165,7 @@ class Owner:
     # ---- requests ---------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, handler: Handler, partition: int | None = None) -> None:
-        """Ask the logical queue that has the partition; where there is none to name, that which the request belongs to."""
+        """Submit to the logical queue with `partition`; without one, to the logical queue that the request belongs to."""
         machine = self._machine_for(request) if partition is None else self.machine_of[partition]
         ticket = Ticket(request, self.now() + request.request_timeout)
         pauses = isinstance(request, Produce) and bool(request.batch.num_rows) and "produce" in self.record.paused
@@ -183,7 +183,7 @@ class Owner:
             self.world.after(self.world.random.randint(0, 3 * self.world.weather.slow), partial(self.cancel, machine, ticket))
 
     def _machine_for(self, request: Request) -> LogicalQueue:
-        """What a router does that knows which logical queue has which partitions."""
+        """Route a request like a router that knows each logical queue's partitions."""
         if len(self.machines) == 1:
             return self.machines[0]
         if isinstance(request, Produce) and request.key is not None:
@@ -199,7 +199,7 @@ class Owner:
         return self.world.random.choice(self.machines)
 
     def cancel(self, machine: LogicalQueue, ticket: Ticket) -> None:
-        if ticket in self.waiting and not ticket.done:  # else the answer is on its way
+        if ticket in self.waiting and not ticket.done:  # else the answer is already on its way
             handler = self.waiting.pop(ticket).handler
             self.world.note(self.queue.incarnation, ticket, "is cancelled")
             self.answered.add(ticket)
@@ -210,7 +210,7 @@ class Owner:
             handler(None)
 
     def die(self) -> None:
-        """Nobody is answered. What is in flight goes on."""
+        """Drop all waiting requests unanswered. Commits in flight go on."""
         waiting, self.waiting = self.waiting, {}
         self.answered.update(waiting)
         for each in waiting.values():
@@ -253,19 +253,19 @@ class Owner:
     def _check_overdue(self) -> None:
         for ticket, (_, deadline) in self.waiting.items():
             if deadline < self.world.now and not self.stopping:
-                # An owner's clock that is set right loses an eighth of the time.
+                # While an owner's clock catches up after a step, it may lose an eighth of the time.
                 patience = LEASE_PATIENCE if isinstance(ticket.request, Lease) else 0
                 slack = (ticket.request.request_timeout + patience) // 7 + 1
                 check(self.world.now <= deadline + patience + slack, f"{type(ticket.request).__name__.lower()} {ticket.number} is overdue")
 
     def _check_idle(self, machine: LogicalQueue) -> None:
-        """Nobody waits for what is there."""
+        """Check that no consumer waits while items are ready."""
         if "lease" in self.record.paused:
             return
         if any(executor.state is LaneState.READY and executor.partition.ready_count for executor in machine.executors.values()):
             waits = any(not ticket.keyed for ticket in machine.waiters.values())
             check(not waits, "items are ready, and a consumer waits")
-            # A closed partition that was open cannot hold leases of a key that nobody has used before.
+            # A closed partition that was open before cannot hold leases of a lease key that is new.
             known = all(
                 executor.takes_work or executor.knows_keys or executor.state is LaneState.STOPPED for executor in machine.executors.values()
             )
@@ -273,7 +273,7 @@ class Owner:
             check(not new, "items are ready, and a consumer with a new lease key waits")
 
     def _check_hung(self, machine: LogicalQueue) -> None:
-        """No produce that could be done elsewhere waits behind a commit that hangs, while half of the partitions are quick."""
+        """Check that no unkeyed produce waits behind a hung commit while half of the partitions are fast."""
         open_executors = [executor for executor in machine.executors.values() if executor.takes_work]
         if len(open_executors) < 2:
             return
@@ -290,7 +290,7 @@ class Owner:
                 check(not stuck, "a produce waits behind a commit that hangs, though it could be done elsewhere")
 
     def _check_given_back(self) -> None:
-        """A client that went away before it was told holds nothing."""
+        """Check that a client that went away before it was told holds no lease."""
         if not self._gone and not self._returned:
             return
         for executor in self.executors.values():
@@ -322,7 +322,7 @@ class Owner:
             raise effect.error
 
     def _ended(self) -> None:
-        """Something that was in flight has come back."""
+        """Note that an operation in flight has ended."""
         self._tasks -= 1
         self.dirty = True
 
@@ -331,12 +331,12 @@ class Owner:
     def _begin_to_open(self, effect: Open) -> None:
         count, since = self._openings[effect.partition]
         since = since or self.world.now
-        # 50 ms, doubling to 1 s.
+        # Pauses between openings double from 50 ms to 1 s.
         check(count <= 10 + (self.world.now - since) // 1_000, "a partition that takes no commit is opened without a pause")
         self._openings[effect.partition] = (count + 1, since)
         if not self.stopping:
             self._tasks += 1
-            # Loading takes its time, of each partition another: meanwhile some are open and some are not.
+            # Partitions load at different speeds, so that some are open while others are not.
             delay = self.world.random.randint(0, 20 * self.world.weather.slow)
             self.world.after(delay + self.world.latency(), partial(self._open, effect))
 
@@ -344,7 +344,7 @@ class Owner:
         store, fence = self.queue.stores[effect.partition], (self.grant, effect.opening)
         world = self.world
         fails = world.chance(world.weather.open_fails)
-        # A failed open may have raised the fence all the same.
+        # A failed open may still have raised the fence.
         if store.fence < fence and (not fails or world.chance(0.5)):
             store.open(fence)
         loaded: Partition | SluicewayError
@@ -356,7 +356,7 @@ class Owner:
         else:
             loaded = SluicewayError("unavailable", "the store cannot be reached") if fails else store.load()
         world.note(self.queue.incarnation, "open", effect.partition, fence, "fails" if fails or final else f"txn {store.txn}")
-        # Nothing else can have written in between: the fence is up.
+        # The fence is up, so nothing else can have written in between.
         world.after(world.latency(), lambda: self._opened(effect, loaded, final))
 
     def _opened(self, effect: Open, loaded: Partition | SluicewayError, final: bool) -> None:
@@ -364,7 +364,7 @@ class Owner:
             loaded.min_sparse_bytes = 1
             loaded.find_sparse()
         self.machine_of[effect.partition].opened(effect.partition, effect.opening, loaded, self.now(), final)
-        # What was given back and not written is left to the leases' deadlines.
+        # Returned leases that were not written are left to their deadlines.
         self._gone.clear()
         self._returned.clear()
         self._ended()
@@ -400,7 +400,7 @@ class Owner:
             world.after(lands + syncs + answers, partial(self._committed, effect, flight, Outcome.DONE))
         world.note(self.queue.incarnation, "commit", effect.partition, flight.fence, "txn", effect.changes.txn, kind)
         if kind and self._compacts:
-            # What is settled in this turn is open again if it does not land.
+            # Rows that this turn settles are open again if its commit does not land.
             executor = self.executors[effect.partition]
             executor.compactions()
             self._begin_to_compact(executor)
@@ -416,14 +416,14 @@ class Owner:
         if effect.opening == executor.opening:
             took = min(LONGEST_SAMPLE, self.now() - executor.committing_since)
             self._longest[effect.partition] = max(took, self._longest[effect.partition])
-        # Nothing may depend on the store's word for it.
+        # The outcome must not depend on whether the store says that it answered at once.
         machine.committed(effect.partition, effect.opening, outcome, self.now(), at_once=bool(effect.changes.txn & 8))
         self._ended()
 
     # ---- compaction -------------------------------------------------------------------------------------------
 
     def _compact(self) -> None:
-        """Look for sparse blobs of whatever size, and compact each after a while, as long as clients come."""
+        """Find sparse blobs of any size and compact each after a while, as long as there is traffic."""
         if self not in self.world.actors or self.stopping or self.world.now > START + COMPACTS_FOR:
             return
         for executor in self.executors.values():
@@ -455,7 +455,7 @@ class Owner:
         self._ended()
 
     def make_a_mistake(self, partition: int, step: str) -> None:
-        """The next time that the partition takes that step, it fails, unless the world has healed."""
+        """Make the partition's next `step` raise an injected error, unless the world has healed by then."""
         machine = self.executors[partition].partition
 
         def fail(*arguments: object) -> object:
@@ -496,7 +496,7 @@ class Owner:
         handler(None if self.world.chance(self.world.weather.lost_replies) else result)
 
     def _give_back(self, grants: list[Grant]) -> None:
-        """The client hung up just before it was told."""
+        """Give the leases back: the client hung up just before it was told."""
         for grant in grants:
             partition, number = grant.info[:2]
             machine = self.machine_of[partition]
@@ -507,7 +507,7 @@ class Owner:
 
 
 class Flight:
-    """A commit on its way. A loss of power takes what is not durable."""
+    """Commit in flight. A power loss takes what is not yet durable."""
 
     def __init__(self, world: World, store: Store, changes: Changes, fence: Fence, turn: Turn) -> None:
         self.turn = turn
@@ -529,7 +529,7 @@ class Flight:
         self.store.sync(self.changes)
 
     def outcome(self) -> Outcome:
-        """What a store that answers says now."""
+        """Return the outcome that an answering store would report now."""
         if self._shut_out:
             return Outcome.REFUSED
         return Outcome.DONE if self._written and self.store.cuts == self._cuts else Outcome.UNKNOWN

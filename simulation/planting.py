@@ -1,4 +1,4 @@
-"""Planting bugs: for the length of a block, something of the real code is replaced. Nothing that is shipped knows of it."""
+"""Bug planting: replaces an attribute of the real code for the length of a block. Shipped code knows nothing of it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 Change = Callable[[Any], Any]
-"""From what stands there to what stands in its place."""
+"""Takes the original and returns its replacement."""
 
 
 class Bug(NamedTuple):
     name: str
     what: str
     target: Any
-    """A class or a module."""
+    """The class or module whose attribute is replaced."""
     attribute: str
     change: Change
 
 
 def shelf(bugs: list[Bug]) -> Callable[[Any, str], Callable[[Change], Change]]:
-    """A decorator that puts bugs there: the function's name is the bug's, its docstring says what the bug does."""
+    """Return a decorator that appends a bug to `bugs`. The function's name becomes `Bug.name`, its docstring `Bug.what`."""
 
     def at(target: Any, attribute: str) -> Callable[[Change], Change]:
         def put(change: Change) -> Change:

@@ -1,17 +1,17 @@
-"""How a broken promise is told."""
+"""Errors of the checkers, and `check`."""
 
 from __future__ import annotations
 
 
 class BrokenPromiseError(Exception):
-    """The history shows something that must never happen."""
+    """The history violates a guarantee."""
 
 
 class InjectedMistakeError(Exception):
-    """Raised in the middle of a turn, as a mistake in the code would be."""
+    """An injected fault in the middle of a turn, like a bug in the code."""
 
 
 def check(holds: bool, promise: str) -> None:
-    """Not `assert`: a checker must not fall silent under `python -O`."""
+    """Raise BrokenPromiseError unless `holds`. Not `assert`, which `python -O` would silence."""
     if not holds:
         raise BrokenPromiseError(promise)

@@ -1,4 +1,4 @@
-"""What the clients of one queue were told, checked against what is durable at that moment."""
+"""Ledger of one queue: every answer to a client is checked against what is durable at that moment."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTCOME: dict[Verdict, IgnoredReason] = {"done": "completed", "retry": "retried"
 
 
 class Ledger:
-    """Every item that a queue was ever sent, and every promise about it. All times are its owner's."""
+    """Every item ever sent to a queue, and every promise about it. All times are the owner's."""
 
     def __init__(self, incarnation: str, partitions: int) -> None:
         self.incarnation = incarnation
@@ -34,7 +34,7 @@ class Ledger:
         self.batches: dict[ProduceKey | None, list[Batch]] = {}
         self.leases: dict[tuple[int, int], Held] = {}
         self.told: dict[str, set[tuple[int, ...]]] = {}
-        """Of those leases that were answered in time, by client (each asks once): all that may ever be taken for it."""
+        """Leases granted to each client that was answered in time: no others may ever be taken for it. Each client asks once."""
         self.asks = Asks()
         self.trails = [ItemHistory(incarnation, number, self.items, self.asks, self.leases) for number in range(partitions)]
         for store, trail in zip(self.stores, self.trails, strict=True):
@@ -42,7 +42,7 @@ class Ledger:
         self.tally: Counter[str] = Counter()
 
     def clock(self, partition: int, now: Millis) -> Millis:
-        """The latest time that the partition has acted on: an earlier owner's clock may have been ahead of this one's."""
+        """Return the latest time that the partition has acted on: a former owner's clock may have been ahead."""
         return max(now, self.stores[partition].now)
 
     # ---- produce ----------------------------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Ledger:
         return batch
 
     def arriving(self, key: ProduceKey, items: Sequence[Item], rows: pa.RecordBatch, way: Way) -> Batch:
-        """The batch that a transfer is to this queue, whether or not it comes for the first time."""
+        """Return the batch of a transfer to this queue, which may be a repetition."""
         if key in self.batches:
             batch = self.batches[key][0]
             check(list(batch.items) == items, "the same transfer has other items when it is repeated")
@@ -89,10 +89,10 @@ class Ledger:
     # ---- lease ------------------------------------------------------------------------------------------------
 
     def granted(self, request: Lease, grants: Sequence[Grant], asked_at: Millis, now: Millis) -> list[Held]:
-        """Check an answer; returns the leases that were not known before."""
+        """Check a lease answer. Returns the leases that were not known before."""
         check(len({grant.info.partition for grant in grants}) == len(grants) or request.lease_key is not None, "one partition, two leases")
         known = [self.leases.get((grant.info.partition, grant.info.number)) for grant in grants]
-        # Once a client has begun to settle what a key took, a call that still waits with that key may take more.
+        # Once the client has begun to settle leases of a key, a call still waiting with that key may take more.
         if not any(held is not None and held.loose for held in known):
             check(len(grants) <= request.max_partitions, "more partitions than were asked for")
             check(sum(grant.info.items for grant in grants) <= request.batch_size, "more items than were asked for")
@@ -102,8 +102,8 @@ class Ledger:
         return [held for held in fresh if held is not None]
 
     def _check_keyed(self, request: Lease, answered: set[tuple[int, ...]], asked_at: Millis, now: Millis) -> None:
-        # Leases of a damaged partition are of no use to anybody, and need not be told of.
-        # An empty answer: what the call took may have run out before it was durable, and a later call may have taken more since.
+        # Leases of a damaged partition are useless, and may be left out.
+        # An empty answer: the call's leases may have expired before they were durable, and a later call may have taken more.
         until = now if answered else asked_at - 1
         client_id, lease_key = request.client_id, request.lease_key or ""
         untouched = {
@@ -127,7 +127,7 @@ class Ledger:
         check(not answered or durable <= answered, "a lease that the key took was left out of the answer")
 
     def _is_untouched(self, partition: int, number: int, now: Millis) -> bool:
-        """Nobody has asked for its end: neither by settling nor by an extension to an earlier time."""
+        """Whether no request has asked for the lease's end, by settling or by an extension to an earlier time."""
         held = self.leases.get((partition, number))
         return held is None or (not held.loose and held.deadline > now)
 
@@ -137,7 +137,7 @@ class Ledger:
         known = self.leases.get((info.partition, info.number))
         check(known is None or request.lease_key is not None, "an old lease was given again")
         if known is not None and known.loose:
-            return None  # what the client itself has in flight decides what is left of it
+            return None  # the client's own calls in flight decide what is left of it
         lease = store.look().leases.get(info.number)
         check(lease is not None, "a lease was answered that is not durable, or is over")
         assert lease is not None
@@ -172,7 +172,7 @@ class Ledger:
             held.items[offset] = item
 
     def lease_answered(self, ticket: Ticket) -> None:
-        """The server has said what the request took. What else it took would be leased to nobody."""
+        """Note what the server says that the request took. Any further lease for it would be held by no consumer."""
         request = ticket.request
         if isinstance(request, Lease) and request.lease_key is None:
             self.told[request.client_id] = {grant.info[:2] for grant in ticket.grants}
@@ -180,7 +180,7 @@ class Ledger:
     # ---- settle -----------------------------------------------------------------------------------------------
 
     def settled(self, held: Held, verdicts: Mapping[int, set[Verdict]], answer: Settled, ignored: Collection[int]) -> None:
-        """The call has succeeded, for all but the ignored offsets."""
+        """Check a successful settle call, for all but the ignored offsets."""
         trail = self.trails[held.partition]
         seen: Counter[str] = Counter()
         for offset, allowed in verdicts.items():
@@ -189,7 +189,7 @@ class Ledger:
             dispositions = trail.dispositions.get(offset)
             check(dispositions is not None, "a settle was answered before it was durable")
             assert dispositions is not None
-            # A retry or a release may have been the item's last; and an earlier call, of which nobody heard, may have done it.
+            # A retry or a release may have been the item's last. An earlier call without an answer may have settled it.
             outcomes = {OUTCOME[verdict] for verdict in allowed} | {"dead"}
             check(held.uncertain or bool(dispositions & outcomes), "a settle did something else than was asked")
             check("expired" not in dispositions, "an item was settled after its lease ran out")
@@ -203,14 +203,14 @@ class Ledger:
         self.tally.update({verdict: told[OUTCOME[verdict]] for verdict in OUTCOME})
 
     def check_ignored(self, partition: int, client_id: str | None, answer: Iterable[tuple[str, IgnoredReason]]) -> None:
-        """Whether what is said of ignored items of one partition is true; `client_id` is that of the call."""
+        """Check the reasons given for ignored items of one partition. `client_id`: the call's."""
         store, trail = self.stores[partition], self.trails[partition]
         scene = store.scene()
         live = {place.offset: place for place in scene.alive.values() if place.offset >= 0}
         for name, reason in answer:
             offset = int(name.rpartition(".")[2])
             before = trail.before(offset)
-            # The same turn may have done more after it.
+            # The same turn may have changed it once more.
             then: set[IgnoredReason] = {"not_yours"} if before is not None and client_id not in (None, before) else set()
             allowed: set[IgnoredReason]
             if not 0 <= offset < scene.header.next:
@@ -218,7 +218,7 @@ class Ledger:
             elif offset in live and live[offset].kind == LEASED:
                 owner = trail.clients[live[offset].lease]
                 allowed = {"not_yours"} if client_id is not None and owner != client_id else set()
-                # A turn settles before it leases.
+                # Within a turn settles come before leases.
                 allowed |= {"not_leased"} if live[offset].lease in trail.newest else set()
             elif offset in live:
                 allowed = {"not_leased"}
@@ -227,7 +227,7 @@ class Ledger:
             check(reason in allowed | then, f"{name} is said to be {reason}, and is {' or '.join(sorted(allowed)) or 'leased'}")
 
     def check_lease_ignored(self, held: Held, client_id: str | None, reason: IgnoredReason) -> None:
-        """Whether what is said of a lease that is ignored is true."""
+        """Check the reason given for an ignored lease."""
         if held.number in self.stores[held.partition].scene().leases:
             check(client_id not in (None, held.client_id) and reason == "not_yours", f"a live lease is said to be {reason}")
             return
@@ -238,7 +238,7 @@ class Ledger:
         known = [dispositions.get(offset, set()) for offset in held.offsets]
         allowed: set[IgnoredReason] = {"completed", "settled"}
         for end in ("released", "expired"):
-            # For sure, or perhaps: where several causes could have had the same effect.
+            # Certain if it is the only outcome; otherwise several causes could have had the same effect.
             if {end} in known:
                 allowed = {end}
             elif any(end in each for each in known):

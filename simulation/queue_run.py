@@ -1,4 +1,4 @@
-"""One history from its seed: traffic in bad weather, then the world heals, and everything that is left is drained."""
+"""One history of a queue: traffic under faults, then the world heals and all remaining items are drained."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sluiceway.model.requests import Lease, Produce
 TRAFFIC: Millis = 25_000
 LONGEST_HANG: Millis = 15_000
 HEALING: Millis = 90_000 + LONGEST_HANG + 2 * MAX_JUMP
-"""Longer than the longest hang of an opening and a commit, any timeout, and the time by which a clock can have been set back."""
+"""Exceeds the longest hang of an opening plus a commit, every timeout, and the farthest that a clock can be set back, in milliseconds."""
 
 
 class History:
-    """One or two queues, which may share a dead queue, each a real logical queue; and what befalls them."""
+    """One or two queues, which may share a dead queue, each with real logical queues; and the faults injected into them."""
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         self.world = World(seed, log)
@@ -36,7 +36,7 @@ class History:
         self.clients = [Clients(queue, self.numbers) for queue in self.queues]
 
     def _new_queues(self) -> list[SimQueue]:
-        """A dead queue comes before those whose dead queue it is."""
+        """Create the queues, each dead queue before the queues that name it."""
         pick = self.random.choice
         queues: dict[str, SimQueue] = {}
         if self.random.random() < 0.7:
@@ -64,7 +64,7 @@ class History:
         }
 
     def live(self) -> None:
-        """Raises BrokenPromiseError, or whatever the code under test raises."""
+        """Run the history. Raises BrokenPromiseError, or any exception of the code under test."""
         self._begin()
         for _ in range(10):
             self.world.run(self.world.now + TRAFFIC // 10)
@@ -73,7 +73,7 @@ class History:
         self._drain()
         self._end()
 
-    # ---- bad weather ------------------------------------------------------------------------------------------
+    # ---- fault injection --------------------------------------------------------------------------------------
 
     def _begin(self) -> None:
         weather = self.world.weather
@@ -101,7 +101,7 @@ class History:
                 self.world.after(self.random.randint(0, TRAFFIC), strike)
 
     def _some_queues(self) -> list[SimQueue]:
-        """All, as when they share a process or a machine; or one."""
+        """Choose the queues that a fault hits: all, as if they shared a machine, or one."""
         return self.queues if self.random.random() < 0.5 else [self.random.choice(self.queues)]
 
     def _kill(self) -> None:
@@ -143,7 +143,7 @@ class History:
         self.world.set_wall_clock(self.random.randint(-MAX_JUMP, MAX_JUMP))
 
     def _slow_down(self) -> None:
-        """One partition alone, for a while."""
+        """Slow one partition's store for a while."""
         queue = self.random.choice(self.queues)
         store = self.random.choice(queue.stores)
         store.slow, store.slow_until = self.random.choice([500, 3_000, LONGEST_HANG]), self.world.now + self.random.randint(1_000, 10_000)
@@ -165,7 +165,7 @@ class History:
             settings["dead_queue"] = self.random.choice(dead).incarnation
             former = next(each for each in dead if each.incarnation == queue.record.dead_queue)
             if len(dead) > 1 and self.random.random() < 0.7:
-                # It takes nothing for a while, and another one is named meanwhile.
+                # The dead queue accepts nothing for a while, and the queue gets another one meanwhile.
                 former.configure(paused=("produce",))
                 self.world.after(self.random.randint(2_000, 6_000), lambda: former.configure(paused=()))
                 other = next(each.incarnation for each in dead if each is not former)
@@ -174,7 +174,7 @@ class History:
         queue.configure(lease_timeout=self.random.choice([300, 2_000]), **settings)
 
     def _redrive(self) -> None:
-        """Out of the dead queue, if there is one; now and then to where there is nothing any more."""
+        """Redrive from the dead queue, if there is one; sometimes to a queue that no longer exists."""
         dead, *others = self.clients
         if dead.queue.incarnation == "dead":
             dead.redrive([*(clients.queue.incarnation for clients in others), "gone"])
@@ -195,7 +195,7 @@ class History:
         self.world.run(self.world.now + HEALING)
         for queue in self.queues:
             check(queue.owner is not None, "nobody serves the queue")
-            # What goes to a dead queue that is stopped is tried again and again.
+            # A transfer to a stopped dead queue is retried forever.
             check(queue.hurt or not queue.owner or not queue.owner.waiting, "a request was never answered")
         self._check_open(with_stopped=True)
         audit(self.queues)
@@ -211,7 +211,7 @@ class History:
         audit(self.queues)
 
     def _recover(self) -> None:
-        """A partition that was slow is used again, after a few produces."""
+        """Check that a partition that was slow is used again after a few produces."""
         for _ in range(20):
             slow = [
                 (queue, executor)
@@ -240,19 +240,19 @@ class History:
                 )
 
     def _probe(self) -> None:
-        """A damaged partition takes nothing along: the queue's others serve."""
+        """Check that a damaged partition is isolated: the queue's other partitions serve."""
         for clients in self.clients:
             ready = _ready(clients.queue)
             while ready:
                 refusals = self._ask(clients)
-                # The probe itself may be what first meets the damage.
+                # The probe itself may be the first to hit the damage.
                 if not refusals or _ready(clients.queue) == ready:
                     check(not refusals, f"a damaged partition keeps others from serving: {refusals}")
                     break
                 ready = _ready(clients.queue)
 
     def _ask(self, clients: Clients) -> list[str]:
-        """Produce and lease, where all that is not damaged can be reached, and say what was refused."""
+        """Produce and lease on an undamaged partition; return the codes of refused requests."""
         refusals: list[str] = []
 
         def answered(answer: Result | SluicewayError | None) -> None:
@@ -280,7 +280,7 @@ class History:
         audit(self.queues)
 
     def _left(self) -> int:
-        """Items that are anywhere, and requests that wait."""
+        """Count remaining items and waiting requests."""
         left = 0
         for queue in self.queues:
             assert queue.owner is not None
@@ -303,7 +303,7 @@ def _ready(queue: SimQueue) -> int:
 
 
 def run_history(seed: int, log: EventLog | None = None) -> History:
-    """The history of that seed, from beginning to end."""
+    """Run the whole history of the seed and return it."""
     history = History(seed, log)
     history.live()
     return history

@@ -1,4 +1,4 @@
-"""The command `python -m simulation`: many histories, one replayed, or the bank of planted bugs."""
+"""Command `python -m simulation`: runs many histories, replays one, or hunts the planted bugs."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from simulation.task_world import TasksWorld
 from simulation.world import EventLog
 
 PROGRESS_EVERY = 5.0
-"""Seconds."""
+"""Progress report interval in seconds."""
 
 
 T = TypeVar("T")
 R = TypeVar("R")
 Life = tuple[Callable[[], None], Callable[[], int]]
-"""What lives a history, and what then says how many events there were."""
+"""Runs a history, and counts its events afterwards."""
 
 
 class Storey(NamedTuple):
-    """A kind of history."""
+    """Kind of history: its world, its command-line flag, its bugs."""
 
     name: str
     flag: str
     begin: Callable[[int, EventLog | None], Life]
     bank: Sequence[Bug]
     share: int = 1
-    """One of so many seeds, unless histories of this kind only are asked for: they take longer."""
+    """Runs one of this many seeds, unless only this kind is requested: slower kinds run fewer histories."""
 
 
 def _queues(seed: int, log: EventLog | None) -> Life:
@@ -88,7 +88,7 @@ BUGS = {(storey.name, bug.name): bug for storey in STOREYS for bug in storey.ban
 
 
 class Task(NamedTuple):
-    """One history: the storey and the planted bug by their names, so that a worker process can be told."""
+    """One history. Storey and planted bug are names, so that the task can be pickled for a worker process."""
 
     storey: str
     seed: int
@@ -96,7 +96,7 @@ class Task(NamedTuple):
 
 
 class Lived(NamedTuple):
-    """What became of a history: its events, its CPU seconds, and the error that ended it."""
+    """Result of a history: event count, CPU seconds, and the error that ended it."""
 
     events: int
     seconds: float
@@ -104,7 +104,7 @@ class Lived(NamedTuple):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code: 0 if all is well, 1 if a promise was broken or a planted bug not found."""
+    """Run the command and return its exit code: 1 after a broken promise or a missed bug, else 0."""
     parser = argparse.ArgumentParser(prog="python -m simulation", description="Real machines in a simulated world.")
     parser.add_argument("--seeds", type=_positive, default=200, metavar="N", help="how many histories (200)")
     parser.add_argument("--first", type=int, default=0, metavar="K", help="the first seed (0)")
@@ -121,14 +121,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--trace needs --seed")
     if options.plant is not None and ((options.only or QUEUES).name, options.plant) not in BUGS:
         parser.error(f"the bank of the storey {(options.only or QUEUES).name} has no bug {options.plant}")
-    # A bug belongs to one storey.
+    # Each bug belongs to one storey.
     storeys: Sequence[Storey] = (options.only or QUEUES,) if options.only or options.plant else STOREYS
     if options.bank:
         return _bank([(storey.name, bug.name) for storey in storeys for bug in storey.bank], options.jobs)
     if options.seed is not None:
         return _replay(Task((options.only or QUEUES).name, options.seed, options.plant), options.trace)
     seeds = {storey: _seeds(options, storey) for storey in storeys}
-    # All storeys in one list: no worker waits at the end of one.
+    # One list for all storeys, so that no worker idles at the end of each.
     tasks = [Task(storey.name, seed, options.plant) for storey in storeys for seed in seeds[storey]]
     with closing(_in_order(_live, tasks, options.jobs)) as lives:
         return max([_run(storey, seeds[storey], islice(lives, len(seeds[storey])), options.plant) for storey in storeys])
@@ -149,12 +149,12 @@ def _positive(text: str) -> int:
 
 
 def _in_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Generator[R, None, None]:
-    """The results of all tasks, in the order of the tasks. Each task is done by one of so many processes; by this one if `jobs` is 1."""
+    """Yield the results in the order of the tasks, from `jobs` worker processes, or from this process if `jobs` is 1."""
     if jobs == 1:
         with _rare_collections():
             yield from map(work, tasks)
         return
-    # Not forked: that would copy the locks of Arrow's threads.
+    # Spawned: a fork would copy the locks of Arrow's threads.
     pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _tune_gc)
     try:
         yield from pool.map(work, tasks)
@@ -164,7 +164,7 @@ def _in_order(work: Callable[[T], R], tasks: Sequence[T], jobs: int) -> Generato
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Nearly all that a history makes lives to its end, so the garbage collector runs seldom; `_live` calls it after each."""
+    """Collect garbage rarely: nearly all objects of a history live to its end. `_live` collects after each history."""
     before = gc.get_threshold()
     _tune_gc()
     try:
@@ -203,7 +203,7 @@ def _plant(task: Task) -> AbstractContextManager[None]:
     return nullcontext() if task.plant is None else planted(BUGS[task.storey, task.plant])
 
 
-# ---- what is asked for ----------------------------------------------------------------------------------------
+# ---- modes of the command -------------------------------------------------------------------------------------
 
 
 def _run(storey: Storey, seeds: range, lives: Iterable[Lived], plant: str | None) -> int:

@@ -1,4 +1,4 @@
-"""Where every item of one partition durably is."""
+"""Durable location of every item of one partition."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from sluiceway.kernel.clock import Millis
 READY, LEASED, DUE = "ready", "leased", "due"
 
 PayloadOf = Callable[[int, int], str]
-"""By blob and row."""
+"""Maps (blob, row) to the row's payload."""
 
 
 class Place(NamedTuple):
-    """An item in a partition. `attempts` does not count the lease that it is in; `first` is the offset that its row was first given.
+    """Location and state of an item in a partition.
 
-    `due_at`: of one that is scheduled, or on its way to where it is to be so.
+    `attempts` excludes the current lease. `first` is the offset that the row was first given. `due_at` is set for a scheduled item, and for
+    an item in a transfer that will be scheduled at the target.
     """
 
     kind: str
@@ -35,7 +36,7 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class Scene:
-    """`alive` by payload. `leaving` are those in transfers, which may have arrived elsewhere already, by transfer and payload."""
+    """Durable items: `alive` by payload, `leaving` by (transfer, payload); the latter may have arrived at their target already."""
 
     header: Header
     alive: dict[str, Place]
@@ -45,7 +46,7 @@ class Scene:
 
 
 def scene_of(partition: Partition, payload_of: PayloadOf) -> Scene:
-    """Raises BrokenPromiseError if a payload is there twice."""
+    """Build the scene of a partition. Raises BrokenPromiseError if a payload occurs twice."""
     alive: dict[str, Place] = {}
     count = 0
     for payload, place in _alive(partition, payload_of):

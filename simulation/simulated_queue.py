@@ -1,4 +1,4 @@
-"""One queue of the simulated world: its stores, its ledger, and the owner that serves it, if one is alive."""
+"""One queue of the simulated world: its stores, its ledger, and its owner while one is alive."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BURIAL_TIMEOUT = 30_000
 
 
 class SimQueue:
-    """Whoever owns it has a grant of its own, higher than that of all before. `queues` are all of the world, by name."""
+    """Queue whose every new owner gets a higher grant than all before it. `queues`: all queues of the world by name."""
 
     def __init__(self, world: World, record: QueueRecord, queues: dict[str, SimQueue]) -> None:
         self.world = world
@@ -41,22 +41,22 @@ class SimQueue:
         self.ledger = Ledger(record.incarnation, len(numbers))
         self.stores = self.ledger.stores
         self.lease_keys: Counter[tuple[str, str]] = Counter()
-        """How often each (client, lease key) was asked with."""
+        """Number of requests with each (client, lease key)."""
         self.hurt = False
-        """Some of its data has been damaged."""
+        """Whether any of its data has been damaged."""
         self.mistaken = False
-        """Its owner has been made to make a mistake."""
+        """Whether an error was injected into its owner."""
         self.replies = 0
         self._grant = 0
         self.owner: Owner | None = None
         self.start()
 
     def now(self) -> Millis:
-        """The time by the owner's clock."""
+        """Return the time by the owner's clock, in milliseconds."""
         return self.world.now + self.world.wall_ahead if self.owner is None else self.owner.now()
 
     def submit(self, request: Request, handler: Handler, partition: int | None = None) -> None:
-        """Ask. Where nobody serves the queue, the client finds that out at once."""
+        """Send a request to the owner. Without one the client hears of it at once."""
         if isinstance(request, Lease):
             self.ledger.asks.lease_timeouts[request.client_id] = request.lease_timeout
             if request.lease_key is not None:
@@ -67,7 +67,7 @@ class SimQueue:
             handler(None if isinstance(request, Lease) else SluicewayError("unavailable", "nobody serves the queue"))
 
     def configure(self, **settings: object) -> None:
-        """Change settings, at once and without a restart."""
+        """Change settings at once, without a restart."""
         self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **settings)
         self.world.note(self.incarnation, "has new settings", settings)
         if self.owner is not None:
@@ -82,7 +82,7 @@ class SimQueue:
             self.world.actors = (*self.world.actors, self.owner)
 
     def kill(self, pause: Millis) -> None:
-        """The process dies; after the pause another one takes over."""
+        """Kill the owner process; another one takes over after `pause` milliseconds."""
         self.world.note(self.incarnation, "is killed")
         if self.owner is not None:
             self._leave(self.owner, pause)
@@ -94,12 +94,12 @@ class SimQueue:
         self.world.after(pause, self.start)
 
     def _rest(self, owner: Owner) -> None:
-        """It has no more turns."""
+        """Take the owner's turns away for good."""
         self.world.actors = tuple(actor for actor in self.world.actors if actor is not owner)
         owner.die()
 
     def stop(self) -> None:
-        """The owner stops in order, and another one takes over."""
+        """Stop the owner in order; another one takes over."""
         self.world.note(self.incarnation, "is stopped")
         if self.owner is not None and not self.owner.stopping:
             self.owner.begin_to_stop()
@@ -108,7 +108,7 @@ class SimQueue:
         self._leave(owner, self.world.random.randint(0, 1_000))
 
     def haunt(self, pause: Millis, numbers: Iterator[int]) -> None:
-        """The owner is taken for dead, and another one takes over; then it goes on for a while, and so do some of its clients."""
+        """Split brain: the owner is taken for dead and replaced, then runs on for a while, and so do some of its clients."""
         owner, random = self.owner, self.world.random
         if owner is None or owner.stopping:
             return
@@ -126,7 +126,7 @@ class SimQueue:
         self.world.actors = (*self.world.actors, owner)
 
     def _ask_old(self, owner: Owner, numbers: Iterator[int]) -> None:
-        """What an old owner says done is done; nothing else is expected of it."""
+        """Ask the deposed owner to produce and to lease. Whatever it acknowledges must be durable; it need not answer."""
         if owner not in self.world.actors:
             return
         items, rows = new_rows(self.incarnation, [next(numbers)], [None])
@@ -145,16 +145,16 @@ class SimQueue:
         self.ledger.asks.lease_timeouts[client_id] = 1_000
         owner.submit(Lease(client_id, 3, 100, 1_000), leased)
 
-    # ---- what the owner asks ----------------------------------------------------------------------------------
+    # ---- effects of the owner ---------------------------------------------------------------------------------
 
     def lease_answered(self, ticket: Ticket) -> None:
-        # Later it gives up what has not come.
+        # After the grace period the owner gives up leases whose outcome is still unknown.
         if self.now() < ticket.deadline + LEASE_PATIENCE:
             self.ledger.lease_answered(ticket)
 
     def carry_over(self, owner: Owner, effect: Transfer) -> None:
         if owner not in self.world.actors:
-            return  # it is dead
+            return  # dead owner
         world, way = self.world, self.ledger.trails[effect.partition].ways[effect.number]
         name = self.record.dead_queue if effect.target is None else effect.target
         check(name == way.target, "a transfer goes to another queue than was decided")
@@ -195,7 +195,8 @@ class SimQueue:
             target.submit(produce, partial(self._carried, owner, effect, target, batch, again))
 
     def _taken_back(self, owner: Owner, effect: Transfer, instead: str, result: Result | SluicewayError | None) -> None:
-        """The old dead queue never takes them, or has."""
+        """Handle the answer to the empty produce that blocks a transfer's key: the old dead queue now never takes the items, or has them
+        already."""
         taken = isinstance(result, SluicewayError) and result.code == "key_conflict"
         elsewhere = instead if isinstance(result, Produced) and not self.world.chance(self.world.weather.transfer_fails / 2) else None
         self.world.after(0, lambda: owner.transferred(effect, TransferEnd(done=taken, elsewhere=elsewhere)))
@@ -215,6 +216,6 @@ class SimQueue:
             check(bool(effect.reason) and batch.answer is None, "the same transfer has other rows when it is repeated")
             again()
             return
-        # It may have arrived, and the source does not hear of it.
+        # The transfer may have arrived while its source hears nothing.
         done = isinstance(result, Produced) and not self.world.chance(self.world.weather.transfer_fails / 2)
         self.world.after(0, lambda: owner.transferred(effect, TransferEnd(done=done)))

@@ -1,4 +1,4 @@
-"""One partition in a simulated store, with power that can fail and blobs that can rot."""
+"""Simulated store of one partition, with power loss and bit rot."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sluiceway.model.sparse import SparseBatch, decode_stored
 from sluiceway.ports.partition_store import Changes, RecordKey, RecordKind, Snapshot
 
 Fence = tuple[int, ...]
-"""(grant, opening), or (era, grant, opening)"""
+"""(grant, opening), or (era, grant, opening)."""
 
 
 class Row(NamedTuple):
@@ -36,12 +36,12 @@ class Written(NamedTuple):
 
 class Follower(Protocol):
     def follow(self, old: Scene, new: Scene, turn: Turn) -> None:
-        """A turn's changes are durable: this is what was there, and what is."""
+        """A turn's changes became durable: the scene before and after."""
         ...
 
 
 class Store:
-    """A few dicts, the fence that may write, and what is written but would not survive a loss of power."""
+    """Dicts of records and blobs, the current fence, and the one write that a power loss would undo."""
 
     def __init__(self) -> None:
         self.trail: Follower | None = None
@@ -49,39 +49,39 @@ class Store:
         self.txn = 0
         self.header: bytes | None = None
         self.now: Millis = 0
-        """The latest time at which anything was done here."""
+        """The latest time of any durable change."""
         self.records: dict[RecordKey, bytes] = {}
         self._current: dict[RecordKey, bytes] = {}
-        """The records that say where items are: without idempotency keys and closed leases."""
+        """Records that determine where items are: all but idempotency keys and closed leases."""
         self.blobs: dict[int, bytes] = {}
         self.written: Written | None = None
         self.cuts = 0
-        """How often the power has failed."""
+        """Number of power losses."""
         self.out_until: Millis = 0
         """Until then every commit is refused, though the partition can be opened."""
         self.slow: Millis = 0
-        """How much longer a commit takes at most, until `slow_until`."""
+        """Maximum extra commit latency until `slow_until`, in milliseconds."""
         self.slow_until: Millis = 0
         self.damaged = False
-        """No longer readable: neither records nor blobs."""
+        """Whether everything is unreadable, records and blobs."""
         self.damaged_blobs: set[int] = set()
         self._rows: dict[int, dict[int, Row]] = {}
         self._seen: Partition | None = None
         self._scene: Scene | None = None
 
-    # ---- what an owner does -----------------------------------------------------------------------------------
+    # ---- owner operations -------------------------------------------------------------------------------------
 
     def open(self, fence: Fence) -> None:
-        """Raise the fence, durably: so what was written before is durable too."""
+        """Raise the fence durably, which makes earlier writes durable too."""
         self._sync()
         self.fence = fence
 
     def load(self) -> Partition:
-        """A machine of its own in the durable state, made by the code under test."""
+        """Load a partition from the durable state, with the code under test."""
         return queries.load(self.snapshot())
 
     def write(self, changes: Changes, fence: Fence, turn: Turn | None = None) -> bool:
-        """Write without making it durable. False if the fence shuts it out."""
+        """Write without syncing. False if the fence has moved on."""
         if fence != self.fence:
             return False
         self._sync()
@@ -89,7 +89,7 @@ class Store:
         return True
 
     def sync(self, changes: Changes) -> bool:
-        """Make durable what was written, if it is still those changes."""
+        """Make the write durable, if the last write is still these changes. Returns whether it was."""
         return self.written is not None and self.written.changes is changes and self._sync()
 
     def _sync(self) -> bool:
@@ -103,7 +103,7 @@ class Store:
         return True
 
     def apply(self, changes: Changes, fence: Fence, turn: Turn | None = None) -> bool:
-        """Write and sync. False if the fence shuts it out."""
+        """Write and sync. False if the fence has moved on."""
         return self.write(changes, fence, turn) and self.sync(changes)
 
     def _land(self, changes: Changes) -> None:
@@ -130,7 +130,7 @@ class Store:
         self.damaged_blobs -= changes.dropped_blobs
 
     def _sort(self, puts: Mapping[RecordKey, bytes]) -> None:
-        """Keep current records for `look`. Decode the others here, once: most of a partition's records, and the same in every look."""
+        """Keep current records for `look`. History records, which are most, are decoded once here instead of at every look."""
         history = {key: data for key, data in puts.items() if _is_history(key, data)}
         if history:
             load_for_checking(Snapshot(self.txn, self.header, history))
@@ -140,7 +140,7 @@ class Store:
             else:
                 self._current[key] = data
 
-    # ---- what befalls it --------------------------------------------------------------------------------------
+    # ---- faults -----------------------------------------------------------------------------------------------
 
     def lose_power(self) -> None:
         self.written = None
@@ -158,28 +158,28 @@ class Store:
         return self.damaged or number in self.damaged_blobs
 
     def is_damaged(self, pieces: Sequence[Slice]) -> bool:
-        """Whether reading those rows meets a damaged blob."""
+        """Whether reading those rows would hit a damaged blob."""
         return self.damaged or any(piece.blob in self.damaged_blobs for piece in pieces)
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- inspection -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self.txn, self.header, dict(self.records))
 
     def look(self) -> Partition:
-        """The durable state, to look at only. It lacks idempotency keys and closed leases (`Partition.keys`, `Partition.closed`)."""
+        """Load the durable state, read-only. Lacks idempotency keys and closed leases (`Partition.keys`, `Partition.closed`)."""
         if self._seen is None:
             self._seen = load_for_checking(Snapshot(self.txn, self.header, self._current))
         return self._seen
 
     def scene(self) -> Scene:
-        """Where every item durably is."""
+        """Return the durable place of every item."""
         if self._scene is None:
             self._scene = scene_of(self.look(), lambda blob, row: self.row(blob, row).payload)
         return self._scene
 
     def rows_of(self, pieces: Iterable[Slice]) -> list[Row]:
-        """What a consumer would be sent. Every blob must be durable."""
+        """Return the rows that a consumer would receive. Every blob must be durable."""
         return [self.row(piece.blob, row) for piece in pieces for row in piece.rows.tolist()]
 
     def row(self, blob: int, row: int) -> Row:
@@ -201,13 +201,13 @@ class Store:
         return decode_stored(self.blobs[number], self.look().blobs[number].columns)
 
     def transfer_rows(self, partition: int, number: int, pieces: Sequence[Slice]) -> list[pa.RecordBatch] | None:
-        """The rows of a transfer as the driver reads them; None if any blob is gone."""
+        """Return the rows of a transfer as the driver reads them, None if a blob is gone."""
         if any(piece.blob not in self.blobs for piece in pieces):
             return None
         return [served(partition, number, piece, self.blob(piece.blob)) for piece in pieces]
 
 
 def _is_history(key: RecordKey, data: bytes) -> bool:
-    """Whether the record only says what happened, so that nothing is derived from it about items that are there."""
+    """Whether the record is mere history, from which no state of a live item is derived."""
     kind = key[0]
     return kind is RecordKind.KEY or (kind is RecordKind.LEASE and unpack_lease(data).closed)

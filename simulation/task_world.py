@@ -1,7 +1,7 @@
-"""A group of tasks in a simulated world: a change stream, a log that loses, delays and doubles what is appended, and an election.
+"""Simulated task group: a change stream, a log that loses, delays and duplicates appended records, and an election.
 
-Processes are killed, stand still as a whole, or stand still while their readers go on; two are told at once that they lead; some fold
-slowly; the log is covered by snapshots and trimmed at any time. `tasks_checks` has what must hold.
+Processes are killed, paused as a whole, or paused while their readers keep running. Two members may be elected leader at once, some fold
+slowly, and snapshots and trimming of the log happen at any time. `tasks_checks` has the invariants.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sluiceway.model.task_records import Group
 
 PACE = Pace(repeat_after=150, reopen_after=60, patience=1_500)
 SESSION: Millis = 250
-"""Whom the election has not heard of for so long is out."""
+"""The election drops a member after this long without contact, in milliseconds."""
 TURN: Millis = 30
 SWEEP: Millis = 60
 CALM: Millis = 12_000
-"""Time without faults, at most, in which everything must come to rest; and once more, in which everything must finish."""
+"""Maximum fault-free time, in milliseconds, for the group to come to rest; given again for all partitions to finish."""
 QUIET: Millis = 500
-"""So long nothing may be appended at rest."""
+"""Milliseconds without an appended record that count as rest."""
 MAX_ACTORS = 12
 
 
 @dataclass
 class Weather:
-    """How bad it is."""
+    """Faults of a history: counts, probabilities, and `slow` in milliseconds."""
 
     lost: float = 0.0
     doubled: float = 0.0
@@ -48,30 +48,30 @@ class Weather:
     joins: int = 0
     rivals: float = 0.0
     whims: int = 0
-    """How often the leader is told to move something, or to leave it where it is."""
+    """Number of arbitrary moves that the leader decides, most of them soon cancelled."""
     snapshots: int = 0
     forgetful: float = 0.0
-    """How often the election loses its memory of the generation."""
+    """Probability that the election forgets its generation."""
     laggards: float = 0.0
     early: float = 0.2
-    """How many partitions have children that are known before they end."""
+    """Share of partitions whose children are known before they end."""
     steps: int = 0
-    """How often, at least, partitions split or merge."""
+    """Minimum number of splits and merges."""
     breaks: bool = False
-    """Readers break off, openings fail, positions are not known."""
+    """Whether readers break off, openings fail and positions are unknown."""
 
 
 def weather_of(random: Random) -> Weather:
     pick = random.choice
     theme = random.random()
     if theme < 0.15:
-        # Members come and go while what others say of them is on its way.
+        # Members come and go while records about them are in flight.
         return Weather(slow=150, lost=pick([0.0, 0.2]), kills=2, leaves=9, joins=11, laggards=0.8, early=0.1, steps=16)
     if theme < 0.3:
-        # What was said long ago comes again.
+        # Old records arrive again.
         return Weather(slow=pick([50, 150]), doubled=0.9, freezes=pick([0, 2]), snapshots=4, early=1.0)
     if theme < 0.4:
-        # Two are told that they lead, again and again.
+        # Two members are repeatedly told that they lead.
         return Weather(slow=150, joins=6, leaves=3, kills=1, freezes=2, rivals=0.8, whims=20, forgetful=pick([0.0, 0.3]))
     return Weather(
         lost=pick([0.0, 0.1, 0.4]),
@@ -92,12 +92,12 @@ def weather_of(random: Random) -> Weather:
 
 
 def run_tasks(seed: int, log: EventLog | None = None) -> None:
-    """Live one history. Raises BrokenPromiseError."""
+    """Run one history. Raises BrokenPromiseError."""
     TasksWorld(seed, log).live()
 
 
 class TasksWorld:
-    """One history, wholly determined by its seed. `live` raises a BrokenPromiseError at what must not be."""
+    """One history, determined by its seed. `live` raises BrokenPromiseError when an invariant is violated."""
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         self.random = Random(seed)
@@ -116,7 +116,7 @@ class TasksWorld:
         self.news = count(1)
         self.actors: list[Actor] = []
         self.group: dict[str, Millis] = {}
-        """Who takes part in the election, and when it was last heard of."""
+        """Members of the election, and when each was last heard from."""
         self.generation = 0
         self.leader = ""
         self.appended_at: Millis = 0
@@ -181,7 +181,7 @@ class TasksWorld:
         self._change_group()
 
     def _rest(self) -> None:
-        """Until nothing happens any more. Raises if that does not come."""
+        """Run until the group is at rest. Raises BrokenPromiseError if it does not get there."""
         deadline = self.now + CALM
         unrest: str | None = "it has only begun"
         while unrest is not None or self.now - self.appended_at < QUIET:
@@ -192,7 +192,7 @@ class TasksWorld:
             if unrest is None and not self.stream.held and self.log.state.partitions:
                 unrest = f"L2: {sorted(self.log.state.partitions)} are left"
 
-    # ---- what befalls it --------------------------------------------------------------------------------------------
+    # ---- fault injection --------------------------------------------------------------------------------------------
 
     def alive(self) -> list[Actor]:
         return [actor for actor in self.actors if not actor.dead and not actor.left]
@@ -241,7 +241,7 @@ class TasksWorld:
             actor.mail.append(Going())
 
     def _whim(self) -> None:
-        """A decision that nothing calls for, and often the opposite soon after."""
+        """Append an arbitrary move, and often its cancellation soon after."""
         state = self.log.state
         owned = [token for token, each in state.partitions.items() if each.owner]
         if not owned or not state.leader:
@@ -261,7 +261,7 @@ class TasksWorld:
         self.log.check_restore()
 
     def _tell_children(self) -> None:
-        """Of a partition that has not ended yet."""
+        """Announce the children of a partition that has not ended yet."""
         parts = [self.stream.parts[token] for token in self.log.state.unfinished()]
         early = [part.token for part in parts if part.early and part.children]
         if early:
@@ -270,13 +270,13 @@ class TasksWorld:
                 actor.mail.append(ChildrenFound(token, self.stream.children(token)))
 
     def _tell_seeds(self) -> None:
-        """Seeds that nobody has asked for."""
+        """Announce seeds without a request."""
         self.stream.late_known = self.stream.late
         upto, seeds = self.stream.seeds(POINTS[1])
         for actor in self.alive():
             actor.mail.append(SeedsFound(POINTS[1], upto, seeds))
 
-    # ---- the election -----------------------------------------------------------------------------------------------
+    # ---- election ---------------------------------------------------------------------------------------------------
 
     def joins_group(self, actor: Actor) -> None:
         self.note(actor.name, "joins")
@@ -290,7 +290,7 @@ class TasksWorld:
             self._change_group()
 
     def _sweep(self) -> None:
-        """Those of whom nothing is heard go; those who come back join again."""
+        """Drop members that were not heard from; members that are back join again."""
         self.after(SWEEP, self._sweep)
         changed = False
         for actor in self.actors:
@@ -324,7 +324,7 @@ class TasksWorld:
 
         self.call(actor, lands)
 
-    # ---- what processes have around them --------------------------------------------------------------------------
+    # ---- environment of the processes -----------------------------------------------------------------------------
 
     def append(self, author: str, record: Record) -> None:
         if self.chance(self.weather.lost):
@@ -346,12 +346,12 @@ class TasksWorld:
             check((token, grant) not in actor.runs, f"S12: {actor.name} still reads {token} under {grant}, which is released")
 
     def call(self, actor: Actor, done: object) -> None:
-        """Something that takes time. An event comes to the process; anything else is done in any case."""
+        """Complete an asynchronous call. An event goes to the process; a callback runs in any case."""
         act = done if callable(done) else lambda: actor.mail.append(done)  # type: ignore[arg-type]
         self.after(1 + self.some(self.weather.slow + 1), act)
 
     def later(self, done: Callable[[], object]) -> None:
-        """Something that nobody waits for any more."""
+        """Complete an abandoned call: its effect comes late, and its result goes nowhere."""
 
         def lands() -> None:
             done()
@@ -369,7 +369,7 @@ class TasksWorld:
         return self.random.randrange(most)
 
     def alarm(self, actor: Actor, token: str, why: str) -> None:
-        """Somebody comes and starts it anew."""
+        """Act as the operator: restart the process."""
         self.note(actor.name, "raises an alarm about", token, why)
         actor.dead = True
         self._start()

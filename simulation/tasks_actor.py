@@ -1,4 +1,4 @@
-"""A simulated process with a member of a group of tasks in it, and its readers, which go on while the member stands still."""
+"""Simulated process of a task group: one member, and its readers, which keep running while the member is paused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sluiceway.kernel.clock import Millis
 
 
 class Around(Protocol):
-    """What a process has around it."""
+    """Environment of a process."""
 
     now: Millis
     stream: Stream
@@ -57,7 +57,7 @@ class Around(Protocol):
 
 @dataclass
 class Run:
-    """Something that goes on under a grant."""
+    """Reader of one partition under one grant."""
 
     token: str
     grant: int
@@ -68,7 +68,7 @@ class Run:
     kept: int = 0
     fence: Fence | None = None
     in_flight: bool = False
-    """A commit is on its way. Until it is known what became of it, the run goes on."""
+    """A commit's outcome is pending. The reader keeps running until it is known."""
     refused: bool = False
 
 
@@ -77,7 +77,7 @@ class Actor:
     member: TaskMember
     began_end: int
     most: int
-    """Records of the log that it folds at a time."""
+    """Maximum number of log records folded at a time."""
     runs: dict[tuple[str, int], Run] = field(default_factory=dict)
     mail: list[Event] = field(default_factory=list)
     dead: bool = False
@@ -85,18 +85,18 @@ class Actor:
     going: bool = False
     in_group: bool = False
     told: int = 0
-    """The last news of the election: they come in order."""
+    """Number of the latest election news. Older news is ignored."""
     frozen_until: Millis = 0
-    """The whole process stands still."""
+    """Until then the whole process is paused."""
     deaf_until: Millis = 0
-    """The member stands still, and its readers go on."""
+    """Until then the member is paused while its readers keep running."""
     lagging: bool = False
 
     @property
     def name(self) -> str:
         return self.member.name
 
-    # ---- a turn -----------------------------------------------------------------------------------------------------
+    # ---- turn -------------------------------------------------------------------------------------------------------
 
     def turn(self, around: Around) -> None:
         if around.now < self.frozen_until:
@@ -165,13 +165,13 @@ class Actor:
         run = self.runs[key] = Run(*key)
 
         if around.breaks(0.1):
-            # No answer comes, and yet it may be done, at any time.
+            # No answer comes, yet the opening may still be done at any time.
             self._over(run, BrokenOff(*key))
             around.later(lambda: around.positions.open(*key))
             return
 
         def lands() -> None:
-            """Also when the process has gone meanwhile."""
+            """Takes effect even if the process is gone by then."""
             run.opening = False
             fence = None if around.breaks(0.2) else around.positions.open(*key)
             if fence is None:
@@ -186,7 +186,7 @@ class Actor:
         around.call(self, lands)
 
     def _refused(self, run: Run, around: Around) -> BrokenOff:
-        """An opening of the same grant that was thought to be lost is no reason to give up."""
+        """Build the event of a refused opening or commit. A second opening of the same grant is no reason to give up."""
         holds = around.positions.fences.get(run.token)
         return BrokenOff(run.token, run.grant, "fenced" if holds is not None and holds.grant > run.grant else "")
 
@@ -196,7 +196,7 @@ class Actor:
         token, index = effect.position.rpartition(":")[0], index_of(effect.position)
         around.note(self.name, "reads", *effect)
         check(token == effect.token, f"S13: {effect.token} is read from {effect.position}")
-        # One that stood still since it opened begins where it was then: whatever it reads, it can commit nothing of it.
+        # A reader paused since its opening may start at a stale position: its commits are fenced off.
         fenced = run.fence != around.positions.fences[effect.token]
         check(fenced or index == (kept or 0), f"S13: {effect.token} is read from {index}, and committed is {kept}")
         if around.breaks(0.03):
@@ -207,7 +207,7 @@ class Actor:
     def _stop(self, effect: Stop, around: Around) -> None:
         run = self.runs.get((effect.token, effect.grant))
         if run is None:
-            # Its last word is in the mail.
+            # Its final event is already in the mail.
             return
         run.stop = True
 
@@ -216,7 +216,7 @@ class Actor:
         self.mail.append(last)
 
     def _read(self, run: Run, around: Around) -> None:
-        """A few records; a commit from time to time, and at the end."""
+        """Read a few records. Commits now and then, and at the end."""
         key = run.token, run.grant
         part = around.stream.parts[run.token]
         if run.in_flight:

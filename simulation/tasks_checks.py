@@ -1,4 +1,4 @@
-"""What must hold of tasks: the numbers are those of docs/tasks.md."""
+"""Invariants of task groups, numbered as in docs/tasks.md."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from sluiceway.kernel.clock import Millis
 
 
 class TruthLog:
-    """The log, its fold from the beginning, and what each record may and must not do."""
+    """Reference log and its fold from the beginning, with a check of what each record does."""
 
     def __init__(self, stream: Stream, positions: Positions) -> None:
         self.stream, self.positions = stream, positions
         self.entries: list[Entry] = []
         self.history: list[State] = [State()]
-        """The state after each record, by its number."""
+        """State after each record, indexed by record number."""
         self.givers: dict[tuple[str, int], str] = {}
-        """To whom each grant gave its partition."""
+        """Owner to which each (partition, grant) was given."""
         self.released: set[tuple[str, int]] = set()
         self.born: set[str] = set()
         self.gone: set[str] = set()
         self.finished: set[str] = set()
         self.counted: Counter[str] = Counter()
-        """How many records of each kind counted."""
+        """Number of effective records, by kind."""
         self._watermark: Millis = 0
 
     @property
@@ -36,7 +36,7 @@ class TruthLog:
         return self.history[-1]
 
     def append(self, author: str, record: Record) -> bool:
-        """Whether it counted."""
+        """Append a record and check its effect. Returns whether it counts."""
         record = decode(encode(record))
         before, seq = self.state, len(self.history)
         counts = isinstance(judge(before, seq, record), State)
@@ -112,7 +112,7 @@ class TruthLog:
         unfinished = [parent for parent in self.stream.parts[token].parents if parent not in self.finished]
         check(not unfinished, f"S3: {token} {what} before {unfinished} have finished")
 
-    # ---- at any time ------------------------------------------------------------------------------------------------
+    # ---- invariants -------------------------------------------------------------------------------------------------
 
     def check_reading(self, name: str, token: str, grant: int) -> None:
         self._check_gate(token, "is read")
@@ -127,7 +127,7 @@ class TruthLog:
         check(restore(self.entries) == self.state, "S9: what is left of the log does not give its state")
 
     def check_watermark(self, seeded: bool = False) -> None:
-        """It never goes back, but for seeds; and nothing older than it is still to come."""
+        """Check that the watermark never goes back, except for seeds, and that no record older than it is still to come."""
         parts, kept = self.stream.parts, self.positions.committed
         says = watermark(self.state, {token: parts[token].base + index for token, index in kept.items()})
         if says is None:
@@ -141,7 +141,7 @@ class TruthLog:
                 check(says <= first, f"S14: the watermark is {says}, and {token} has a record of {first} to come")
 
     def _begins_in(self, token: str, roots: set[str]) -> bool:
-        """Whether it is a seed that is not known yet, or has one among those from which it comes: what these have may be older."""
+        """Whether the partition is a seed not yet known or descends from one, whose records may be older than the watermark."""
         return token in roots or any(self._begins_in(parent, roots) for parent in self.stream.parts[token].parents)
 
     def trim(self) -> int:
@@ -152,7 +152,7 @@ class TruthLog:
     # ---- at rest ----------------------------------------------------------------------------------------------------
 
     def unrest(self, alive: Mapping[str, bool]) -> str | None:
-        """Why it is not at rest; None: it is. `alive`: the members that should be, and whether each has read all of the log."""
+        """Return why the group is not at rest, None if it is. `alive`: expected members, and whether each has read the whole log."""
         state = self.state
         if state.members != tuple(sorted(alive)):
             return f"L6: {sorted(alive)} are there, {list(state.members)} are served"

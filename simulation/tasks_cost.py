@@ -1,7 +1,7 @@
-"""`python -m simulation.tasks_cost`: what a change costs a group of tasks in messages and bytes, beside messages with full states.
+"""`python -m simulation.tasks_cost`: messages and bytes that a change costs a task group, compared with full-state messages.
 
-Ours is counted: real members, real records as they go to the log. The document's is reckoned from the fields of its messages, which
-are taken to be as small as they can be, and to be as few.
+Our costs are counted, with real members and the records that go to the log. The document's costs are estimated from the fields of its
+messages, each as small and as few as possible.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Cost(NamedTuple):
     messages: int
     bytes: int
     steps: int
-    """How many times one waited for another."""
+    """Number of sequential message delays."""
     kinds: dict[str, int]
 
 
 class Fleet:
-    """Members over one log in which nothing is late or lost. They look all at once, again and again, until nobody says anything."""
+    """Members over one log without delays or losses. They all read in lockstep until no record is appended."""
 
     def __init__(self, members: int = MEMBERS, partitions: int = PARTITIONS, preset: Preset = "log-leader") -> None:
         self.state = State()
@@ -63,7 +63,7 @@ class Fleet:
         return member
 
     def elect(self, leader: str = "") -> None:
-        """The election finds who is there."""
+        """Tell each member the election's result: the current members."""
         self.generation += 1
         group = Group(self.generation, leader or self.state.leader or next(iter(self.members)), tuple(self.members))
         for member in self.members.values():
@@ -81,14 +81,14 @@ class Fleet:
                 case AskSeeds():
                     self.tell(member, SeedsFound(effect.after, "all", self._seeds() if not effect.after else ()))
                 case _:
-                    # Nobody reads anything, and the election is told by hand.
+                    # Nothing is read, and election results are delivered by hand.
                     pass
 
     def _seeds(self) -> tuple[Born, ...]:
         return tuple(Born(f"shardId-{number:012}", (), f"{number:056}") for number in range(self.partitions))
 
     def settle(self) -> Cost:
-        """Until nobody says anything, and what that took."""
+        """Run until no record is appended, and return the cost."""
         messages = size = steps = 0
         kinds: dict[str, int] = {}
         while self.said:
@@ -107,14 +107,14 @@ class Fleet:
     # ---- changes ----------------------------------------------------------------------------------------------------
 
     def finish_one(self) -> Cost:
-        """A partition finishes, with two children."""
+        """Finish a partition with two children."""
         token, partition = next((token, each) for token, each in self.state.partitions.items() if each.owner != self.state.leader)
         children = tuple(Born(f"shardId-{self.partitions + side:012}", (token,), f"{side:056}") for side in (1, 2))
         self.tell(self.members[partition.owner], Ended(token, partition.grant, children, 1_700_000_000_000))
         return self.settle()
 
     def lose_one(self) -> Cost:
-        """A member is lost that does not lead."""
+        """Lose a member other than the leader."""
         del self.members[next(name for name in self.members if name != self.state.leader)]
         self.elect()
         return self.settle()
@@ -132,22 +132,22 @@ class Fleet:
         return Cost(joined.messages + rest.messages, joined.bytes + rest.bytes, joined.steps + rest.steps, joined.kinds | rest.kinds)
 
 
-# ---- the document's messages ----------------------------------------------------------------------------------------------
+# ---- full-state messages --------------------------------------------------------------------------------------------------
 
 UID = 2 + 36
-"""Bytes of a field with a UUID."""
+"""Size of a UUID field in bytes."""
 NUMBER, TIME = 2, 7
 TOKEN = 2 + 20
 PARTITION = 2 + TOKEN + TIME + NUMBER + UID + TOKEN
-"""Token, start, state, whose it is and one parent: what the state of a partition has at least."""
+"""Minimum state of a partition: token, start, state, owner and one parent."""
 TASK = 2 + UID + UID + NUMBER + TIME
-"""Two names, a generation, a time; and its partitions besides."""
+"""State of a task without its partitions: two names, a generation, a time."""
 MESSAGE = UID + UID + TIME + 3 * NUMBER
-"""Sender, time, generation, epoch, kind; and states of tasks."""
+"""Message without task states: sender, time, generation, epoch, kind."""
 
 
 class Document(NamedTuple):
-    """What the same change costs where each message has the state of its task, or of all tasks."""
+    """Costs of a design whose messages carry the state of their own task, or of all tasks."""
 
     members: int = MEMBERS
     partitions: int = PARTITIONS
@@ -161,17 +161,19 @@ class Document(NamedTuple):
         return MESSAGE + TASK * self.members + PARTITION * self.partitions
 
     def finish_one(self, each: int) -> tuple[int, int]:
-        """The finisher says so and shares the children; two take them and say so; the finisher removes what is finished and taken."""
+        """Messages and bytes: the finisher announces and shares the children, two tasks announce that they take them, the finisher removes
+        the partitions finished and taken."""
         return 4, 4 * each
 
     def lose_one(self, each: int) -> tuple[int, int]:
-        """All that are left answer, the leader tells the new epoch with the state of all, and who got a partition says so."""
+        """Messages and bytes: each remaining task answers, the leader announces the epoch with the state of all, each task that got a
+        partition says so."""
         answers, got = self.members - 1, self.partitions // self.members
         return answers + 1 + got, (answers + got) * each + self.all
 
 
 def table(fleet: Callable[[Preset], Fleet] = lambda preset: Fleet(preset=preset)) -> list[str]:
-    """The rows of the table in docs/tasks.md."""
+    """Return the rows of the table in docs/tasks.md."""
     document = Document()
     rows = ["| change | ours, log-leader | ours, finisher-hint | own states | full states |", "| --- | --- | --- | --- | --- |"]
     changes: tuple[tuple[str, Callable[[Fleet], Cost], Callable[[int], tuple[int, int]] | None], ...] = (

@@ -1,4 +1,4 @@
-"""A change stream for simulated tasks, with partitions that split, merge and follow one another, and a position store that fences."""
+"""Change stream for simulated tasks, whose partitions split, merge and succeed one another, and a position store with fencing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ POINTS = ("", "first", "late")
 
 @dataclass
 class Part:
-    """What a partition really has: so many records, one at each moment from `base` on, and then it ends."""
+    """True content of a partition: `records` records, one per millisecond from `base` on, then the end."""
 
     token: str
     parents: tuple[str, ...]
     records: int
     base: Millis
     point: str = ""
-    """Of a seed: with which point it is known. Empty: it has parents."""
+    """The point of a seed at which it becomes known. Empty for a partition with parents."""
     children: list[str] = field(default_factory=list)
     early: bool = False
-    """Its children are known before it ends."""
+    """Whether its children are known before it ends."""
 
     @property
     def end(self) -> Millis:
@@ -38,14 +38,14 @@ class Part:
 
 
 class Stream:
-    """Finite. `held`: partitions without children do not end yet."""
+    """Finite tree of partitions. `held`: partitions without children do not end yet."""
 
     def __init__(self, random: Random, early: float = 0.2, steps: int = 0) -> None:
         self.early = early
         self.parts: dict[str, Part] = {}
         self.held = True
         self.late = random.random() < 0.3
-        """There are seeds that are known later."""
+        """Whether some seeds become known late."""
         self.late_known = False
         self._names = count(1)
         leaves = [self._new(random, (), POINTS[1]) for _ in range(random.choice([1, 2, 2, 4, 8]))]
@@ -70,7 +70,7 @@ class Stream:
         return part
 
     def seeds(self, after: str) -> tuple[str, tuple[Born, ...]]:
-        """The next point, and the seeds up to it."""
+        """Return the next point, and the seeds up to it."""
         point = POINTS[1] if after == "" else POINTS[2] if after == POINTS[1] and self.late_known else after
         return point, tuple(part.born for part in self.parts.values() if part.point == point and point != after)
 
@@ -91,14 +91,14 @@ class Fence(NamedTuple):
 
 
 class Positions:
-    """The position store: of each partition the fence and how far it is read."""
+    """Position store: fence and committed index of each partition."""
 
     def __init__(self) -> None:
         self.fences: dict[str, Fence] = {}
         self.committed: dict[str, int] = {}
 
     def open(self, token: str, grant: int) -> Fence | None:
-        """What to commit under; None: the grant is refused. Each opening ends those before it, also of the same grant."""
+        """Return the fence for commits, None if the grant is refused. An opening ends all earlier ones, also of the same grant."""
         fence = Fence(grant, self.fences.get(token, Fence(0, 0)).opening + 1)
         if self.refuses(token, fence):
             return None
@@ -114,7 +114,7 @@ class Positions:
     def commit(self, token: str, fence: Fence, index: int) -> bool:
         if self.refuses(token, fence):
             return False
-        # Not by way of `refuses`, which may be the one that is planted.
+        # Checked here, because a planted bug may replace `refuses`.
         holds = self.fences[token]
         check(fence.grant == holds.grant, f"S2: {token} is committed under {fence.grant}, after {holds.grant} was opened")
         check(index >= self.committed.get(token, 0), f"S13: {token} goes back from {self.committed.get(token)} to {index}")

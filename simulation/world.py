@@ -1,4 +1,4 @@
-"""Virtual time: an event heap, the weather, and a clock on the wall that somebody sets."""
+"""Virtual time: an event heap, fault rates, and a wall clock that a fault can set."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ from sluiceway.model.requests import Produce
 
 START: Millis = 1_000_000_000_000
 MAX_JUMP = 30_000
-"""Milliseconds that the wall clock is ever set ahead or back, seen from the true time."""
+"""Maximum distance, in milliseconds, to which a fault sets the wall clock ahead of or behind true time."""
 
 MAX_TURNS_AT_ONCE = 1_000
 
 
 @dataclass
 class Weather:
-    """How often things go wrong: `kills` to `redrives` in the time of traffic, the rest each time. All zero: a good day."""
+    """Fault rates of a history. `kills` to `redrives` are counts over the traffic phase, `slow` a latency in milliseconds, the others
+    probabilities per operation. All zero: no faults."""
 
     refused: float = 0
     unknown: float = 0
@@ -75,7 +76,7 @@ def weather_of(random: Random) -> Weather:
 
 
 class EventLog:
-    """What happened, as text: the last lines, and a hash of all of them."""
+    """Event trace as text: the last `keep` lines (None: all), and a hash of every line."""
 
     def __init__(self, keep: int | None = None) -> None:
         self.lines: deque[str] = deque(maxlen=keep)
@@ -97,18 +98,18 @@ def _text(part: object) -> str:
 
 
 class Actor(Protocol):
-    """Something that has a turn after events, and at a time of its own."""
+    """Takes a turn after events, and at its own wake-up time."""
 
     dirty: bool
-    """Something has happened to it since its last turn."""
+    """Whether anything has happened to it since its last turn."""
     wake: Millis | None
-    """In true time."""
+    """Time of its next timer, in true milliseconds. None without one."""
 
     def turn(self) -> None: ...
 
 
 class World:
-    """True time, and what will happen in it. Everything that is random in a history comes from its seed."""
+    """True time and the future events of a history. All randomness comes from the seed."""
 
     def __init__(self, seed: int, log: EventLog | None = None) -> None:
         self.seed = seed
@@ -119,13 +120,13 @@ class World:
         self.wall_ahead: Millis = 0
         self.actors: tuple[Actor, ...] = ()
         self.ambush: list[Callable[[], None]] = []
-        """What strikes as soon as a commit is written and neither durable nor answered."""
+        """Faults that strike at the next moment in which a commit is written but neither durable nor answered."""
         self.happened = 0
-        """Events so far: what came from the heap, and what a timer of a queue did."""
+        """Events so far: heap events, and turns caused by an actor's timer."""
         self._events: list[tuple[Millis, int, Callable[[], None]]] = []
         self._count = 0
         self._turns_now = 0
-        # A driver lets requests of one moment share a turn; commits that end together may each have one.
+        # The driver batches requests of one moment into a turn. Commits that end together may each get a turn.
         self._eager = self.random.random() < 0.3
         self.note(self.weather)
 
@@ -141,7 +142,7 @@ class World:
         return probability > 0 and self.random.random() < probability
 
     def latency(self) -> Millis:
-        """How long a store takes."""
+        """Draw the duration of a store operation, in milliseconds."""
         if self.chance(self.weather.hang):
             return self.random.randint(1_000, 45_000)
         return int(self.random.random() * (self.weather.slow + 1))
@@ -154,10 +155,10 @@ class World:
         self.note("the wall clock is set to", ahead, "ms ahead")
         self.wall_ahead = ahead
 
-    # ---- time passes ------------------------------------------------------------------------------------------
+    # ---- passage of time --------------------------------------------------------------------------------------
 
     def run(self, until: Millis) -> None:
-        """What is due happens, and each moment in which anything happened ends with the turns of those whom it befell."""
+        """Run all events due until `until`. Every moment with an event ends with the turns of the actors that it affected."""
         while True:
             moment = self._next_moment()
             if moment > until:

@@ -1,1 +1,1 @@
-"""Floor 3: the ports carried out on real storage, real time and real randomness."""
+"""Floor 3: implementations of the ports on real storage, real time and real randomness."""

@@ -1,4 +1,4 @@
-"""What plain files need to survive a power cut, and to be for their owner's eyes alone."""
+"""File durability across power cuts, and file privacy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PRIVATE_FOLDER, _PRIVATE_FILE = 0o700, 0o600
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in the directory durable: a file that was created or removed there stays so after a power cut. Raises OSError."""
+    """Make the directory's entries durable: files created or removed there stay so after a power cut. Raises OSError."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -23,7 +23,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def make_directory(directory: Path) -> None:
-    """Create the directory, and the parents that are missing, so that they stay there after a power cut. Raises OSError."""
+    """Create the directory and its missing parents durably, surviving a power cut. Raises OSError."""
     missing = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     directory.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -31,7 +31,7 @@ def make_directory(directory: Path) -> None:
 
 
 def write_durably(path: Path, text: str, *, private: bool = False) -> None:
-    """Write a small file, in a directory that is there, so that after a power cut it is there whole or not at all. `private`: no other user
+    """Write a small file atomically into an existing directory: after a power cut it is there whole or not at all. `private`: no other user
     may read it. Raises OSError."""
     part = path.with_name(f".{path.name}.part")
     with part.open("w") as file:
@@ -45,8 +45,8 @@ def write_durably(path: Path, text: str, *, private: bool = False) -> None:
 
 
 def keep_private(directory: Path) -> None:
-    """Create the directory if it is missing, and take from the other users of the machine every right to it and to the files in it that are
-    Sluiceway's. Whatever the umask is. What was open to them is told in the log. Raises OSError."""
+    """Create the directory if missing, and revoke all rights of other users to it and to Sluiceway's files in it, whatever the umask.
+    Revoked rights are logged. Raises OSError."""
     if not directory.exists():
         make_directory(directory)
         directory.chmod(_PRIVATE_FOLDER)
@@ -64,8 +64,8 @@ def keep_private(directory: Path) -> None:
 
 
 def create_private(path: Path) -> None:
-    """Create an empty file that no other user of the machine may read, whatever the umask is; one that is there stays as it is. SQLite
-    gives the files beside a database the rights that this has. Raises OSError."""
+    """Create an empty file that no other user may read, whatever the umask; an existing one stays. SQLite gives a database's side files the
+    same rights. Raises OSError."""
     with contextlib.suppress(FileExistsError):
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
         try:
@@ -75,10 +75,10 @@ def create_private(path: Path) -> None:
 
 
 def keep_database_private(path: Path) -> None:
-    """The same for a SQLite database wherever it lies, which is created if it is missing. Raises OSError."""
+    """Revoke other users' rights to a SQLite database, wherever it lies; creates it if missing. Raises OSError."""
     create_private(path)
     if not path.is_file():
-        # A folder, say, that was named by mistake: its rights are its owner's, and SQLite says what is wrong.
+        # Not a file, such as a directory named by mistake: leave its rights alone, SQLite reports the problem.
         return
     files = [path.with_name(path.name + suffix) for suffix in ("", "-wal", "-shm")]
     if sum(_narrow(file, _PRIVATE_FILE) for file in files):
@@ -90,7 +90,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _narrow(path: Path, mode: int) -> bool:
-    """Whether others had rights to it. Those of another owner, who alone can change that, stay as they are; so does what is gone."""
+    """Whether other users had rights to it. Leaves files of other owners, which only these can change, and missing files alone."""
     try:
         if path.is_symlink() or not path.stat().st_mode & 0o077:
             return False

@@ -1,4 +1,4 @@
-"""The room that is kept on a disk, so that what frees room can still be written when everything else is taken."""
+"""Disk reserve: room kept on a disk, so that operations that free room still work when the disk is full."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 FILE = "reserve"
 HELD = 8
-"""One part of so many of the reserve is a file. Other programs cannot take it, and it is there at a start."""
+"""One part in this many of the reserve is a file: other programs cannot take it, and it survives restarts."""
 SHARE = 4
-"""Of a small disk no more than one part of so many is kept."""
+"""On a small disk, at most one part in this many is reserved."""
 
 
 class DiskReserve:
-    """The disk of one directory. `look` before use, and again and again: nothing else asks the disk."""
+    """The reserve on one directory's disk. Call `look` before use and regularly: only it measures the disk."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.directory = directory
@@ -22,24 +22,24 @@ class DiskReserve:
         self._size = self._owed = 0
         self._file = directory / FILE
         self.free = 0
-        """Bytes that files may still take, as of the last look."""
+        """Bytes available to files, as of the last look."""
         self.is_low = False
-        """Less is left than is to be kept: nothing may be added."""
+        """Less than the reserve is left: nothing may be added."""
         self.is_given_up = False
-        """The file is not there, since what frees room needs its room."""
+        """The reserve file is gone, since operations that free room needed its room."""
 
     @property
     def size(self) -> int:
-        """Bytes that are to be kept on this disk."""
+        """Size of the reserve on this disk, in bytes."""
         return self._size
 
     @property
     def spare(self) -> int:
-        """Bytes that may be added before less is left than is to be kept."""
+        """Bytes that may be added before the reserve is touched."""
         return max(0, self._left() - self._size)
 
     def look(self, owed: int = 0) -> None:
-        """Ask how much room there is, of which `owed` bytes are as good as taken; give the file up, or make it again. Raises OSError."""
+        """Measure the free room, of which `owed` bytes count as taken; give up the reserve file, or recreate it. Raises OSError."""
         self._owed = owed
         self._measure()
         if self._held() > self.free:
@@ -66,7 +66,7 @@ class DiskReserve:
             return 0
 
     def _make(self) -> None:
-        """Of several processes one makes it. Where it cannot be, only the free room is kept."""
+        """Create the reserve file; of several processes one succeeds. On failure, only the free room serves as reserve."""
         with contextlib.suppress(OSError):
             handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             try:

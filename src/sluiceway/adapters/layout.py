@@ -1,4 +1,4 @@
-"""The layout of a SQLite file: numbered, and brought up to date by whoever opens the file."""
+"""Layout versions of SQLite files, upgraded on opening."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 
 
 def migrate(db: apsw.Connection, migrations: Sequence[str], what: str) -> None:
-    """Bring the file from its layout to the newest, in one transaction; any number of processes may do so at once.
+    """Upgrade the file's layout to the newest, in one transaction; any number of processes may do so concurrently.
 
     Migration number n takes the layout from version n to n + 1; 0 is an empty file. If one fails, or the process dies, the file is
-    what it was before. Raises StoreUnavailableError if a newer Sluiceway has been here (`what` names the file), apsw.Error.
+    unchanged. Raises StoreUnavailableError if a newer Sluiceway wrote the file (`what` names it), apsw.Error.
     """
     if db.pragma("user_version") == len(migrations):
         return

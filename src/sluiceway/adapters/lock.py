@@ -1,4 +1,4 @@
-"""Who may use a data directory: one process alone, or those of one cluster together."""
+"""Data-directory lock: exclusive for one process, or shared by the processes of one cluster."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ _FILE = "lock"
 
 
 class DirectoryInUseError(Exception):
-    """Others use the directory in a way that does not go with this one. Names the directory, who they are, and what to do."""
+    """The directory is in use in a conflicting way. Names the directory, the owner, and what to do."""
 
 
 class DirectoryLock:
     """Owns a directory from construction until `release`, or until the process dies, however it dies.
 
-    A `shared` one goes together with all other shared ones, and with none that is not. Raises DirectoryInUseError at once if it is
-    owned already; OSError if the lock file cannot be written.
+    `shared` locks are compatible with each other, and with no exclusive one. Raises DirectoryInUseError at once on conflict; OSError if the
+    lock file cannot be written.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False) -> None:
@@ -28,7 +28,7 @@ class DirectoryLock:
         try:
             if not self._take(shared):
                 raise DirectoryInUseError(self._refusal(directory, shared))
-            # Who has it is for people to read. The lock holds without, also where the disk has no room for it.
+            # The process id is for operators. The lock holds without it, so a full disk is no obstacle.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, 0)
                 os.pwrite(self._file, f"{os.getpid()}\n".encode(), 0)
@@ -44,7 +44,7 @@ class DirectoryLock:
         return True
 
     def _refusal(self, directory: Path, shared: bool) -> str:
-        # Those who share it all write there: what stands first is one of them.
+        # Every shared owner writes its id there: the first is one of them.
         owner = next(iter(os.pread(self._file, 32, 0).decode("ascii", "replace").split()), "unknown")
         if shared:
             way = "a server that is not in a cluster, so no instance of one can use it; stop that first"
@@ -62,13 +62,13 @@ class DirectoryLock:
 
 
 def has_been_used(directory: Path) -> bool:
-    """Whether somebody owns it, or did once."""
+    """Whether the directory is locked, or ever was."""
     return (directory / _FILE).exists()
 
 
 @contextlib.contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Of all blocks for this directory, in whatever process, one runs at a time; the others wait. For short ones. Raises OSError."""
+    """Serialise blocks for this directory across processes; others wait, so keep them short. Raises OSError."""
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)

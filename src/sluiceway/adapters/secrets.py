@@ -1,4 +1,4 @@
-"""Secrets that are named where they are used, and lie somewhere else."""
+"""Secrets by reference: configuration names an environment variable or a file."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _SHOWN = 80
 
 
 def read_secret(text: str, field: str, environment: Mapping[str, str], folder: Path = Path(), note: str = "") -> str | None:
-    """What `env:NAME` or `file:PATH` (from `folder` on) stands for; None: the text is neither. Never empty.
+    """Resolve `env:NAME` or `file:PATH` (relative to `folder`); None: the text is neither. Never empty.
 
-    Raises `invalid_request` that names the field, ends with the note, and tells nothing of a secret.
+    Raises `invalid_request` that names the field, ends with the note, and reveals nothing of a secret.
     """
     how, separator, where = text.partition(":")
     if separator and how == "env":

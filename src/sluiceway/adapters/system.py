@@ -1,4 +1,4 @@
-"""The real clock and real randomness. Nothing else in the project touches either."""
+"""The system's real clock and real randomness. No other module touches either."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _steady_ns() -> int:
 
 
 class _Clock:
-    """`kernel.clock.Clock` over the real clocks; it logs when the wall clock has jumped, and when that is over."""
+    """`kernel.clock.Clock` over the real clocks; logs a jump of the wall clock, and its end."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
@@ -31,7 +31,7 @@ class _Clock:
     def now(self) -> Millis:
         clock = self._clock
         with self._mutex:
-            # In this order: what passes between the readings makes the wall clock seem to be behind, and nothing comes early.
+            # In this order: time between the readings makes the wall clock seem behind, so nothing comes early.
             wall = time.time_ns()
             before, found, after = clock.jump, clock.read(wall, _steady_ns()), clock.jump
         if bool(before) != bool(after):
@@ -75,17 +75,17 @@ def now() -> Millis:
 
 
 def clock_jump() -> Millis:
-    """By how much the wall clock is ahead of `now` (negative: behind), if it has jumped; else 0."""
+    """Milliseconds that the wall clock is ahead of `now` (negative: behind) after a jump; 0 without one."""
     return _clock.jump
 
 
 def clock_ahead() -> Millis:
-    """By how much the wall clock is ahead of `now` (negative: behind)."""
+    """Milliseconds that the wall clock is ahead of `now` (negative: behind)."""
     return _clock.ahead
 
 
 def move_ahead(millis: Millis) -> None:
-    """For this thread it is so much later from now on. An instance lives in one thread, so that a test can move its time alone."""
+    """Advance time for this thread. An instance lives in one thread, so a test can move its time alone."""
     _ahead.millis += millis
 
 
@@ -95,22 +95,22 @@ def new_incarnation() -> str:
 
 
 def new_secret() -> str:
-    """192 random bits in hexadecimal digits: nobody finds it by trying."""
+    """192 random bits in hexadecimal digits: infeasible to guess."""
     return secrets.token_hex(24)
 
 
 def chance() -> float:
-    """A number from 0 up to 1, at random: so that those who wait for the same thing do not all come back at once."""
+    """A random number from 0 up to 1, for jitter between clients that wait for the same thing."""
     return _chance.random()
 
 
 def steady() -> Millis:
-    """Milliseconds from a point of no meaning, by a clock that nobody sets and that runs on while the machine sleeps: for leases."""
+    """Milliseconds of a clock with an arbitrary origin that cannot be set and keeps running while the machine sleeps: for leases."""
     return _steady_ns() // 1_000_000
 
 
 def busy() -> float:
-    """Seconds for which this thread had something to do so far: it ran, or, where the system tells (Linux), waited for a processor."""
+    """Seconds that this thread had work so far: running or, where the system tells (Linux), waiting for a processor."""
     try:
         with open("/proc/thread-self/schedstat", "rb") as file:
             ran, waited, _ = file.read().split()
@@ -120,10 +120,10 @@ def busy() -> float:
 
 
 def cpu_seconds() -> float:
-    """Processor time of this thread so far, in seconds: only differences say something."""
+    """Processor time of this thread in seconds; only differences are meaningful."""
     return time.thread_time()
 
 
 def stopwatch() -> float:
-    """Seconds from a point of no meaning: only differences within this process say something."""
+    """Seconds from an arbitrary origin; only differences within this process are meaningful."""
     return time.perf_counter()

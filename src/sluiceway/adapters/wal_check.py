@@ -1,7 +1,7 @@
-"""Damage in a SQLite write-ahead log, told from the torn end that a crash leaves.
+"""Damage check of a SQLite write-ahead log, as distinct from the torn end that a crash leaves.
 
-SQLite reads its log up to the first frame that fails its checksum and forgets the rest without a word. docs/adr/0032-damaged-logs.md says
-what tells the two apart, and what cannot be told.
+SQLite reads its log up to the first frame with a bad checksum and silently forgets the rest. docs/adr/0032-damaged-logs.md explains what
+distinguishes the two, and what cannot be distinguished.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from sluiceway.ports.partition_store import DamagedError
 
 _HEADER, _FRAME_HEADER = 32, 24
 _WORDS = {0x377F0682: "<u4", 0x377F0683: ">u4"}
-"""The log's magic number says in which byte order its checksums take the words."""
+"""The log's magic number tells the byte order of its checksums."""
 _CHUNK = 256 << 10
-"""Bytes: with more, most of the time goes into getting memory for them."""
+"""Bytes per read: with larger chunks, allocation dominates."""
 
 Words = npt.NDArray[np.uint32]
 Flags = npt.NDArray[np.bool_]
 
 
 def check_log(db: apsw.Connection, what: str) -> None:
-    """To be called before the first statement of a connection to a file. Raises DamagedError, which `what` begins;
-    then the log stays as it is when `db` is closed. Also apsw.Error and OSError."""
+    """Check the log before a connection's first statement. Raises DamagedError, whose message starts with `what`; the log then survives
+    closing `db`. Also raises apsw.Error and OSError."""
     path = Path(db.filename)
     if find_damage(path) is None:
         return
-    # Without this, closing would copy what precedes the damage into the database, and remove the log.
+    # Otherwise closing would copy what precedes the damage into the database, and remove the log.
     db.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-    # Where processes share the file, another one may have been writing. It is not under this lock.
+    # On a shared file another process may have been writing during the check. Not under this lock.
     db.execute("BEGIN IMMEDIATE")
     damage = find_damage(path)
     db.execute("ROLLBACK")
@@ -48,11 +48,11 @@ def check_log(db: apsw.Connection, what: str) -> None:
 
 
 def find_damage(database: Path) -> str | None:
-    """What is wrong with the log of that database, in words; None if it is whole, torn at its end, or not there. Raises OSError."""
+    """Describe the damage in that database's log; None if it is whole, torn at its end, or missing. Raises OSError."""
     log = database.with_name(f"{database.name}-wal")
     try:
         if database.stat().st_size == 0:
-            # SQLite removes the log of an empty database, which is that of a database before it.
+            # SQLite removes the log of an empty database, which belonged to an earlier database.
             return None
         with log.open("rb") as file:
             kept = _damaged_from(file, database)
@@ -71,12 +71,12 @@ class _Frames(NamedTuple):
 
     page: npt.NDArray[np.int64]
     size: Words
-    """Of the database in pages, if the frame ends a transaction, else 0."""
+    """Database size in pages if the frame ends a transaction, else 0."""
     salts: Words
     stored: Words
-    """The checksum that the frame has."""
+    """The checksum stored in the frame."""
     due: Words
-    """The one that follows from its bytes and the checksum stored before it."""
+    """The checksum computed from its bytes and the previous stored checksum."""
 
     @property
     def linked(self) -> Flags:
@@ -84,7 +84,7 @@ class _Frames(NamedTuple):
 
 
 def _damaged_from(file: BinaryIO, database: Path) -> int | None:
-    """How many bytes of the log precede the damage."""
+    """Bytes of the log before the damage; None: undamaged."""
     header = file.read(_HEADER)
     if len(header) < _HEADER:
         return None
@@ -104,30 +104,30 @@ def _damaged_frame(frames: _Frames, salts: Words, page_size: int) -> int | None:
     if valid.all():
         return None
     first = int(valid.argmin())
-    # A frame that goes on from a commit was written when that commit was in the log and synced. So the commit is there, and it is not the
-    # last: what a crash tears, or a failed commit leaves behind, is of one transaction, which none goes on from.
+    # A frame that continues a commit was written when that commit was in the log and synced. So the commit exists, and is not the last: a
+    # crash or a failed commit leaves pieces of one transaction, which no other transaction continues.
     if (linked[first + 1 :] & own[first + 1 :] & (frames.size[first:-1] > 0)).any():
         return first
     return first if _one_bit_is_missing(frames, first, salts, valid, page_size) else None
 
 
 def _one_bit_is_missing(frames: _Frames, first: int, salts: Words, valid: Flags, page_size: int) -> bool:
-    """Whether the transaction of that invalid frame is there to its end, but for one bit of this frame.
+    """Whether the invalid frame's transaction is complete, but for one bit of this frame.
 
-    The bit alone proves nothing: of a page that is written again and again, a torn write may leave a sector of before that differs in one
-    counter. But then the rest of the transaction was written, too, only by chance.
+    The bit alone proves nothing: on a page written repeatedly, a torn write may leave an old sector that differs in one counter. But then
+    the rest of the transaction would have been written only by chance.
     """
     after = valid[first + 1 :].copy()
     content = frames.stored[first] - frames.due[first]
     if _bits(frames.salts[first] ^ salts) + _bits(frames.stored[first] ^ frames.due[first]) == 1:
         if len(after):
-            # If the bit is one of the stored checksum, the next frame goes on from what it was.
+            # If the flipped bit is in the stored checksum, the next frame continues from the original.
             after[0] |= bool((frames.stored[first + 1] - frames.due[first + 1] == content @ -_weights(2 + page_size // 4)[1]).all())
     elif not ((frames.salts[first] == salts).all() and _is_one_bit(content, _weights(2 + page_size // 4)[0])):
         return False
     rest = len(after) if after.all() else int(after.argmin())
     marked = bool((frames.size[first : first + 1 + rest] > 0).any())
-    # The bit may be the mark itself: the second word of the frame.
+    # The bit may be the commit mark itself: the second word of the frame.
     return marked or _is_one_bit(content, _weights(2 + page_size // 4)[0][1:2])
 
 
@@ -136,20 +136,20 @@ def _bits(words: Words) -> int:
 
 
 def _is_one_bit(difference: Words, weights: Words) -> bool:
-    """Whether one flipped bit of words of these weights makes such a difference of the checksum."""
+    """Whether one flipped bit in words of these weights explains the checksum difference."""
     bits = weights[:, None, :] << np.arange(32, dtype=np.uint32)[None, :, None]
     return bool(((bits == difference).all(axis=2) | (-bits == difference).all(axis=2)).any())
 
 
 def _holds_news(file: BinaryIO, header: bytes, database: Path) -> bool:
-    """Whether a log without a valid header has commits that the database has not. A crash in the middle of writing the header leaves the
-    frames of the log before it, all of which were copied into the database first."""
+    """Whether a log without a valid header has commits that the database lacks. A crash while writing the header leaves the previous log's
+    frames, all of which were copied into the database first."""
     words = "<u4" if sys.byteorder == "little" else ">u4"
     # The damaged part of the header may be its checksum.
     seeds = (np.array(struct.unpack(">2I", header[24:]), np.uint32), _checksum(header[:24], words))
     with _opened(database) as db:
         page_size = int.from_bytes(db.xRead(2, 16), "big")
-        # Of a database file that has no page size, SQLite says itself that it is none.
+        # SQLite itself rejects a database file without a page size.
         return page_size >= 512 and any(_is_newer(file, _read(file, page_size, words, seed), db, page_size) for seed in seeds)
 
 
@@ -171,7 +171,7 @@ def _is_newer(file: BinaryIO, frames: _Frames, db: apsw.VFSFile, page_size: int)
 
 @contextlib.contextmanager
 def _opened(database: Path) -> Iterator[apsw.VFSFile]:
-    """For reading. By way of SQLite: to close the file in another way would end the locks that this process has on it."""
+    """Open the file for reading, through SQLite: closing it any other way would drop this process's locks on it."""
     file = apsw.VFSFile("", str(database), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
     try:
         yield file
@@ -180,7 +180,7 @@ def _opened(database: Path) -> Iterator[apsw.VFSFile]:
 
 
 def _read(file: BinaryIO, page_size: int, words: str, seed: Words) -> _Frames:
-    """All whole frames. `seed`: the checksum that the first of them goes on from."""
+    """All whole frames. `seed`: the checksum that the first one continues."""
     frame = _FRAME_HEADER + page_size
     weights, power = _weights(2 + page_size // 4)
     # The rest of a frame's header, after its first two words, is not summed.
@@ -208,9 +208,9 @@ def _checksum(data: bytes, words: str) -> Words:
 
 @functools.cache
 def _weights(count: int) -> tuple[Words, Words]:
-    """SQLite's checksum of so many words as one product: (words @ weights) + (the checksum before @ power), all modulo 2**32.
+    """SQLite's checksum of `count` words as one product: (words @ weights) + (previous checksum @ power), all modulo 2**32.
 
-    Of each two words it makes s0 += x0 + s1; s1 += x1 + s0.
+    For each pair of words it computes s0 += x0 + s1; s1 += x1 + s0.
     """
     weights = np.empty((count, 2), np.uint32)
     step = np.array([[1, 1], [1, 2]], np.uint32)

@@ -1,6 +1,6 @@
-"""Capture a change stream: several processes divide its partitions, and hand their records on to a queue, each once.
+"""Change capture: several processes divide a change stream's partitions, and hand their records on to a queue, each exactly once.
 
-Every process runs a member (`run_member`) with the same `CaptureConfig`; `look` says how far they are. docs/tasks.md has the protocol.
+Every process runs a member (`run_member`) with the same `CaptureConfig`; `look` reports their progress. docs/tasks.md has the protocol.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What does not go on without somebody's help: what a member knows of that, and a place where anybody sees it who looks at the capture."""
+"""Alarms of a capture: problems that need an operator, as known to a member, and a board that publishes it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from sluiceway.ports.position_store import PositionUnknownError
 log = logging.getLogger(__name__)
 
 DOUBT: Millis = 10_000
-"""So long after the position store knew a higher grant of a partition the log must have it, too."""
+"""Once the position store knew a higher grant of a partition for this long, the log must have it, too."""
 MOST = 50
-"""Alarms of a member that are written; they rarely have different reasons."""
+"""Maximum alarms written per member; their reasons rarely differ."""
 LONGEST = 1_000
-"""Characters of a reason that are written."""
+"""Maximum characters written per reason."""
 
 AlarmsOf = Mapping[str, Mapping[str, str]]
-"""By member: partitions that do not go on, each with why; "" is the stream itself, or the log."""
+"""Stalled partitions and their reasons, by member; "" stands for the stream itself, or the log."""
 
 
 class AlarmBoard:
-    """One key for each member that has alarms, `tasks/NAME/alarms/MEMBER`. The store is not closed with it.
+    """Alarms in the meta store, one key per member that has any: `tasks/NAME/alarms/MEMBER`. Does not own the store.
 
-    Who dies leaves its own behind: they mean nothing when it is no member any more.
+    A member that dies leaves its alarms behind: they are void once it is no longer a member.
     """
 
     def __init__(self, store: MetaStore, name: str) -> None:
@@ -42,7 +42,7 @@ class AlarmBoard:
         self._prefix = f"tasks/{check_queue_name(name, 'name')}/alarms/"
 
     async def write(self, member: str, alarms: Mapping[str, str]) -> None:
-        """These instead of what was there; none: nothing is there. Raises PositionUnknownError."""
+        """Replace the member's alarms; none removes its key. Raises PositionUnknownError."""
         key = self._prefix + member
         first = {token: why[:LONGEST] for token, why in sorted(alarms.items())[:MOST]}
         try:
@@ -54,11 +54,11 @@ class AlarmBoard:
             raise PositionUnknownError(str(error)) from error
 
     async def read(self, members: Collection[str]) -> AlarmsOf:
-        """Those of these members. Raises PositionUnknownError."""
+        """The alarms of these members. Raises PositionUnknownError."""
         return {member: alarms for member, alarms in (await self._all()).items() if member in members}
 
     async def forget_others(self, members: Collection[str]) -> None:
-        """Drop what those have left who are none of these. Raises PositionUnknownError."""
+        """Drop the alarms of all but these members. Raises PositionUnknownError."""
         for member in (await self._all()).keys() - set(members):
             await self.write(member, {})
 
@@ -71,23 +71,23 @@ class AlarmBoard:
 
 
 class Alarms:
-    """Those of one member, which it also writes to the board, if there is one. Use from one event loop."""
+    """The alarms of one member, also written to the board, if there is one. Use from one event loop."""
 
     def __init__(self, member: str, board: AlarmBoard | None, again: Millis) -> None:
-        """`again`: between two writes to the board, at least."""
+        """`again`: minimum interval between two writes to the board."""
         self._member, self._board, self._again = member, board, again
         self._partitions: dict[str, str] = {}
         self._stream = self._log = ""
         self._log_at: Millis = 0
         self._fenced: dict[str, tuple[int, int, Millis]] = {}
-        """Partitions that the position store knows a higher grant of: under which they were opened, that grant, and since when."""
+        """Partitions with a higher grant in the position store: the grant they were opened under, the higher one, and since when."""
         self._changed = asyncio.Event()
         self._written: dict[str, str] = {}
         self._wrote = False
 
     @property
     def now(self) -> dict[str, str]:
-        """Of partitions that do not go on, why; "" is the stream itself, or the log."""
+        """Reasons by stalled partition; "" stands for the stream itself, or the log."""
         capture = "; ".join(why for why in (self._stream, self._log) if why)
         return ({"": capture} if capture else {}) | self._partitions
 
@@ -96,31 +96,32 @@ class Alarms:
         return frozenset(self._partitions)
 
     def of_partition(self, token: str, why: str) -> None:
-        """ "": it goes on."""
+        """Set the partition's alarm; "" clears it."""
         if self._is_new(self._partitions.get(token, ""), f"partition {token}", why):
             self._partitions[token] = why
             if not why:
                 del self._partitions[token]
 
     def of_stream(self, why: str) -> None:
-        """That the stream does not say which partitions there are; "": it does, or it is for others to ask."""
+        """Set the alarm that the stream does not name its partitions; "" clears it, also when other members ask the stream."""
         if self._is_new(self._stream, "the capture", why):
             self._stream = why
 
     def of_log(self, why: str) -> None:
-        """That a record cannot be appended. It stands until `calm` finds it old, as others can be appended meanwhile."""
+        """Set the alarm that a record cannot be appended. It stands until `calm` finds it old, since other records may succeed
+        meanwhile."""
         self._log_at = system.steady()
         if self._is_new(self._log, "the capture", why):
             self._log = why
 
     def fenced(self, token: str, grant: int, higher: int) -> None:
-        """The position store has refused that grant for a higher one. Usually the log says so in a moment."""
+        """Note that the position store refused that grant for a higher one. Usually the log shows it in a moment."""
         self._fenced[token] = grant, higher, system.steady()
 
     def calm(self, state: State, current_at: Millis, after: Millis) -> None:
-        """Look again at what time decides. `state` has all that was in the log at `current_at`.
+        """Update the alarms that depend on time. `state` includes everything that was in the log at `current_at`.
 
-        What could not be appended, and was not tried again for `after`, is done or for others to say.
+        A failed append not repeated for `after` is settled, or for other members to report.
         """
         if self._log and system.steady() - self._log_at >= after:
             self.of_log("")
@@ -142,7 +143,7 @@ class Alarms:
         return True
 
     async def tell(self) -> None:
-        """Keep the board as it is here, until cancelled."""
+        """Keep the board up to date, until cancelled."""
         while self._board is not None:
             await self._changed.wait()
             self._changed.clear()
@@ -157,12 +158,12 @@ class Alarms:
             await asyncio.sleep(self._again / 1000)
 
     async def leave(self) -> None:
-        """Remove from the board what is there. If that fails it means nothing any more, and others remove it."""
+        """Remove this member's alarms from the board. If that fails they are void anyway, and others remove them."""
         if self._board is not None and self._wrote:
             with contextlib.suppress(PositionUnknownError):
                 await self._board.write(self._member, {})
 
     async def forget_others(self, members: Collection[str]) -> None:
-        """Remove what those have left on the board who are no members any more. Raises PositionUnknownError."""
+        """Remove alarms of former members from the board. Raises PositionUnknownError."""
         if self._board is not None:
             await self._board.forget_others(members)

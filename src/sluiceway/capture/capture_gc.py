@@ -1,4 +1,4 @@
-"""What the leader of a capture does now and then, so that what nobody needs any more is dropped."""
+"""Garbage collection of a capture, by its leader: old positions, and alarms of former members."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 async def drop_old(member: str, state: State, positions: PositionStore, alarms: Alarms, keep: Millis) -> None:
-    """Drop positions of partitions that are removed, `keep` after they were written, and alarms of members that are no more."""
+    """Drop positions of removed partitions, `keep` ms after they were written, and alarms of former members."""
     try:
         stored = await positions.read()
         until = system.now() - keep

@@ -1,4 +1,4 @@
-"""A member of a capture in this process."""
+"""Capture process: runs a member of a capture."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from sluiceway.ports.position_store import PositionStore
 log = logging.getLogger(__name__)
 
 BEGIN_FOR: Millis = 60_000
-"""For how long a member waits at its beginning for a meta store that cannot be reached."""
+"""Timeout of a starting member for an unreachable meta store."""
 _AGAIN = 1.0
 """Seconds between two attempts."""
 
 
 async def check(config: CaptureConfig) -> None:
-    """What can be known of it before a member runs: the meta store opens, what was begun there goes with it, and the queue is there.
+    """Check a configuration before a member runs: the meta store opens, the registration matches, and the queue exists.
 
-    A server that cannot be reached, or does not say, may do so later: no fault. Raises SluicewayError.
+    A server that is unreachable, or does not tell, is no fault, since it may do so later. Raises SluicewayError.
     """
     async with opened(config.meta) as store:
         begun, _ = await find_begun(store, config.name)
@@ -46,7 +46,7 @@ async def check(config: CaptureConfig) -> None:
         try:
             await client.queue_info(config.queue)
         except SluicewayError as error:
-            # A key that may produce need not be one that may look.
+            # A key that may produce may lack the right to read.
             if error.code in ("queue_not_found", "unauthenticated"):
                 raise
 
@@ -61,12 +61,12 @@ async def run_member(
     pace: Pace | None = None,
     timing: Timing | None = None,
 ) -> None:
-    """Take part in the capture until `stop` is set, and leave in order. Any number may, in any number of processes.
+    """Take part in the capture until `stop` is set, then leave in order. Any number of members may run, in any number of processes.
 
-    `handler` makes, of the member's own stream and position store, what reads partitions instead of handing their records on to the queue.
-    `watch` is given the runner before it begins. Cancelled, it goes without leaving: others take over once it is taken for dead. Raises
-    SluicewayError for what is wrong with the configuration, and if the meta store cannot be reached for BEGIN_FOR at the beginning; later
-    it waits for whatever is away.
+    `handler` makes, from the member's own stream and position store, the reader of partitions that replaces handing records on to the
+    queue. `watch` receives the runner before it begins. If cancelled, the member goes without leaving: others take over once it is
+    considered dead. Raises SluicewayError for a wrong configuration, and if the meta store is unreachable for BEGIN_FOR at the start; later
+    it waits for whatever is unreachable.
     """
     async with contextlib.AsyncExitStack() as stack:
         store = await stack.enter_async_context(opened(config.meta))
@@ -83,7 +83,7 @@ async def run_member(
         log = open_log(config.name, config.log, store)
         stack.push_async_callback(log.close)
         runner = TaskRunner(
-            # A name is never used again, so every start has a part of its own.
+            # A name is never reused, so each start adds a unique part.
             f"{check_queue_name(name_hint, 'name_hint')}-{system.new_incarnation()}",
             log=log,
             election=open_election(config.name, config.log, store),
@@ -114,7 +114,7 @@ async def _run_until(runner: TaskRunner, stop: asyncio.Event) -> None:
 
 
 async def _begin(config: CaptureConfig, store: MetaStore, stop: asyncio.Event) -> bool:
-    """Note what the capture is begun with, or refuse what does not go with that. False: it was to stop before."""
+    """Register the capture's settings, or refuse contradicting ones. False: stopped before that."""
     until = system.steady() + BEGIN_FOR
     while not stop.is_set():
         try:
@@ -124,7 +124,7 @@ async def _begin(config: CaptureConfig, store: MetaStore, stop: asyncio.Event) -
             if system.steady() >= until:
                 raise SluicewayError("unavailable", str(error)) from error
             log.warning("capture %s cannot begin yet: %s", config.name, error)
-        # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+        # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_AGAIN):
                 await stop.wait()

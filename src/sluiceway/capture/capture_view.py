@@ -1,4 +1,4 @@
-"""Captures as what their members have written says, and their ends."""
+"""Capture view: the state of captures, from their members' records; and deletion of captures."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from sluiceway.ports.sync_log import LogUnavailableError
 
 
 class Look(NamedTuple):
-    """A capture as it is now. `begun` None: no member has ever begun it. `alarms`: those of members that have joined."""
+    """A capture's current state. `begun` None: no member has ever begun it. `alarms`: those of members that have joined."""
 
     name: str
     begun: Begun | None
     state: State
     positions: Mapping[str, Stored]
     watermark: Millis | None
-    """No record older than this is still to come; None: no record is to come, or nothing is known yet."""
+    """Time before which no further record can come; None: no record is to come, or nothing is known yet."""
     stuck: dict[str, tuple[str, ...]]
-    """If nothing can go on though not all is finished: what waits, and for which parents."""
+    """If nothing can proceed although partitions are unfinished: the waiting ones, each with its missing parents."""
     alarms: AlarmsOf
 
 
 async def captures(meta: str) -> dict[str, Begun]:
-    """Those that were ever begun there, by name. Raises SluicewayError."""
+    """All captures registered in that meta store, by name. Raises SluicewayError."""
     async with opened(_existing(meta)) as store:
         return await all_begun(store)
 
 
 async def look(name: str, meta: str, log: str | None = None) -> Look:
-    """By what its members have written: none need live, and nothing is created. `log` None: that which it was begun with.
+    """View a capture by its members' records: none need be alive, and nothing is created. `log` None: the registered log.
 
     Raises SluicewayError.
     """
@@ -56,8 +56,8 @@ async def look(name: str, meta: str, log: str | None = None) -> Look:
 
 
 async def look_in(store: MetaStore, name: str, begun: Begun | None, log: str | None = None) -> Look:
-    """As `look`, in a store that is open already, and without keeping its event loop for long. Raises SluicewayError."""
-    # Beside the loop: for Kafka its client is loaded, and what a long log says of thousands of partitions takes a moment to add up.
+    """As `look`, in an open store, and without blocking its event loop for long. Raises SluicewayError."""
+    # In threads: loading Kafka's client, and folding a long log of thousands of partitions, takes a moment.
     opened_log = await asyncio.to_thread(open_log, name, log or (begun.log if begun is not None else "meta"), store, create=False)
     try:
         entries, _ = await left(opened_log)
@@ -69,39 +69,39 @@ async def look_in(store: MetaStore, name: str, begun: Begun | None, log: str | N
     finally:
         await opened_log.close()
     committed = {token: each.kept.at for token, each in positions.items() if each.kept.at is not None}
-    # Of a partition of which nothing is known yet the core says 0.
+    # For a partition of which nothing is known yet the core returns 0.
     return Look(name, begun, state, positions, watermark(state, committed) or None, stuck(state), alarms)
 
 
 def there_is(meta: str) -> bool:
-    """Whether there can be captures: a file that is to be made first has none. Raises `invalid_request`."""
+    """Whether captures can exist: a SQLite file that does not exist yet has none. Raises `invalid_request`."""
     url = read_secret(meta, "meta", os.environ) or meta
     return not url.startswith("sqlite:") or Path(url.removeprefix("sqlite:")).exists()
 
 
 def _existing(meta: str) -> str:
-    """The URL, unless opening it would make a file."""
+    """The URL, unless opening it would create a file."""
     if not there_is(meta):
         raise invalid("meta", f"there is no file {(read_secret(meta, 'meta', os.environ) or meta).removeprefix('sqlite:')}")
     return meta
 
 
-# ---- forgetting --------------------------------------------------------------------------------------------------------
+# ---- deletion ----------------------------------------------------------------------------------------------------------
 
 
 class Forgotten(NamedTuple):
-    """`keys`: how many were dropped. `left`: what is elsewhere and stays, each with what is to be done."""
+    """Result of `forget`. `keys`: number of keys dropped. `left`: what remains elsewhere, each with the action needed."""
 
     keys: int
     left: tuple[str, ...]
 
 
 async def forget(name: str, meta: str, *, gone: bool = False) -> Forgotten:
-    """End a capture for good: its log, positions and election are dropped from the meta store.
+    """Delete a capture for good: drop its log, positions and election from the meta store.
 
-    Refused while members are at work: begun anew they would read the stream from its beginning. By a log in the meta store they are
-    seen to live; by one in Kafka, or if it cannot be read, whoever has not left counts, unless the caller knows that they are `gone`.
-    Broken off, it can be said again. Raises SluicewayError.
+    Refused while members are at work: restarted they would read the stream from its beginning. With a log in the meta store, liveness is
+    observed; with one in Kafka, or an unreadable one, every member that has not left counts, unless the caller knows that they are `gone`.
+    Repeat it after an interruption. Raises SluicewayError.
     """
     key = key_of(name)
     async with opened(_existing(meta)) as store:
@@ -109,7 +109,7 @@ async def forget(name: str, meta: str, *, gone: bool = False) -> Forgotten:
             begun, _ = await find_begun(store, name)
             if begun is None:
                 raise invalid("name", f"there is no capture {name} in this meta store")
-            # Also when it is said that all are gone: it costs some seconds, and one that lives would begin anew.
+            # Also with `gone`: it takes a few seconds, and a live member would begin anew.
             members = await alive(store, name)
             if not gone and not members and begun.log != "meta":
                 members = sorted((await look(name, meta)).state.joined)

@@ -1,4 +1,4 @@
-"""What every member of a capture is told."""
+"""Configuration of a capture, common to all members."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ STREAMS = {
     "postgres": "sluiceway.capture.streams.postgres_slot",
     "queue": "sluiceway.client.lineage",
 }
-"""Kinds of streams that are shipped, and the modules that have them: each has a `from_options(name, options)`."""
+"""Built-in kinds of streams, and their modules: each has a `from_options(name, options)`."""
 GROUP = "sluiceway.streams"
-"""Entry points of installed packages that have further kinds. Each names a `from_options`; one that is shipped goes before."""
+"""Entry-point group of installed packages with further kinds. Each names a `from_options`; built-in kinds take precedence."""
 KAFKA = "kafka:"
 MAX_LIMIT = 100_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaptureConfig:
-    """What every member of a capture is told, the same to all. Texts and numbers only, so that it can be sent anywhere.
+    """Configuration of a capture, identical for all members. Contains only texts and numbers, so that it can be sent anywhere.
 
     `meta`: a URL as for `open_meta_store`, or `env:NAME` or `file:PATH` that holds it. `log`: `meta`, or `kafka:HOST:PORT,…`. `stream` and
-    `options`: what is read. `url`, `queue`, `api_key` (`env:NAME` or `file:PATH`), `ca_file`: where to; both of the first empty: nowhere,
-    the member has a handler of its own. `limit`: records a batch. Raises `invalid_request` that names the field.
+    `options`: the source. `url`, `queue`, `api_key` (`env:NAME` or `file:PATH`), `ca_file`: the target; without `url` and `queue` the
+    member has a handler of its own. `limit`: records per batch. Raises `invalid_request` that names the field.
     """
 
     name: str
     meta: str = field(repr=False)
-    """Not shown, since it may have a password in it."""
+    """Hidden from the representation, since it may contain a password."""
     stream: str
     options: Mapping[str, str] = field(default_factory=dict)
     log: str = "meta"
@@ -74,7 +74,7 @@ def check_kind(stream: str) -> None:
 
 
 def entry_of(stream: str) -> EntryPoint | None:
-    """The entry point of that kind. Raises `invalid_request` if two packages have one."""
+    """The entry point of that kind, or None. Raises `invalid_request` if several packages have one."""
     found = list(entry_points(group=GROUP, name=stream))
     if len({each.value for each in found}) > 1:
         packages = ", ".join(sorted(each.dist.name if each.dist is not None else each.value for each in found))

@@ -1,4 +1,4 @@
-"""An Election by a group of our own: whoever owns its one item leads."""
+"""Group election: an Election through a Sluiceway group with one item, whose owner leads."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ log = logging.getLogger(__name__)
 
 ITEM = "leader"
 LOOK_AGAIN: Millis = 100
-"""So often it asks its member, which costs nothing, whether it still has its place: nobody tells who loses nothing but that."""
+"""Interval at which the member is asked, at no cost, whether it still has its place: losing nothing but that is not notified."""
 LEAVE_TIMEOUT: Millis = 5_000
-"""As long as that it tries to leave in good order. Otherwise others learn it when its lease has run out."""
+"""Time limit for leaving in order. Beyond it, others notice when the member's lease has run out."""
 
 
 def group_name(name: str) -> str:
-    """Of the group that elects the leader of that capture. Raises `invalid_request`."""
+    """The name of the group that elects the capture's leader. Raises `invalid_request`."""
     group = f"tasks.{check_queue_name(name, 'name')}"
     if not QUEUE_NAME.fullmatch(group):
         raise invalid("name", f"{name[:32]}… is too long: the group that elects a leader is called {group[:38]}…, at most 128")
@@ -35,12 +35,12 @@ def group_name(name: str) -> str:
 class MetaElection:
     """The group `tasks.NAME` in the meta store, in which each process is a member with the task's name as its address.
 
-    Nobody is told that it leads before the one before has stopped, or its lease run out. A process that stood still learns that from its
-    clock, a moment after it goes on. Generations are the numbers of the group's rounds. The store is not closed with it.
+    A member is told that it leads only after its predecessor has stopped, or its lease run out. A process that was frozen learns from its
+    clock, soon after it resumes, that it no longer leads. Generations are the numbers of the group's rounds. Does not own the store.
     """
 
     def __init__(self, store: MetaStore, name: str, parameters: Parameters | None = None) -> None:
-        """`parameters` None: as the group has them, or the defaults. Raises `invalid_request` for a bad name."""
+        """`parameters` None: the group's current ones, or the defaults. Raises `invalid_request` for a bad name."""
         self._group = group_name(name)
         self._store = store
         self._parameters = parameters
@@ -54,7 +54,7 @@ class MetaElection:
         self._task = asyncio.create_task(self._run(name, told))
 
     async def leave(self) -> None:
-        """Nothing is told from the call on. Takes about as long as a round, and LEAVE_TIMEOUT at most."""
+        """Leave. No notification follows the call. Takes about a round, at most LEAVE_TIMEOUT."""
         if self._task is None:
             return
         self._task.cancel()
@@ -74,7 +74,7 @@ class MetaElection:
             name="task",
             address=name,
             on_look=self._looked,
-            # As on a machine that is busy with starting Spark. The leader leads again, or another one does, and readers read on meanwhile.
+            # A lapse is normal on a machine busy with starting Spark. The leader returns, or another takes over; readers continue.
             lapse_level=logging.DEBUG,
         )
         await member.join()
@@ -82,7 +82,7 @@ class MetaElection:
         while True:
             self._changed.clear()
             self._tell(_group(member, self._told), told)
-            # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+            # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_AGAIN / 1000):
                     await self._changed.wait()
@@ -107,14 +107,14 @@ class MetaElection:
 
 
 def _group(member: GroupMember, before: Group | None) -> Group | None:
-    """Who leads, as far as that member can know; None: it has had no place yet."""
+    """The leader and members as far as that member can know; None: it has had no place yet."""
     look = member.look
     if look is None or look.plan is None or look.round is None or not member.holds or member.name not in look.round.participants:
         return before and Group(before.generation, "", ())
     names = {each: look.members[each].address for each in look.round.participants if each in look.members}
     owner = owners(look).get(ITEM, "")
     if owner == member.name and member.token(ITEM) is None:
-        # It is to lead when the one before has surely stopped.
+        # Not before the previous leader has surely stopped.
         owner = ""
     leader = names.get(owner, "")
     return Group(look.plan.round, leader, tuple(sorted(names.values())) if leader else ())

@@ -1,4 +1,4 @@
-"""Reading a sync log: records of it, and all that it has."""
+"""Reader of a sync log: decodes its records, and folds all of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.sync_log import LogPage, SyncLog
 
 PAGE = 1_000
-"""Records that are read at a time."""
+"""Records per read."""
 
 
 def decoded(page: LogPage) -> tuple[Entry, ...]:
-    """Raises SluicewayError: what one member skipped and another one folded would leave them with two truths."""
+    """Decode a page's records. Raises SluicewayError: if one member skipped what another folded, they would hold two truths."""
     try:
         return tuple((number, decode(data)) for number, data in page.entries)
     except msgspec.DecodeError as error:
@@ -22,7 +22,7 @@ def decoded(page: LogPage) -> tuple[Entry, ...]:
 
 
 async def whole(log: SyncLog, page: LogPage | None = None) -> tuple[State, int]:
-    """What follows from all that is left of a log, and the last number that was read. `page`: its beginning, if that is read already.
+    """The state from all that is left of a log, and the last number read. `page`: its beginning, if already read.
 
     Raises LogUnavailableError, SluicewayError.
     """
@@ -31,13 +31,13 @@ async def whole(log: SyncLog, page: LogPage | None = None) -> tuple[State, int]:
 
 
 async def left(log: SyncLog, page: LogPage | None = None) -> tuple[list[Entry], int]:
-    """All that is left of a log, to be restored from, and otherwise as `whole`."""
+    """The entries left in a log, to be restored from; otherwise as `whole`."""
     page = page or await log.read(0, PAGE)
     entries: list[Entry] = []
     last = page.first - 1
     while True:
         if page.first - 1 > last:
-            # Trimmed meanwhile, perhaps with the snapshot that was needed: what is left has a newer one.
+            # Trimmed meanwhile, perhaps with the needed snapshot: the rest contains a newer one.
             entries = []
         entries += decoded(page)
         last = max(last, page.first - 1, entries[-1][0] if entries else 0)

@@ -1,8 +1,8 @@
-"""What goes on in a partition that this member reads: batches are planned, handed on, and committed.
+"""Partition reader: plans, hands on and commits the batches of a partition.
 
-The end of a batch is committed before anything of it is handed on, and whoever opens the partition hands on exactly that batch first, under
-its number. So whatever dies when, a sink to which a batch may be said again has every record once. The commit that plans a batch also says
-that the one before is done: one commit a batch.
+The end of a batch is committed before anything of it is handed on, and the next opener of the partition first hands on exactly that batch,
+under its number. So after any crash, an idempotent sink has every record once. The commit that plans a batch also completes the one before:
+one commit per batch.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Claim:
-    """A partition that this member may read, under an opening of its own, until `stopping` is set or a commit is refused.
+    """A partition that this member may read, under its own opening, until `stopping` is set or a commit is refused.
 
-    `kept` is what was committed when it was opened. If it has a plan, that batch is to be handed on first, under its number. `position`:
-    where reading goes on. `tell_children`: to be called with children that are known before the partition ends.
+    `kept` is the state committed at opening. If it has a plan, that batch is handed on first, under its number. `position`: where reading
+    continues. `tell_children`: to be called with children known before the partition ends.
     """
 
     opening: Opening
@@ -39,9 +39,9 @@ class Claim:
     tell_children: Callable[[tuple[Born, ...]], None]
     stopping: asyncio.Event = field(default_factory=asyncio.Event)
     moved: bool = False
-    """Something was committed: what failed before does not fail any more."""
+    """Whether something was committed: earlier failures are over."""
     reads: bool = False
-    """Something new was read, perhaps nothing: neither the stream nor the sink is a cause for an alarm."""
+    """Whether a read has succeeded, even an empty one: neither the stream nor the sink is a cause for an alarm."""
 
     @property
     def token(self) -> str:
@@ -53,23 +53,22 @@ class Claim:
 
 
 Handler = Callable[[Claim], Awaitable[End | None]]
-"""Reads a partition: returns its end, once all of it is committed, or None once it was asked to stop and nothing goes on any more.
+"""Reads a partition: returns its end, once all of it is committed, or None once it was asked to stop and all activity has ended.
 
-It may raise what the stream, the sink and the position store raise; nothing goes on then, either. It is cancelled only when the member
-goes without waiting.
+It may raise the errors of the stream, the sink and the position store; all activity has ended then, too. It is cancelled only when the
+member goes without waiting.
 """
 
 
 REST: Millis = 30_000
-"""So old may be what is committed of a partition in which nothing happens."""
+"""Maximum age of a committed position in an idle partition."""
 
 
 class Habits(NamedTuple):
-    """`limit`: records a batch. The others in milliseconds. `pause`: between two reads that show nothing. `settle`: so long the position of
-    what was handed on waits for a next batch to be committed with. `heartbeat`: how often what is no record is committed; `rest`: how often
-    if nothing is new but that nothing has come until then. `hint`: how often at most the stream is told what is safe. `patience`: so
-    long a read that nobody needs any more may take to return.
-    """
+    """`limit`: records per batch. The others in milliseconds. `pause`: between two empty reads. `settle`: how long a handed-on position
+    waits to be committed with a next batch. `heartbeat`: interval of commits without records; `rest`: the same if only the time has
+    advanced. `hint`: minimum interval of hints to the stream about safe positions. `patience`: time limit for a read that is no longer
+    needed."""
 
     limit: int = 10_000
     pause: Millis = 200
@@ -80,16 +79,16 @@ class Habits(NamedTuple):
     patience: Millis = 10_000
 
     def is_due(self, kept: Kept, done: Kept, committed_at: Millis) -> bool:
-        """Whether what has moved over nothing is to be committed; `kept` is what was, at that time."""
+        """Whether progress without records is due to be committed; `kept` was committed at `committed_at`."""
         every = self.rest if replace(done, at=kept.at) == kept else self.heartbeat
         return done != kept and system.steady() - committed_at >= every
 
 
-# ---- for every handler -------------------------------------------------------------------------------------------------
+# ---- shared by all handlers --------------------------------------------------------------------------------------------
 
 
 async def read_on(stream: ChangeStream, claim: Claim, position: str, habits: Habits) -> Batch:
-    """What comes after that position; perhaps nothing, after a moment."""
+    """Read the batch after the position. An empty batch is returned only after a pause."""
     began = system.steady()
     batch = await stream.read(claim.token, position, None, habits.limit)
     if batch.records.num_rows and batch.upto is None:
@@ -97,13 +96,13 @@ async def read_on(stream: ChangeStream, claim: Claim, position: str, habits: Hab
     if batch.children and batch.end is None:
         claim.tell_children(batch.children)
     if not batch.records.num_rows and batch.upto is None and batch.end is None:
-        # The stream should have waited. If it has not, it is not asked all the time.
+        # The stream should have waited. If not, avoid a busy loop.
         await asyncio.sleep(max(0, began + habits.pause - system.steady()) / 1000)
     return batch
 
 
 async def read_planned(stream: ChangeStream, claim: Claim, position: str, plan: str, habits: Habits) -> Batch:
-    """The batch that was being handed on when its last owner went. It may be there already, all or in part."""
+    """Read the batch that the previous owner was handing on. The sink may have it already, all or in part."""
     batch = await stream.read(claim.token, position, plan, habits.limit)
     if batch.upto != plan or not batch.records.num_rows:
         raise UnknownPositionError(f"the batch from {position!r} to {plan!r} is not there any more, as it was planned")
@@ -111,7 +110,7 @@ async def read_planned(stream: ChangeStream, claim: Claim, position: str, plan: 
 
 
 async def first_of(work: asyncio.Future[Any], stopping: asyncio.Event, timeout: Millis | None = None) -> None:
-    """Until the work is done, or it is to stop, or the time is over."""
+    """Wait until the work is done, `stopping` is set, or the time is over."""
     asked = asyncio.ensure_future(stopping.wait())
     try:
         await asyncio.wait((work, asked), timeout=None if timeout is None else timeout / 1000, return_when=asyncio.FIRST_COMPLETED)
@@ -120,21 +119,21 @@ async def first_of(work: asyncio.Future[Any], stopping: asyncio.Event, timeout: 
 
 
 async def drop(read: asyncio.Task[Batch], patience: Millis) -> None:
-    """Nothing goes on when this returns, but a thread that cannot be cancelled and that writes nothing."""
+    """Abandon a read. On return all activity has ended, except for an uncancellable thread that writes nothing."""
     try:
         await asyncio.wait((read,), timeout=patience / 1000)
     finally:
         read.cancel()
     await asyncio.wait((read,))
     if not read.cancelled():
-        # It was not needed, so what it failed with does not matter. Asked, lest it is called unheard.
+        # The read was not needed, so its error does not matter. Retrieve it to avoid an unretrieved-exception warning.
         read.exception()
 
 
 def handed_on(
     kept: Kept, upto: str | None, at: Millis | None, behind: Millis | None, rows: int = 0, dead: DeadLetters | None = None
 ) -> Kept:
-    """What is to be committed when so many records up to there are, or where there are none. The rest as in a Batch, and of a sink."""
+    """The state to commit once `rows` records up to `upto` are handed on. The other values are those of the Batch, and of the sink."""
     if dead is not None and kept.dead is not None:
         dead = replace(dead, count=kept.dead.count + dead.count)
     return replace(
@@ -148,18 +147,18 @@ def handed_on(
     )
 
 
-# ---- the usual one -----------------------------------------------------------------------------------------------------
+# ---- standard handler --------------------------------------------------------------------------------------------------
 
 
 class PartitionReader:
-    """The usual handler: reads a stream, and hands on to a sink."""
+    """The standard handler: reads a stream, and hands its records on to a sink."""
 
     def __init__(self, stream: ChangeStream, positions: PositionStore, sink: ChangeSink, habits: Habits | None = None) -> None:
         self.stream, self.positions, self.sink = stream, positions, sink
         self.habits = habits or Habits()
 
     async def read(self, claim: Claim) -> End | None:
-        """Until the partition ends, or `claim.stopping` is set. A `Handler`."""
+        """Read until the partition ends, or `claim.stopping` is set. A `Handler`."""
         return await _Reading(self, claim).run()
 
 
@@ -169,12 +168,12 @@ class _Reading:
         self._claim = claim
         self._position = claim.position
         self._kept = claim.kept
-        """As committed."""
+        """The committed state."""
         self._done = claim.kept
-        """As it may be committed: with what was handed on since."""
+        """The state that may be committed: includes what was handed on since."""
         self._end: End | None = None
         self._ahead: asyncio.Task[Batch] | None = None
-        """The one call that reads on. Never two at once, nor one and a hint."""
+        """The single read in progress. Never two at once, nor one concurrent with a hint."""
         self._committed_at = self._hinted_at = system.steady()
         self._hinted: str | None = None
 
@@ -209,7 +208,7 @@ class _Reading:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     async def _next(self) -> Batch | None:
-        """What comes next; None: stop instead. What was handed on is committed, if that takes a while."""
+        """The next batch; None: stop instead. If it takes a while, handed-on work is committed meanwhile."""
         if self._ahead is None:
             self._read_ahead()
         assert self._ahead is not None
@@ -228,20 +227,20 @@ class _Reading:
     def _read_ahead(self) -> None:
         self._ahead = asyncio.create_task(read_on(self._stream, self._claim, self._position, self._habits))
 
-    # ---- handing on -------------------------------------------------------------------------------------------------
+    # ---- delivery ---------------------------------------------------------------------------------------------------
 
     async def _plan(self, batch: Batch) -> None:
         await self._commit(replace(self._done, plan=batch.upto, batch=self._done.batch + 1))
 
     async def _hand_on(self, batch: Batch) -> None:
-        """A batch that is planned. The next one is read meanwhile."""
+        """Hand on a planned batch, while reading the next one."""
         if batch.upto is not None and batch.end is None and not self._claim.stopping.is_set():
             self._position = batch.upto
             self._read_ahead()
         self._note(batch, await self._sink.write(self._claim.token, self._kept.batch, batch.records))
 
     def _note(self, batch: Batch, dead: DeadLetters | None = None) -> None:
-        """That it is handed on, or has nothing to be handed on."""
+        """Note that the batch is handed on, or is empty."""
         self._done = handed_on(self._done, batch.upto, batch.at, batch.behind, batch.records.num_rows, dead)
         self._position = batch.upto or self._position
         self._end = batch.end
@@ -249,7 +248,7 @@ class _Reading:
     # ---- committing -------------------------------------------------------------------------------------------------
 
     async def _keep_up(self) -> None:
-        """Commit what was handed on at once, and what is no record from time to time."""
+        """Commit handed-on work at once, and progress without records from time to time."""
         if self._kept.plan is not None or self._habits.is_due(self._kept, self._done, self._committed_at):
             await self._commit(self._done)
 
@@ -260,12 +259,12 @@ class _Reading:
         self._committed_at = system.steady()
 
     async def _hint(self, after: Millis) -> None:
-        """Tell the stream what is safe, unless that was told less than `after` ago. Only while nothing is read."""
+        """Tell the stream what is safe, unless the last hint is less than `after` ms old. Only while no read is in progress."""
         position = self._kept.position
         if position is None or position == self._hinted or system.steady() - self._hinted_at < after:
             return
         self._hinted_at = system.steady()
-        # One that is lost is said again with the next.
+        # The next hint makes up for a lost one.
         with contextlib.suppress(BrokenOffError):
             await self._stream.kept(self._claim.token, position)
             self._hinted = position

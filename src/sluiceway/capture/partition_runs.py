@@ -1,7 +1,7 @@
-"""What goes on in the partitions that a member was told to open, each under its grant.
+"""Partition runs: the activity in the partitions that a member was told to open, each under its grant.
 
-A reader's last word (`Stopped`, `Ended`, `BrokenOff`) comes when nothing goes on under its grant any more; `fenced` is said for a higher
-grant only.
+A run's final event (`Stopped`, `Ended`, `BrokenOff`) comes when all activity under its grant has ended; `fenced` is reported only for a
+higher grant.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ log = logging.getLogger(__name__)
 
 
 class _Run:
-    """What goes on in a partition under a grant."""
+    """Activity in a partition under one grant."""
 
     def __init__(self, token: str, grant: int) -> None:
         self.token, self.grant = token, grant
         self.begin: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """From where to read."""
+        """The position to read from."""
         self.stopping = asyncio.Event()
         self.claim: Claim | None = None
 
 
 class Runs:
-    """Those of one member. Use from one event loop.
+    """The runs of one member. Use from one event loop.
 
-    `tell` is given what the member is to hear, `found` children that are known before their parent ends; `begin` has work done beside.
+    `tell` receives the member's events, `found` children known before their parent ends; `begin` starts background work.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Runs:
         self._tell, self._found, self._begin = tell, found, begin
         self._runs: dict[tuple[str, int], _Run] = {}
         self._failures: dict[str, int] = {}
-        """How often each partition has failed since it last went on."""
+        """Failures of each partition since its last progress."""
 
     @property
     def claims(self) -> dict[str, Claim]:
-        """What is read now."""
+        """The partitions being read."""
         return {run.token: run.claim for run in self._runs.values() if run.claim is not None}
 
     def carry_out(self, effect: Open | Read | Stop) -> None:
@@ -75,12 +75,12 @@ class Runs:
             case Read():
                 self._runs[effect.token, effect.grant].begin.set_result(effect.position)
             case Stop():
-                # If there is none, its last word is on its way.
+                # If there is none, its final event is on its way.
                 if (stopped := self._runs.get((effect.token, effect.grant))) is not None:
                     stopped.stopping.set()
 
     def calm_down(self, state: State) -> None:
-        """What ails partitions of others is for others to say."""
+        """Clear failures and alarms of partitions that other members own, which report these themselves, or that have progressed."""
         for token in self._failures.keys() | self._alarms.partitions:
             if token not in state.partitions or state.partitions[token].owner != self._name:
                 self._went_well(token)
@@ -104,13 +104,13 @@ class Runs:
         self._tell(last)
 
     async def _fare(self, run: _Run) -> Stopped | Ended | BrokenOff:
-        """All that goes on in a partition under this grant. When it returns, nothing does."""
+        """Run a partition under this grant. On return all activity has ended."""
         token, grant = run.token, run.grant
         try:
             opening, kept = await self._positions.open(token, grant)
             if not run.stopping.is_set():
                 self._tell(Opened(token, grant, kept.position))
-                # Until the member says where to begin, or that it shall not.
+                # Until the member says where to begin, or to stop.
                 await first_of(run.begin, run.stopping)
             if run.stopping.is_set():
                 return Stopped(token, grant)
@@ -134,7 +134,7 @@ class Runs:
         except PositionUnknownError as error:
             log.warning("%s: partition %s broke off: %s", self._name, token, error)
         except StaleBatchError as error:
-            # Somebody else has it by now, as the position store will say. If it does not, the position is older than the batch.
+            # Another member should have it by now, which the position store will show. If not, the position is older than the batch.
             if token in self._failures:
                 self._alarms.of_partition(token, f"{error}; were positions restored from a backup, or is the capture's name used anew?")
             else:
@@ -142,13 +142,13 @@ class Runs:
         except SluicewayError as error:
             self._alarms.of_partition(token, str(error))
         except asyncio.CancelledError:
-            # A library may cancel what it had promised, which is not the same as that this is to end.
+            # A library may cancel its own future, which is not a cancellation of this task.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
             self._broke_off(token, "what it waited for was cancelled")
         except Exception as error:
-            # A fault of the stream, the sink or the handler, which are of many kinds. It must not end what is read beside.
+            # Errors of the stream, the sink or the handler are of many kinds. None must end the reading of other partitions.
             log.exception("%s: partition %s failed", self._name, token)
             self._broke_off(token, f"{type(error).__name__}: {error}")
         finally:
@@ -156,7 +156,7 @@ class Runs:
         return BrokenOff(token, grant)
 
     def _broke_off(self, token: str, why: str) -> None:
-        """That may mend itself. If it does not for long, somebody should hear of it."""
+        """Record a transient failure; after a series of them, raise an alarm."""
         log.warning("%s: partition %s broke off: %s", self._name, token, why)
         if self._failures.get(token, 0) + 1 >= FAILURES:
             self._alarms.of_partition(token, f"{why}; it is tried again")
@@ -170,7 +170,7 @@ class Runs:
             self._stream.left(token)
 
     async def _leave_alone(self, run: _Run) -> None:
-        """Before it is opened again, for longer each time; unless it is to stop."""
+        """Pause before the partition is reopened, longer each time; ends early on a stop."""
         failures = self._failures[run.token] = self._failures.get(run.token, 0) + 1
         pause = min(self._timing.longest_pause, self._timing.again * 2 ** min(failures - 2, 16)) if failures > 1 else 0
         with contextlib.suppress(TimeoutError):

@@ -1,4 +1,4 @@
-"""The parts of a member of a capture, by what a configuration says of them."""
+"""Components of a capture member, opened as configured: meta store, stream, log, election, positions, sink."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from sluiceway.ports.position_store import PositionStore
 from sluiceway.ports.sync_log import Election, SyncLog
 
 RETRY_FOR = "10s"
-"""For how long a call to the target queue is repeated before the partition is opened anew."""
+"""Retry period of a call to the target queue before the partition is reopened."""
 
 
 def open_meta(meta: str) -> MetaStore:
-    """From a URL, or from where one is held. Raises `invalid_request`, StoreUnavailableError."""
+    """Open a meta store by URL, or by reference to one. Raises `invalid_request`, StoreUnavailableError."""
     url = read_secret(meta, "meta", os.environ) or meta
     check_shared(url)
     if url.startswith("sqlite:") and not (folder := Path(url.removeprefix("sqlite:")).absolute().parent).is_dir():
@@ -39,7 +39,7 @@ def open_meta(meta: str) -> MetaStore:
 
 @contextlib.asynccontextmanager
 async def opened(meta: str) -> AsyncIterator[MetaStore]:
-    """For the length of a block. Raises SluicewayError, also where the block raises StoreUnavailableError."""
+    """A meta store for the length of a block. Raises SluicewayError, also in place of the block's StoreUnavailableError."""
     try:
         store = open_meta(meta)
         try:
@@ -51,7 +51,7 @@ async def opened(meta: str) -> AsyncIterator[MetaStore]:
 
 
 def open_stream(kind: str, name: str, options: Mapping[str, str]) -> ChangeStream:
-    """Raises `invalid_request` that names the option at fault, or says what is to be installed."""
+    """Open a stream of that kind. Raises `invalid_request` that names the option at fault, or the package to install."""
     check_kind(kind)
     if kind in STREAMS:
         try:
@@ -71,7 +71,7 @@ def open_stream(kind: str, name: str, options: Mapping[str, str]) -> ChangeStrea
 
 
 def open_log(name: str, log: str, store: MetaStore, *, create: bool = True) -> SyncLog:
-    """The store is not closed with it. Without `create` nothing is made; a log that is not there is empty."""
+    """Open the sync log; it does not own the store. Without `create` nothing is created; a missing log is empty."""
     check_log(log)
     if log == "meta":
         return MetaSyncLog(store, name)
@@ -79,7 +79,7 @@ def open_log(name: str, log: str, store: MetaStore, *, create: bool = True) -> S
 
 
 def open_election(name: str, log: str, store: MetaStore) -> Election:
-    """Of one member alone: each opens its own."""
+    """Open the election for one member: each needs its own."""
     check_log(log)
     if log == "meta":
         return MetaElection(store, name)
@@ -87,13 +87,13 @@ def open_election(name: str, log: str, store: MetaStore) -> Election:
 
 
 def open_positions(name: str, store: MetaStore) -> PositionStore:
-    """Also when the log is elsewhere. The store is not closed with it."""
+    """Open the position store, in the meta store wherever the log is; it does not own the store."""
     return MetaPositions(store, name)
 
 
 @contextlib.asynccontextmanager
 async def open_sink(config: CaptureConfig) -> AsyncIterator[ChangeSink]:
-    """The target queue, as long as the block lasts. Raises `invalid_request`."""
+    """The target queue for the length of a block. Raises `invalid_request`."""
     if not config.queue:
         raise invalid("queue", "required: the queue to which the records go, and its server's url")
     async with client_of(config, RETRY_FOR) as client:

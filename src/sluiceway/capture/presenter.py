@@ -1,4 +1,4 @@
-"""A capture as it was seen, in the shapes in which others are shown it. It is told what time it is."""
+"""Presenter: converts a capture's view into the shapes shown to users. The current time is passed in."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sluiceway.wire.json_tasks import TaskAlarm, TaskGroup, TaskMemberShown, Tas
 
 PHASES: tuple[Phase, ...] = ("created", "ready", "owned", "finished")
 _STILL: Millis = REST + 5_000
-"""What was committed longer ago is of a partition that nobody reads, or that does not go on."""
+"""A commit older than this belongs to a partition that is not being read, or is stalled."""
 
 DEAD_LETTERS_ALARM: Millis = 24 * 3_600_000
-"""How long after the last record that became a dead letter there is an alarm of it."""
+"""Duration of an alarm after the last record that became a dead letter."""
 
 
 def group_of(look: Look, now: Millis) -> TaskGroup:
@@ -65,7 +65,7 @@ def _owner(state: State, token: str) -> str:
 
 
 def _dead_letters(kept: Kept, now: Millis) -> str:
-    """The alarm of a partition that went on without records; empty: there were none for a while."""
+    """The alarm for a partition that went on without some records; empty if there were none lately."""
     if kept.dead is None or now - kept.dead.at > DEAD_LETTERS_ALARM:
         return ""
     those = "1 record was" if kept.dead.count == 1 else f"{kept.dead.count:,} records were"
@@ -74,7 +74,7 @@ def _dead_letters(kept: Kept, now: Millis) -> str:
 
 
 def _behind(stored: Stored, now: Millis) -> Millis | None:
-    """At rest a partition is not committed all the time."""
+    """Lag of the partition. Idle partitions are committed only now and then, so the record's age counts only above `_STILL`."""
     age = now - stored.written_at
     return stored.kept.behind if stored.kept.behind is None or age < _STILL else stored.kept.behind + age
 
@@ -101,7 +101,7 @@ def _partition(each: Partition, stored: Stored | None, behind: Millis | None) ->
 
 
 def _moment(at: Millis | None) -> datetime | None:
-    """None also for the beginning of time, which stands for what nobody knows."""
+    """A time for display; None also for 0, which stands for unknown."""
     return datetime.fromtimestamp(at / 1_000, UTC) if at else None
 
 

@@ -1,4 +1,4 @@
-"""What a capture was begun with, as its name says in the meta store: whoever names it again must go with that."""
+"""Capture registration: the settings a capture was begun with, in the meta store, which every later start must match."""
 
 from __future__ import annotations
 
@@ -12,42 +12,41 @@ from sluiceway.kernel.names import check_queue_name
 from sluiceway.ports.meta_store import ConflictError, MetaStore, Stamp
 
 IDENTITY = {"kinesis": ("region", "stream"), "queue": ("url", "queue")}
-"""Options that say which stream of its kind it is: another one is no stream for the same positions. Publications may come and go."""
+"""Options that identify the stream within its kind: with others, the positions would be meaningless. Publications may come and go."""
 REGISTER = "captures/"
 
 
 class Begun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a capture was begun with, which cannot change: two logs would be two truths, positions are of one stream, and each batch goes
-    to one target. `queue`: that target; "": another program's own. Servers of a Kafka may change, if one stays.
-    """
+    """The fixed settings of a capture: two logs would be two truths, positions belong to one stream, and each batch goes to one target.
+    `queue`: that target; "": another program's own. The servers of a Kafka may change, if one stays."""
 
     stream: str
     log: str
     queue: str = ""
     identity: dict[str, str] | None = None
-    """Which stream of its kind: those of the options in IDENTITY that were said. None: nobody knows, an older version has begun it."""
+    """The stream within its kind: the given options of IDENTITY. None: unknown, since an older version began the capture."""
 
 
 def key_of(name: str) -> str:
-    """Raises `invalid_request` for a bad name."""
+    """The meta-store key of that capture's registration. Raises `invalid_request` for a bad name."""
     return f"{REGISTER}{check_queue_name(name, 'name')}"
 
 
 async def all_begun(store: MetaStore) -> dict[str, Begun]:
-    """Raises StoreUnavailableError."""
+    """All registered captures by name. Raises StoreUnavailableError."""
     entries = (await store.read(prefixes=[REGISTER])).prefix(REGISTER)
     return {key.removeprefix(REGISTER): msgspec.json.decode(entry.value, type=Begun) for key, entry in entries.items()}
 
 
 async def find_begun(store: MetaStore, name: str) -> tuple[Begun | None, Stamp | None]:
-    """With the stamp of its record. Raises `invalid_request`, StoreUnavailableError."""
+    """The registration and its record's stamp, or None, None. Raises `invalid_request`, StoreUnavailableError."""
     key = key_of(name)
     entry = (await store.read([key])).entries.get(key)
     return (None, None) if entry is None else (msgspec.json.decode(entry.value, type=Begun), entry.stamp)
 
 
 async def note(config: CaptureConfig, store: MetaStore) -> None:
-    """Note what the capture is begun with, or refuse what does not go with what was.
+    """Register the capture's settings, or refuse them if they contradict the registered ones.
 
     Raises `invalid_request`, StoreUnavailableError, MetaUnknownError.
     """
@@ -62,7 +61,7 @@ async def note(config: CaptureConfig, store: MetaStore) -> None:
 
 
 def agreed(begun: Begun | None, config: CaptureConfig) -> Begun:
-    """What is to be noted. Raises `invalid_request` that names what does not go with what was noted."""
+    """Return the registration to store. Raises `invalid_request` that names a setting that contradicts the registered one."""
     options = {key.lower(): value for key, value in config.options.items()}
     identity = {name: options[name].rstrip("/") for name in IDENTITY.get(config.stream, ()) if options.get(name)}
     if begun is not None:
@@ -89,7 +88,7 @@ def _target(queue: str) -> str:
 
 
 def _is_same_log(was: str, now: str) -> bool:
-    """Two lists of servers that have one in common are of one Kafka."""
+    """Whether two logs are the same; lists of servers with one in common belong to one Kafka."""
     if was.startswith(KAFKA) and now.startswith(KAFKA):
         return not set(was.removeprefix(KAFKA).split(",")).isdisjoint(now.removeprefix(KAFKA).split(","))
     return was == now

@@ -1,4 +1,4 @@
-"""Ending a capture for good: whether anybody is at work, and dropping all that the meta store has of it."""
+"""Removal of a capture: detects live members, and drops its keys from the meta store."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sluiceway.kernel.names import check_queue_name
 from sluiceway.ports.meta_store import MAX_COMMIT_KEYS, MetaStore
 
 LOOK: Millis = 200
-"""Between two looks at whether a member shows that it lives."""
+"""Interval between two checks of the members' beats."""
 SLACK: Millis = 500
 
 
 async def alive(store: MetaStore, name: str) -> list[str]:
-    """Members of its election in the meta store that show that they live. Takes as long as a group takes to give up a dead one, at most.
+    """The live members of its election in the meta store. Takes at most as long as a group takes to give up a dead member.
 
     Raises StoreUnavailableError.
     """
@@ -37,7 +37,7 @@ async def alive(store: MetaStore, name: str) -> list[str]:
 
 
 async def drop(store: MetaStore, name: str, register: str) -> int:
-    """All that the store has of it, a portion at a time and `register` last, so that it can be begun again: how many keys.
+    """Drop the capture's keys from the store, in portions, with `register` last, so that it can be repeated. Returns the number of keys.
 
     Raises StoreUnavailableError, MetaUnknownError.
     """

@@ -1,7 +1,7 @@
-"""A member of a group of tasks in this process: follows the log, does what the machine wants, tells it what became of that.
+"""Task driver: runs one member of a group of tasks: follows the log, carries out the machine's effects, and reports their results.
 
-docs/tasks.md says what the machine rests on. What this file owes it: nothing blocks a step; the member begins with the whole log and a
-position store that answers. What it owes to the readers of partitions is in `task_runs.py`.
+docs/tasks.md states the machine's assumptions. This file's share: nothing blocks a step; the member begins with the whole log and a
+position store that answers. The assumptions about partition readers are in `partition_runs.py`.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ __all__ = ["TaskRunner", "Timing"]
 log = logging.getLogger(__name__)
 
 APPEND = 500
-"""Records that are appended at a time, at most."""
+"""Maximum records per append."""
 GOODBYE = 10.0
-"""Seconds that leaving the election may take."""
+"""Seconds allowed for leaving the election."""
 MAIL = 100
-"""Events that make one step of the member, at most. A step costs by the partitions that there are, and little by its events."""
+"""Maximum events per step. A step costs by the number of partitions, and little by its events."""
 
 
 class TaskRunner:
-    """One member of a capture, from its start to its end. `name` is never used again; neither is the runner. Use on one event loop.
+    """One member of a capture, from start to end. `name` is never reused; neither is the runner. Use on one event loop.
 
-    `handler` reads a partition that the member may read. The log, the position store and the stream may be shared with others, the
-    election may not; whoever opened them closes them.
+    `handler` reads a partition that the member may read. The log, the position store and the stream may be shared with others, the election
+    may not; their opener closes them.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class TaskRunner:
         timing: Timing | None = None,
         board: AlarmBoard | None = None,
     ) -> None:
-        """`board`: where its alarms can be seen by others."""
+        """`board`: publishes its alarms."""
         self.name = name
         self._log, self._election, self._positions, self._stream = log, election, positions, stream
         self._timing = timing or Timing()
@@ -96,9 +96,9 @@ class TaskRunner:
             name, positions, stream, handler, self._alarms, self._timing, tell=self._tell, found=self._found, begin=self._begin
         )
         self._current_at: Millis = 0
-        """When it last began to read the log, and found nothing new."""
+        """Start of the last log read that found nothing new."""
         self._pending: dict[bytes, None] = {}
-        """What is to be appended; what is said again meanwhile is there once."""
+        """Records to append; a repeated one is in it once."""
         self._unsaid = asyncio.Event()
         self._said = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -109,24 +109,24 @@ class TaskRunner:
         self._ask_again: Millis = 0
         self._seeking = False
         self._unsown = 0
-        """How often in a row the stream has not said which partitions there are."""
+        """Consecutive failures of the stream to name its partitions."""
         self._trimmed = 0
         self._chores_at = system.steady()
         self._forget_at = system.steady() + self._timing.forget
 
     @property
     def state(self) -> State:
-        """The state by what it has folded."""
+        """The state as folded so far."""
         return self._member.state
 
     @property
     def alarms(self) -> dict[str, str]:
-        """Of partitions that do not go on, why; "" is the stream itself, or the log."""
+        """Reasons by stalled partition; "" stands for the stream itself, or the log."""
         return self._alarms.now
 
     @property
     def claims(self) -> dict[str, Claim]:
-        """What it reads now."""
+        """The partitions being read."""
         return self._runs.claims
 
     @property
@@ -134,13 +134,13 @@ class TaskRunner:
         """Whether it leads, as far as it knows."""
         return self.state.leader == self.name
 
-    # ---- its life -----------------------------------------------------------------------------------------------------
+    # ---- life cycle ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Take part until `stop` was called and the member has left, or the time for that is over.
+        """Take part until, after `stop`, the member has left, or the time for that is over.
 
-        Cancelled it goes at once, as if it had died, but leaves the election. Raises what nobody here can repair: a log that it does not
-        understand.
+        If cancelled it goes at once, as if it had died, but leaves the election. Raises errors that cannot be repaired here: a log that it
+        does not understand.
         """
         try:
             self._begin(self._prepare())
@@ -157,12 +157,12 @@ class TaskRunner:
                         await asyncio.gather(self._alarms.leave(), self._leave_group())
 
     async def _leave_group(self) -> None:
-        """Otherwise it would be given what it does not read, by others who take it for alive."""
+        """Leave the election: otherwise other members, which consider it alive, would give it partitions that it does not read."""
         if self._in_group:
             await self._election.leave()
 
     def stop(self) -> None:
-        """Stop reading, say so, and leave; `run` returns then. If that takes longer than `Timing.leave`, it goes without."""
+        """Stop reading, report it, and leave; `run` then returns. After `Timing.leave` it goes anyway."""
         if self._go_by is None:
             self._go_by = system.steady() + self._timing.leave
             self._tell(Going())
@@ -173,7 +173,7 @@ class TaskRunner:
             mail, self._mail = self._mail, []
             for start in range(0, len(mail), MAIL):
                 self._step(mail[start : start + MAIL])
-                # Others have their turn: what the election needs must not wait for all of a long mail.
+                # Yield to others: the election must not wait for all of a long mail.
                 await asyncio.sleep(0)
             self._step([Tick()])
             self._lead()
@@ -183,7 +183,7 @@ class TaskRunner:
             if self._go_by is not None and system.steady() >= self._go_by:
                 log.warning("%s goes without having left: its partitions are read by others once it is taken for dead", self.name)
                 return
-            # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+            # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._timing.tick / 1000):
                     await self._woken.wait()
@@ -203,13 +203,13 @@ class TaskRunner:
 
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        # Nobody cancels it before the end: without it the member would seem to live, and hear or say nothing any more.
+        # No task is cancelled before the end: the member would seem alive, and no longer read or write the log.
         error = SluicewayError("internal", "a part of the member was cancelled") if task.cancelled() else task.exception()
         if error is not None and not self._ending:
             self._fatal = error
             self._woken.set()
 
-    # ---- the member ---------------------------------------------------------------------------------------------------
+    # ---- member -------------------------------------------------------------------------------------------------------
 
     def _tell(self, event: Event) -> None:
         self._mail.append(event)
@@ -233,14 +233,14 @@ class TaskRunner:
             case AskSeeds():
                 self._seek(effect.after)
             case Alarm():
-                # Whoever found out has said more.
+                # The detecting component has given more detail.
                 if effect.token not in self._alarms.partitions:
                     self._alarms.of_partition(effect.token, effect.why)
 
-    # ---- the log ------------------------------------------------------------------------------------------------------
+    # ---- log ----------------------------------------------------------------------------------------------------------
 
     async def _prepare(self) -> None:
-        """It may join once it has folded what there is now, and the position store answers."""
+        """Wait until the log as of now can be read and the position store answers; then the member may join."""
         while True:
             try:
                 end = (await self._log.read(0, 1)).end
@@ -260,7 +260,7 @@ class TaskRunner:
                 if page.end < after:
                     raise SluicewayError("internal", f"the log has lost records: it ends with number {page.end}, and went up to {after}")
                 if after < page.first - 1:
-                    # What it has not read was trimmed: all that is left has it.
+                    # Unread records were trimmed: the rest contains their effect.
                     state, after = await whole(self._log, page)
                     self._tell(Restored(state))
                 elif page.entries:
@@ -274,7 +274,7 @@ class TaskRunner:
                 await self._pause(self._timing.again)
 
     async def _wait(self, after: int) -> None:
-        """Until there is news, or something was appended here."""
+        """Wait for news, or for an append by this member."""
         said = asyncio.ensure_future(self._said.wait())
         news = asyncio.ensure_future(self._log.wait(after, self._timing.wait))
         try:
@@ -292,7 +292,7 @@ class TaskRunner:
         self._unsaid.set()
 
     async def _speak(self) -> None:
-        """Append what the member says. What is lost it says again."""
+        """Append the member's records. The member repeats lost ones."""
         while True:
             await self._unsaid.wait()
             self._unsaid.clear()
@@ -311,7 +311,7 @@ class TaskRunner:
     async def _pause(self, millis: Millis) -> None:
         await asyncio.sleep(millis / 1000)
 
-    # ---- what a leader does beside ------------------------------------------------------------------------------------
+    # ---- leader chores -------------------------------------------------------------------------------------------------
 
     def _lead(self) -> None:
         now, state, timing = system.steady(), self.state, self._timing
@@ -336,7 +336,7 @@ class TaskRunner:
             log.warning("%s could not trim the log: %s", self.name, error)
 
     def _seek(self, after: str) -> None:
-        """Ask for seeds, unless that goes on, or was just answered with none: then the member asks again and again."""
+        """Ask for seeds, unless a request is in progress, or was just answered with none: the member asks repeatedly."""
         if not self._seeking and (after != self._asked or system.steady() >= self._ask_again):
             self._seeking = True
             self._begin(self._ask(after))
@@ -349,7 +349,7 @@ class TaskRunner:
         except BrokenOffError as error:
             self._unsaid_seeds(str(error))
         except Exception as error:
-            # The stream's own fault. What is read of it meanwhile must not end with that.
+            # An error inside the stream must not end the reading of its partitions.
             log.exception("%s: the stream failed when it was asked for its partitions", self.name)
             self._unsaid_seeds(f"{type(error).__name__}: {error}")
         else:
@@ -362,7 +362,7 @@ class TaskRunner:
             self._seeking = False
 
     def _unsaid_seeds(self, why: str) -> None:
-        """That may mend itself. If it does not for long, somebody should hear of it."""
+        """Record a transient failure; after a series of them, raise an alarm."""
         log.warning("%s: the stream does not say which partitions there are: %s", self.name, why)
         self._unsown += 1
         if self._unsown >= FAILURES:
@@ -374,10 +374,10 @@ class TaskRunner:
         if not self.leads:
             self._unsown = 0
             self._alarms.of_stream("")
-        # What is in the mail may be a later grant.
+        # The mail may contain a later grant.
         self._alarms.calm(self.state, 0 if self._mail else self._current_at, 3 * self._timing.chores)
 
     def _found(self, token: str, children: tuple[Born, ...]) -> None:
-        """Only the leader says what is known before a partition ends; its owner says it once more at the end."""
+        """Report children known before their parent ends, if leader; the parent's owner reports them again at the end."""
         if self.leads:
             self._tell(ChildrenFound(token, children))

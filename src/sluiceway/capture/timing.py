@@ -1,4 +1,4 @@
-"""The times of a member of a capture."""
+"""Timing of a capture member."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import NamedTuple
 from sluiceway.kernel.clock import Millis
 
 FAILURES = 8
-"""So often in a row, which takes a minute, a partition breaks off, or the stream does not say which there are, before that is an alarm."""
+"""Consecutive failures of a partition, or of the stream to name its partitions, before an alarm: about a minute."""
 
 
 class Timing(NamedTuple):
-    """All in milliseconds, but for `snapshot`.
+    """In milliseconds, except `snapshot`.
 
-    `tick`: how often the member looks whether it must say something again. `wait`: how often the log is read though nobody says that there
-    is news. `again`: when that is tried anew which could not be reached. `seeds`: how often the stream is asked for new seeds. `leave`: how
-    long a member takes to leave in order, before it goes anyway. `longest_pause`: how long a partition that fails again and again is left
-    alone. The leader's: `snapshot`, how many records come before the next one (or as many as there are partitions, if that is more);
-    `chores`, how soon what was lost of these is done again; `forget`, how often it looks for positions that nobody needs, and `keep`,
-    how long these are kept: a reader that stood still so long could open a partition that is forgotten as if it were new.
+    `tick`: interval at which the member checks for records to repeat. `wait`: interval of log reads without a notification. `again`: retry
+    delay for unreachable systems. `seeds`: interval of requests for new seeds. `leave`: time limit for leaving in order. `longest_pause`:
+    maximum pause of a partition that fails repeatedly. For the leader: `snapshot`, records between two snapshots (or as many as there are
+    partitions, if more); `chores`, delay before lost snapshots and trims are repeated; `forget`, interval of searches for obsolete
+    positions, and `keep`, their age before deletion: a reader frozen for so long could open a forgotten partition as if it were new.
     """
 
     tick: Millis = 250

@@ -1,1 +1,1 @@
-"""Floor 0: what everything else stands on. Imports nothing of the project."""
+"""Floor 0: foundations of the project. Imports nothing of it."""

@@ -1,6 +1,6 @@
-"""Time as the core knows it: whole milliseconds since the Unix epoch, and durations in text.
+"""Time in the core: whole milliseconds since the Unix epoch, and durations as text.
 
-The core never reads a clock; it is told `now`. Only `adapters/system.py` looks at the real one.
+The core never reads a clock; it is given `now`. Only `adapters/system.py` reads the real one.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _LONGEST = 32
 _MILLI = 1_000_000
 """Nanoseconds."""
 _SLEW = 8
-"""A difference from the wall clock is made good by at most this part (an eighth) of the time that passes."""
+"""Differences from the wall clock are corrected at most at this fraction (an eighth) of the elapsed time."""
 
 
 class Clock:
-    """The time of a process, made from readings of the wall clock, which can be set, and of a steady clock, which cannot. Pure.
+    """Time of a process, from readings of the wall clock, which can be set, and of a steady clock, which cannot. Pure.
 
-    It runs with the steady clock and never goes back. Drift and small steps of the wall clock, up to MAX_CLOCK_STEP, are followed, by an
-    eighth of the time that passes. A larger difference is a jump: it is held for CLOCK_PATIENCE, in which the clock may be set right
-    again, and then followed at the same rate. All readings are in nanoseconds.
+    It follows the steady clock and never goes back. Drift and small steps of the wall clock, up to MAX_CLOCK_STEP, are corrected by at most
+    an eighth of the elapsed time. A larger difference is a jump: it is ignored for CLOCK_PATIENCE, in which the clock may be set right
+    again, and then corrected at the same rate. All readings are in nanoseconds.
     """
 
     def __init__(self, wall: int, steady: int) -> None:
@@ -40,14 +40,14 @@ class Clock:
         self._jumped_at: int | None = None
 
     def read(self, wall: int, steady: int) -> Millis:
-        """Milliseconds since the epoch."""
+        """Milliseconds since the epoch, given both readings in nanoseconds."""
         passed = max(0, steady - self._steady)
         self._steady += passed
         ahead = wall - self._now - passed
         if abs(ahead) <= MAX_CLOCK_STEP * _MILLI:
             self._jumped_at = None
         elif self._jumped_at is None or abs(ahead - self._ahead) > MAX_CLOCK_STEP * _MILLI:
-            # Also a further jump has its time in which it may be set right.
+            # A further jump gets the full time again in which it may be set right.
             self._jumped_at = self._steady
         if self._jumped_at is None or self._steady - self._jumped_at > CLOCK_PATIENCE * _MILLI:
             most = passed // _SLEW
@@ -58,21 +58,21 @@ class Clock:
 
     @property
     def jump(self) -> Millis:
-        """By how much the wall clock is ahead of this one (negative: behind), if it has jumped; else 0."""
+        """Milliseconds that the wall clock is ahead of this one (negative: behind) after a jump; 0 without one."""
         return 0 if self._jumped_at is None else round(self._ahead / _MILLI)
 
     @property
     def ahead(self) -> Millis:
-        """By how much the wall clock is ahead of this one, also if it has not jumped."""
+        """Milliseconds that the wall clock is ahead of this one, jump or not."""
         return round(self._ahead / _MILLI)
 
 
 def parse_duration(text: object, field: str) -> Millis:
-    """`500ms`, `30s`, `1m`, `1h30m`, `7d` → milliseconds. Anything else is an error that names `field`."""
+    """Parse `500ms`, `30s`, `1m`, `1h30m`, `7d` to milliseconds. Raises `invalid_request` that names `field`."""
     expected = "expected a duration such as 500ms, 30s, 1m or 1h30m"
     if not isinstance(text, str):
         raise invalid(field, expected)
-    # Asked first: the search below takes quadratic time for a long text that is none.
+    # Checked first: the search below takes quadratic time for a long invalid text.
     if len(text) > _LONGEST:
         raise invalid(field, f"{text[:40]!r}… is longer than {_LONGEST} characters; {expected}")
     found = _read(text)
@@ -83,7 +83,7 @@ def parse_duration(text: object, field: str) -> Millis:
 
 @lru_cache(1_024)
 def _read(text: str) -> Millis | None:
-    """None: it is not a duration. Kept, since most calls name one of a few."""
+    """Milliseconds, or None for an invalid text. Cached, since most calls use one of a few."""
     total, at = 0.0, 0
     for part in _PART.finditer(text):
         if part.start() != at:
@@ -94,7 +94,7 @@ def _read(text: str) -> Millis | None:
 
 
 def format_duration(millis: Millis) -> str:
-    """A text that `parse_duration` reads back as the same number of milliseconds."""
+    """Format milliseconds as a text that `parse_duration` reads back exactly."""
     if millis <= 0:
         return "0s"
     parts, rest = [], millis
@@ -116,7 +116,8 @@ def check_duration(text: object, field: str, least: Millis, most: Millis) -> Mil
 
 
 def parse_time(text: object, field: str) -> Millis:
-    """An RFC 3339 time → milliseconds since the epoch. A time without a zone is an error: it has no one meaning."""
+    """Parse an RFC 3339 time to milliseconds since the epoch. Raises `invalid_request`, also for a time without a zone, which is
+    ambiguous."""
     if not isinstance(text, str):
         raise invalid(field, "expected a time such as 2026-01-31T08:00:00Z")
     try:
@@ -134,12 +135,12 @@ def as_millis(moment: datetime) -> Millis:
 
 
 def format_time(at: Millis) -> str:
-    """RFC 3339 in UTC, always with milliseconds: the texts sort as the times do."""
+    """Format as RFC 3339 in UTC, always with milliseconds: the texts sort as the times do."""
     second, millis = divmod(at, 1_000)
     return f"{_second(second)}.{millis:03}Z"
 
 
 @lru_cache(1_024)
 def _second(at: int) -> str:
-    """Kept, since the times that are shown follow each other closely."""
+    """Cached, since formatted times are mostly close together."""
     return (_EPOCH + timedelta(seconds=at)).isoformat().removesuffix("+00:00")

@@ -1,7 +1,6 @@
-"""Every error that a user can meet: a stable code, its HTTP status, and whether repeating the call can help.
+"""User-facing errors: stable codes, HTTP statuses, and whether repeating the call can help.
 
-The pages under `docs/errors`, the one that the server shows at `/docs/errors`, the OpenAPI document and the client's exceptions come from
-this table.
+Source of the pages under `docs/errors` and at the server's `/docs/errors`, of the OpenAPI document, and of the client's exceptions.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 class ErrorKind:
     """One row of the table. `retryable` promises that the same call, repeated, is safe and may succeed.
 
-    `title` says what the code means, `when` it happens and what was done then, `advice` what to do next. The last two are in the
-    documentation only; a client has none of a code that only a newer server knows.
+    `title` is the meaning of the code, `when` the circumstances and what was done, `advice` the next step. The last two appear only in the
+    documentation; a client has none of them for a code that only a newer server knows.
     """
 
     status: int
@@ -296,9 +295,9 @@ KINDS: dict[str, ErrorKind] = {
 
 
 class SluicewayError(Exception):
-    """An operation that ended *refused* or *unknown*, with what to do about it.
+    """An operation that was *refused* or ended *unknown*, with advice.
 
-    `code` is a key of `KINDS`; `field` names the field of the request that is at fault, if one is.
+    `code` is a key of `KINDS`; `field` names the offending field of the request, if there is one.
     """
 
     def __init__(self, code: str, detail: str, field: str | None = None) -> None:
@@ -321,7 +320,7 @@ class SluicewayError(Exception):
 
 
 class RateLimitedError(SluicewayError):
-    """Too fast for the key's rate; after `retry_after` milliseconds the same request is taken."""
+    """The key's rate is exceeded; the same request is accepted after `retry_after` milliseconds."""
 
     def __init__(self, detail: str, retry_after: int) -> None:
         super().__init__("rate_limited", detail)
@@ -332,9 +331,9 @@ class RateLimitedError(SluicewayError):
 
 
 class OtherQueueError(SluicewayError):
-    """Refused because of another queue than the one that was named. `detail` has the name of that one where the text says `{other}`.
+    """Refused because of another queue than the one named in the request. `detail` is `text` with that queue's name for `{other}`.
 
-    Who may not read that queue is told `anonymous` in its place.
+    A caller that may not read that queue gets `anonymous` instead.
     """
 
     def __init__(self, code: str, text: str, other: str, field: str) -> None:
@@ -350,5 +349,5 @@ class OtherQueueError(SluicewayError):
 
 
 def invalid(field: str, detail: str) -> SluicewayError:
-    """The commonest refusal: `field` is at fault, and `detail` says what was expected."""
+    """The most common refusal: `field` is wrong, and `detail` says what was expected."""
     return SluicewayError("invalid_request", f"{field}: {detail}", field)

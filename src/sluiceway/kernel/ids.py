@@ -1,7 +1,7 @@
-"""Item and lease ids: where a thing is, which is also its fencing token.
+"""Ids of items and leases: they encode the location, and serve as fencing tokens.
 
-An item id is `INCARNATION.PARTITION.OFFSET`. An item that is put back gets a new offset, so a stale id never
-touches the item's newer life. A lease id is `INCARNATION.PARTITION.L<number>`.
+An item id is `INCARNATION.PARTITION.OFFSET`. An item that is put back gets a new offset, so a stale id never touches the item's later
+attempts. A lease id is `INCARNATION.PARTITION.L<number>`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LeaseId(NamedTuple):
 
 
 def _plain(digits: str) -> bool:
-    """One number has one spelling, so that one id has one text."""
+    """Whether the digits are canonical, so that each id has exactly one spelling."""
     return digits == "0" or digits[:1] != "0"
 
 
@@ -51,6 +51,7 @@ def _refused(text: object, field: str, expected: str) -> SluicewayError:
 
 
 def parse_item_id(text: object, field: str = "ids") -> ItemId:
+    """Parse an item id. Raises `invalid_request` that names `field`."""
     expected = "an item id such as k7f3q2ma.0.1042"
     incarnation, partition, offset = _parts(text, field, expected)
     if not (offset.isascii() and offset.isdigit() and len(offset) < 19 and _plain(offset)):
@@ -59,6 +60,7 @@ def parse_item_id(text: object, field: str = "ids") -> ItemId:
 
 
 def parse_lease_id(text: object, field: str = "lease_ids") -> LeaseId:
+    """Parse a lease id. Raises `invalid_request` that names `field`."""
     expected = "a lease id such as k7f3q2ma.0.L17"
     incarnation, partition, number = _parts(text, field, expected)
     if not (number[:1] == "L" and number[1:].isascii() and number[1:].isdigit() and len(number) < 19 and _plain(number[1:])):

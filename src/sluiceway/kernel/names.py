@@ -1,4 +1,4 @@
-"""Names that users choose. An ASCII whitelist, so that a name is the same in a URL, a log, a metric and a shell."""
+"""Validation of user-chosen names. An ASCII whitelist, so that a name is the same in a URL, a log, a metric and a shell."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUEUE_PATTERN = re.compile(r"[A-Za-z0-9_.\-*]{1,128}")
 
 
 def check_queue_name(name: object, field: str = "queue_name") -> str:
-    """A queue's name: 1 to 128 of `A-Z a-z 0-9 _ . -`, not beginning with a dot or a dash."""
+    """Validate a queue's name: 1 to 128 of `A-Z a-z 0-9 _ . -`, not beginning with a dot or a dash. Raises `invalid_request`."""
     if not isinstance(name, str) or not name:
         raise invalid(field, "a queue name is required")
     if not QUEUE_NAME.fullmatch(name):
@@ -22,7 +22,7 @@ def check_queue_name(name: object, field: str = "queue_name") -> str:
 
 
 def check_text(text: object, field: str) -> str:
-    """A short text of the user's: a client id, a key, a reason."""
+    """Validate a short text of the user's (client id, key, reason): at most MAX_TEXT_BYTES. Raises `invalid_request`."""
     if not isinstance(text, str):
         raise invalid(field, "expected a string")
     if len(text.encode("utf-8", "surrogatepass")) > MAX_TEXT_BYTES:

@@ -1,4 +1,4 @@
-"""Options that a user says by name, as texts: each is parsed once, and a wrong one is named. Names are compared without regard to case."""
+"""Named options given as text, parsed with errors that name the option. Names are case-insensitive."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 
 
 def named(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
-    """By the names as they stand in `names`. Raises `invalid_request` for any other."""
+    """Return the options under their canonical `names`. Raises `invalid_request` for any other name."""
     known = {name.lower(): name for name in names}
     for key in options:
         if key.lower() not in known:
@@ -19,20 +19,20 @@ def named(options: Mapping[str, str], names: Sequence[str]) -> dict[str, str]:
 
 
 def unknown(key: str, names: Sequence[str], likeness: float = 0.6) -> SluicewayError | None:
-    """What to say of an option that is none of these, if it is like one of them."""
+    """The error for an unknown option that resembles one of `names`; None if it resembles none."""
     known = {name.lower(): name for name in names}
     near = get_close_matches(key.lower(), list(known), n=1, cutoff=likeness)
     return invalid(key, f"there is no such option; did you mean {known[near[0]]}?") if near else None
 
 
 def get(options: Mapping[str, str], name: str) -> str | None:
-    """None: it was not said."""
+    """The option's value; None: not given."""
     lower = name.lower()
     return next((value for key, value in options.items() if key.lower() == lower), None)
 
 
 def required(options: Mapping[str, str], name: str, meaning: str) -> str:
-    """Raises `invalid_request`, with what it means, if it was not said or is empty."""
+    """The option's value. Raises `invalid_request`, with its `meaning`, if it is missing or empty."""
     value = get(options, name)
     if not value:
         raise invalid(name, f"this option is required: {meaning}")
@@ -40,7 +40,7 @@ def required(options: Mapping[str, str], name: str, meaning: str) -> str:
 
 
 def count(options: Mapping[str, str], name: str, default: int, most: int) -> int:
-    """From 1 to `most`. Raises `invalid_request`."""
+    """A whole number from 1 to `most`. Raises `invalid_request`."""
     text = get(options, name)
     if text is None:
         return default
@@ -50,7 +50,7 @@ def count(options: Mapping[str, str], name: str, default: int, most: int) -> int
 
 
 def duration(options: Mapping[str, str], name: str, default: str, least: Millis, most: Millis) -> Millis:
-    """Such as `30s`. Raises `invalid_request`."""
+    """A duration such as `30s`, in milliseconds from `least` to `most`. Raises `invalid_request`."""
     text = get(options, name) or default
     millis = parse_duration(text, name)
     if not least <= millis <= most:

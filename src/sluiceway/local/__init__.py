@@ -1,3 +1,3 @@
-"""An instance's own partitions: the driver of each queue, the backends, the rows. Asks no other instance."""
+"""An instance's own partitions: queue drivers, backends, rows. Never asks other instances."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Cutting what was found in a partition down to what an answer holds."""
+"""Answer budget: cuts a partition's slices down to the size of an answer."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from sluiceway.model.leased_items import Slice
 
 @dataclass(slots=True)
 class Asked:
-    """What the audit trail says of a call that names items: how many."""
+    """Audit-trail detail of a call that names items: their number."""
 
     items: int
 
 
 def fitting(partition: Partition, pieces: list[Slice], room: float) -> tuple[list[Slice], float]:
-    """The first rows that `room` bytes hold (by the average of each blob), and their bytes: a backlog may be larger than the memory."""
+    """The first rows that fit into `room` bytes (by each blob's average), and their bytes: a backlog may exceed memory."""
     chosen, used = [], 0.0
     for piece in pieces:
         blob = partition.blobs[piece.blob]
@@ -31,7 +31,7 @@ def fitting(partition: Partition, pieces: list[Slice], room: float) -> tuple[lis
 
 
 def first_rows(pieces: list[Slice], count: int) -> list[Slice]:
-    """The first so many rows."""
+    """The first `count` rows."""
     chosen: list[Slice] = []
     for piece in pieces:
         if count > 0:

@@ -1,4 +1,4 @@
-"""The audit trail: a durable note of every change, written by the change's own commit wherever it has one."""
+"""Audit trail: a durable entry for every change, written in the change's own commit wherever it has one."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ log = logging.getLogger(__name__)
 
 AUDIT: Final = "audit/"
 TRIM_EVERY: Final = 1_000
-"""Entries of this process between two looks at how many there are: looking reads them all."""
+"""Entries of this process between two counts of all entries, each of which reads them all."""
 
 _AT_DIGITS: Final = 15
 _PERIOD_DIGITS: Final = 10
-"""The first digits of an id are a period of 100 seconds, whose entries can be read without the others."""
+"""The first digits of an id are a period of 100 seconds, whose entries can be read separately."""
 _MOST_PERIODS: Final = 20
 _NO_SETTING: Final = ("queue_name", "incarnation", "created_at", "updated_at", "version", "partitions", "rebalance")
 
@@ -37,15 +37,15 @@ T = TypeVar("T")
 
 
 class AuditTrail:
-    """All entries of one meta store, of which the newest `keep` (and some more, until they are counted again) are kept.
+    """All entries of one meta store, of which the newest `keep` are kept (and some more, until the next count).
 
-    Several trails may share a store, in one process or in many. `close` after use.
+    Several trails may share a store, within a process or across processes. `close` after use.
     """
 
     def __init__(self, meta: MetaStore, keep: int = AUDIT_ENTRIES) -> None:
         self._meta = meta
         self.keep = keep
-        """It may be changed at any time."""
+        """May be changed at any time."""
         self._writer = system.new_incarnation()
         self._last: Millis = 0
         self._until_trim = 0
@@ -54,11 +54,11 @@ class AuditTrail:
     # ---- writing ----------------------------------------------------------------------------------------------
 
     def entry(self, action: str, by: Actor, queue_name: str = "", detail: Mapping[str, Any] | None = None) -> tuple[str, bytes]:
-        """Key and value to put in the same commit as the change: so there is neither without the other.
+        """Return the key and value to put into the change's own commit, so that neither exists without the other.
 
-        Texts in the detail are cut at MAX_AUDIT_TEXT, and a detail that is too large even so is left out.
+        Texts in the detail are cut at MAX_AUDIT_TEXT; a detail still too large is left out.
         """
-        # One trail has one entry a millisecond, so that an id needs no more than the time and who wrote it.
+        # One entry a millisecond per trail, so that time and writer suffice as an id.
         self._last = max(system.now(), self._last + 1)
         name = f"{self._last:0{_AT_DIGITS}d}-{self._writer}"
         self._trim_now_and_then()
@@ -67,7 +67,7 @@ class AuditTrail:
         )
 
     async def record(self, action: str, by: Actor, queue_name: str = "", detail: Mapping[str, Any] | None = None) -> None:
-        """An entry for what has happened elsewhere than in the meta store. If it cannot be written, the log has it."""
+        """Write an entry for a change outside the meta store. If that fails, the entry is logged."""
         key, value = self.entry(action, by, queue_name, detail)
         try:
             await self._meta.commit(puts={key: value})
@@ -75,12 +75,12 @@ class AuditTrail:
             log.error("an audit entry may be lost: %s: %s", value.decode(), error)
 
     async def recorded(self, action: str, by: Actor, queue_name: str, request: Any, work: Awaitable[T]) -> T:
-        """The result of `work`, with an entry once it has changed something, or may have."""
+        """Return the result of `work`, and write an entry once it has changed something, or may have."""
         detail = {name: value for name, value in asdict(request).items() if name != "request_timeout" and value is not None}
         try:
             result = await work
         except SluicewayError as error:
-            # What was refused for good changed nothing. The rest may have reached some of the partitions.
+            # A final refusal changed nothing. Other errors may have reached some of the partitions.
             if error.kind.status >= 500:
                 await self.record(action, by, queue_name, {**detail, "outcome": "unknown", "code": error.code})
             raise
@@ -102,11 +102,11 @@ class AuditTrail:
         since: Millis = 0,
         until: Millis | None = None,
     ) -> list[AuditEntry]:
-        """The newest entries, newest first; with a pivot, those older than it; of that queue, action and actor alone, if they are given,
-        from `since` on and before `until`.
+        """Return the newest entries, newest first; with `pivot`, those older than it; filtered by queue, action and actor, from `since` on
+        and before `until`.
 
-        An action that ends with a dot stands for all that begin so, the name of an actor's key for all keys of that name.
-        Raises `unavailable`.
+        An action that ends with a dot matches as a prefix; an actor that is a key's name matches all keys of that name. Raises
+        `unavailable`.
         """
         entries = await self._entries(*self._prefixes(since))
         found: list[AuditEntry] = []
@@ -122,13 +122,13 @@ class AuditTrail:
         return found
 
     async def since(self, at: Millis) -> Sequence[AuditEntry]:
-        """The entries of that time and later, oldest first. Cheap if that is not long ago. Raises `unavailable`."""
+        """The entries since that time, oldest first. Cheap for recent times. Raises `unavailable`."""
         entries = await self._entries(*self._prefixes(at))
         found = (decode_entry(entries[key].value) for key in sorted(entries))
         return [entry for entry in found if entry.at >= at]
 
     def _prefixes(self, since: Millis) -> Sequence[str]:
-        """What to read for the entries of that time and later."""
+        """The key prefixes that cover entries since that time."""
         first, last = (f"{moment:0{_AT_DIGITS}d}"[:_PERIOD_DIGITS] for moment in (since, max(system.now(), self._last)))
         periods = range(int(first), int(last) + 2)
         return [f"{AUDIT}{period:0{_PERIOD_DIGITS}d}" for period in periods] if len(periods) <= _MOST_PERIODS else [AUDIT]
@@ -148,7 +148,7 @@ class AuditTrail:
         self._until_trim -= 1
 
     async def trim(self) -> None:
-        """Remove the oldest entries beyond those that are kept. What fails is done the next time."""
+        """Remove the oldest entries beyond those kept. Failures are retried next time."""
         try:
             surplus = sorted((await self._meta.read(prefixes=[AUDIT])).entries)[: -self.keep]
             for start in range(0, len(surplus), AUDIT_TRIM_BATCH):
@@ -162,19 +162,19 @@ class AuditTrail:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self) -> None:
-        """Let what was begun come to its end."""
+        """Let begun work finish."""
         if self._tasks:
             await asyncio.wait(self._tasks)
 
 
 def settings_of(record: QueueRecord) -> dict[str, Any]:
-    """A queue's settings, as the API writes them, and how many partitions it has."""
+    """A queue's settings, as the API writes them, and its number of partitions."""
     shown: dict[str, Any] = msgspec.to_builtins(queue_info(record, lambda record, partition: None))
     return {name: value for name, value in shown.items() if name not in _NO_SETTING}
 
 
 def changes(before: QueueRecord, after: QueueRecord) -> dict[str, Any]:
-    """What a change of a queue's settings has changed: by name the old and the new value, as the API writes them."""
+    """The settings that a change has changed: old and new value by name, as the API writes them."""
     old, new = settings_of(before), settings_of(after)
     return {name: {"from": old[name], "to": new[name]} for name in new if old[name] != new[name]}
 

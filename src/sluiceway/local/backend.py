@@ -1,4 +1,4 @@
-"""A backend at work: its store within time limits, and behind a breaker."""
+"""Backend: a configured store behind time limits and a circuit breaker."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from sluiceway.ports.partition_store import (
 log = logging.getLogger(__name__)
 
 OPEN_TIMEOUT: Millis = 30_000
-"""For opening a partition, which takes longer the more small records it has: giving up on a large one would mean never to serve it."""
+"""For opening a partition, which takes longer the more small records it has: a lower limit would leave large ones unserved for ever."""
 
 NOT_CONFIGURED = "it is not configured here; put it into the configuration of this instance and reload that"
 
 Retry = Callable[[int], bool]
-"""Has that partition opened again at once if it waits to be. Whether it does."""
+"""Reopens that partition at once if it is waiting to be. Returns whether it does."""
 
 
 class BackendDownError(StoreUnavailableError):
@@ -44,11 +44,11 @@ class BackendDownError(StoreUnavailableError):
 class Backend:
     """One configured store. Each call ends within its time limit, whatever the store does.
 
-    Once its partitions have failed together, only one of them at a time asks the store, at most every PROBE_INTERVAL; as soon as it
-    answers, all of them are opened again. Without a `store` it stands for a backend that is not served, and says why.
+    Once its partitions have failed together, only one at a time asks the store, at most every PROBE_INTERVAL; on the first answer all are
+    reopened. Without a `store` it stands for a backend that is not served, and gives the reason.
 
-    With `openings` its storage proves that it is the one that was, in each partition and, unless it `is_recognised` already, as a whole,
-    before anything is answered from it.
+    With `openings`, the storage must prove its identity, in each partition and, unless `is_recognised`, as a whole, before any answer comes
+    from it.
     """
 
     def __init__(
@@ -67,26 +67,26 @@ class Backend:
         self._breaker = Breaker()
         self._reason = reason
         self._partitions: dict[PartitionRef, Retry] = {}
-        """Those that it holds; the next to be probed first."""
+        """The partitions it holds, next to be probed first."""
         self._openings: dict[PartitionRef, asyncio.Task[Snapshot]] = {}
         self._releases: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._records = openings
         self._seen: dict[PartitionRef, Least] = {}
-        """What each partition that was opened has, as far as it was acknowledged."""
+        """The acknowledged state of each opened partition."""
         self._identity: str | None = None
-        """That of its storage; None: not known yet."""
+        """Identity of its storage; None: not known yet."""
         self._is_recognised = is_recognised
         self._is_verified = False
         self._verifying = asyncio.Lock()
         self._is_other = False
-        """It was last found to be another storage."""
+        """Whether it was last found to be a different storage."""
         self.is_low = False
-        """Its disk has no room for more than is kept there."""
+        """Whether its disk has only the reserve left."""
 
     @property
     def owed(self) -> int:
-        """Bytes that its store has written to logs and will write once more, on the same disk."""
+        """Bytes that its store has written to logs and will write a second time, on the same disk."""
         return int(getattr(self._store, "owed", 0))
 
     @property
@@ -96,7 +96,7 @@ class Backend:
 
     @property
     def partitions(self) -> int:
-        """How many it holds."""
+        """The number of partitions it holds."""
         return len(self._partitions)
 
     @property
@@ -109,7 +109,7 @@ class Backend:
         return f"backend {self.name} {'is not served' if self._is_other else 'does not answer'}: {self._reason}"
 
     def serve(self, store: PartitionStore, *, is_recognised: bool = False) -> PartitionStore | None:
-        """Use this store from now on, and open what waits for it. Returns the one before, for the caller to close: it may be in use."""
+        """Switch to this store, and open the waiting partitions. Returns the previous one, possibly in use, for the caller to close."""
         before, self._store = self._store, store
         self._is_recognised, self._is_verified = is_recognised, False
         for ref, retry in list(self._partitions.items()):
@@ -117,11 +117,11 @@ class Backend:
         return before
 
     def attach(self, ref: PartitionRef, retry: Retry) -> None:
-        """It holds this partition from now on."""
+        """Add a partition."""
         self._partitions[ref] = retry
 
     def detach(self, ref: PartitionRef) -> None:
-        """It does so no more: what the store has open for it is let go in the background."""
+        """Remove a partition; the store's resources for it are released in the background."""
         self._partitions.pop(ref, None)
         self._breaker.forget(ref)
         seen = self._seen.pop(ref, None)
@@ -135,19 +135,19 @@ class Backend:
         if ref in self._partitions:
             # It has come back before this began.
             return
-        # A store that hangs must not hold up a stop.
+        # A hung store must not hold up a stop.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.write_timeout / 1000):
                 await store.release(ref)
 
     async def _note(self, ref: PartitionRef, seen: Least | None) -> None:
-        """Record what the partition has: then also a copy of its storage that has its fence, and is older, is known for that."""
+        """Record the partition's acknowledged state, so that an older copy of its storage is detected even if it has the fence."""
         if seen is not None and self._records is not None:
             with contextlib.suppress(OpeningsError):
                 await self._records.note(ref, seen)
 
     async def open(self, ref: PartitionRef, fence: Fence) -> Snapshot:
-        """PartitionStore.open, within OPEN_TIMEOUT. Raises also BackendDownError."""
+        """PartitionStore.open, within OPEN_TIMEOUT. Also raises BackendDownError."""
         if self._store is None or not self._breaker.admits(ref, system.now()):
             raise BackendDownError(self.why_down)
         try:
@@ -156,7 +156,7 @@ class Backend:
             self._seen[ref] = Least(fence, snapshot.txn)
             return snapshot
         except (DamagedError, FencedError, OpeningsError):
-            # They say nothing of the backend, which may not even have been asked.
+            # These are no evidence about the backend, which may not even have been asked.
             self._breaker.forget(ref)
             raise
         except TimeoutError:
@@ -168,12 +168,12 @@ class Backend:
             raise
 
     async def _prove(self, store: PartitionStore, ref: PartitionRef, fence: Fence) -> Snapshot:
-        """Open the partition, if it is the one that was acknowledged."""
+        """Open the partition, if its storage holds all acknowledged turns."""
         if self._records is None:
             return await self._open(store, ref, fence, None)
         await self._verify(store, self._records, first=False)
         least = self._seen.get(ref)
-        # Under a grant that was confirmed there is no other owner, and its own memory is newer than any record.
+        # Under a confirmed grant there is no other owner, and this memory is newer than any record.
         confirmed = least is not None and least.fence[:2] == fence[:2]
         if not confirmed:
             least = await self._records.claim(ref, fence)
@@ -182,7 +182,7 @@ class Backend:
         except LostError:
             await self._note(ref, self._seen.get(ref))
             self._is_verified = False
-            # If all of the storage is another one that is what is wrong, and may pass: the server may go back to the right one.
+            # If the whole storage is a different one, report that instead: it may pass once the server is back on the right one.
             await self._verify(store, self._records, first=False)
             raise
         await self._verify(store, self._records, first=True)
@@ -191,7 +191,7 @@ class Backend:
         return snapshot
 
     async def _verify(self, store: PartitionStore, records: Openings, *, first: bool) -> None:
-        """Raises OtherStorageError, StoreUnavailableError."""
+        """Verify the storage's identity, once. Raises OtherStorageError, StoreUnavailableError."""
         if self._is_verified or self._is_recognised:
             return
         async with self._verifying:
@@ -200,7 +200,8 @@ class Backend:
                 self._is_verified = self._identity is not None
 
     async def _open(self, store: PartitionStore, ref: PartitionRef, fence: Fence, least: Least | None) -> Snapshot:
-        """An opening that was given up on goes on; no other is begun behind it, so that they do not pile up while a store hangs."""
+        """Open the partition. An abandoned opening continues, and the next one waits for it, so that they do not pile up while a store
+        hangs."""
         if ref in self._openings:
             await asyncio.wait([self._openings[ref]])
         opening = asyncio.create_task(store.open(ref, fence, least))
@@ -215,7 +216,7 @@ class Backend:
             self._succeeded()
 
     async def apply(self, ref: PartitionRef, changes: Changes, fence: Fence, write_timeout: Millis) -> Outcome:
-        """PartitionStore.apply: UNKNOWN if it takes longer, and REFUSED without asking the store if that is known not to answer."""
+        """PartitionStore.apply. UNKNOWN if it takes longer; REFUSED, without asking the store, while the backend is known not to answer."""
         if self._store is None or self._breaker.is_open:
             return Outcome.REFUSED
         try:
@@ -223,7 +224,7 @@ class Backend:
                 outcome = await self._store.apply(ref, changes, fence)
         except TimeoutError:
             if write_timeout < self.write_timeout:
-                # The queue's own impatience says nothing about the backend.
+                # The queue's own shorter time-out is no evidence about the backend.
                 return Outcome.UNKNOWN
             outcome, reason = Outcome.UNKNOWN, StoreUnavailableError(f"a commit took longer than {write_timeout} ms")
         except Exception as error:
@@ -244,19 +245,19 @@ class Backend:
         return self._store is not None and self._store.at_once(ref)
 
     async def read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
-        """PartitionStore.read, within the backend's write time-out. Raises also BackendDownError."""
+        """PartitionStore.read, within the backend's write time-out. Also raises BackendDownError."""
         if self._store is None or self._breaker.is_open:
             raise BackendDownError(self.why_down)
         try:
             async with asyncio.timeout(self.write_timeout / 1000):
                 return await self._store.read(ref, blobs)
         except TimeoutError:
-            # No partition is opened anew for a read, so none would find out that the backend answers again.
+            # Not counted as a failure: a read reopens no partition, so nothing would notice that the backend answers again.
             raise StoreUnavailableError(f"no answer within {self.write_timeout} ms") from None
 
     async def reusable(self, ref: PartitionRef) -> int:
-        """Bytes that may be written to that partition without taking room from the disk, as far as the store knows; 0 where it does not."""
-        # Of stores that keep the room of what was deleted for what comes next.
+        """Bytes that can be written to that partition without taking disk room, as far as the store knows; 0 if unknown."""
+        # For stores that reuse the room of deleted data.
         reusable: Callable[[PartitionRef], Awaitable[int]] | None = getattr(self._store, "reusable", None)
         if reusable is None or self._breaker.is_open:
             return 0
@@ -267,7 +268,7 @@ class Backend:
             return 0
 
     async def drop(self, ref: PartitionRef) -> None:
-        """PartitionStore.drop, of the storage that held it."""
+        """PartitionStore.drop, after verifying the storage's identity."""
         if self._store is None or self._breaker.is_open:
             raise BackendDownError(self.why_down)
         if self._records is not None:
@@ -301,7 +302,7 @@ class Backend:
         self._timer = asyncio.get_running_loop().call_later(PROBE_INTERVAL / 1000, self._probe)
 
     def _probe(self) -> None:
-        """Have the next partition ask: left to themselves they would wait longer with each failure."""
+        """Have the next partition probe the store: on their own, partitions wait longer after each failure."""
         if not self._breaker.is_open:
             return
         if self._breaker.wants_probe(system.now()):
@@ -310,7 +311,7 @@ class Backend:
                 if retry(ref.partition):
                     break
             else:
-                # All that is held is open, what failed has gone to another instance: nobody would ever ask. A commit finds out.
+                # Every partition held is open, and the failed ones have moved away: no probe would ever come. Let a commit find out.
                 self._breaker.succeeded()
                 return
         self._probe_later()

@@ -1,4 +1,4 @@
-"""The configured backends at work, and how others take their place while they work."""
+"""Backend pool: the configured backends, and their replacement at run time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _NO_PARTITION = PartitionRef("none", 0)
 
 @dataclass(frozen=True)
 class BackendInfo:
-    """One backend, for those who run the server. Not configured (`kind` None): partitions say that they lie there."""
+    """One backend, for operators. Not configured (`kind` None): partitions are recorded on it."""
 
     name: str
     kind: str | None
@@ -45,8 +45,8 @@ class BackendInfo:
 
 @dataclass
 class Replacement:
-    """Other backends, opened and ready. It is either switched to or discarded. With the switch, `puts` and `deletes` are to be
-    committed to the meta store, which has none of the keys of `puts`."""
+    """New backends, opened and ready; either switched to or discarded. With the switch, commit `puts` and `deletes` to the meta store,
+    which has none of the keys of `puts`."""
 
     settings: Mapping[str, BackendSettings]
     opened: dict[str, PartitionStore] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Replacement:
 class BackendPool:
     """The backends of one data directory. Used in one event loop: `start` before use, `close` after.
 
-    Raises `invalid_request` for backends that cannot stand together.
+    Raises `invalid_request` for backends that cannot be configured together.
     """
 
     def __init__(self, data: Path, settings: Mapping[str, BackendSettings], open_store: OpenStore, room: DiskRoom | None = None) -> None:
@@ -76,11 +76,11 @@ class BackendPool:
 
     @property
     def keeps_nothing(self) -> bool:
-        """They are memory, which does not outlive the process."""
+        """Whether the backends are in memory and do not outlive the process."""
         return any(isinstance(each, MemoryBackend) for each in self._settings.values())
 
     async def start(self, meta: MetaStore) -> None:
-        """Open the stores. A directory that is not the one it was is not served, and a problem. Raises as `open_store` and `adopt` do."""
+        """Open the stores. A changed directory is not served, and reported as a problem. Raises as `open_store` and `adopt` do."""
         await adopt(meta)
         self._openings = Openings(meta)
         for name, settings in self._settings.items():
@@ -94,40 +94,40 @@ class BackendPool:
                 return Backend(name, None, 0, problem)
         store = self._open_store(name, settings, self._data)
         self._watch(name, settings)
-        # A folder is recognised before it is opened, which would make one that is missing.
+        # A directory is recognised before opening, which would create a missing one.
         is_recognised = isinstance(settings, SqliteBackend)
         return Backend(name, store, settings.write_timeout, openings=self.openings, is_recognised=is_recognised)
 
     def _watch(self, name: str, settings: BackendSettings) -> None:
         if self._room is not None and isinstance(settings, SqliteBackend):
             directory = directory_of(name, settings, self._data)
-            # A store that was made by others need not have it.
+            # A custom store may have no directory.
             if directory.is_dir():
                 self._room.watch(BACKEND + name, directory, lambda: self._backends[name].owed if name in self._backends else 0)
 
     def note_room(self) -> None:
-        """Each backend is told whether its disk is low."""
+        """Tell each backend whether its disk is low."""
         for name, backend in self._backends.items():
             backend.is_low = self._room is not None and self._room.is_low(name)
 
     async def _recognise(self, name: str, settings: SqliteBackend, meta: MetaStore) -> str | None:
-        """Why its directory must not be served, in words."""
+        """Why its directory must not be served, in words; None if it may be."""
         while True:
             problem, record = await identify(name, directory_of(name, settings, self._data), meta)
             if not record:
                 return problem
-            # Of instances that begin at the same moment one records it, and the others look again.
+            # Of instances starting concurrently one records it, and the others retry.
             with contextlib.suppress(ConflictError):
                 await meta.commit(dict.fromkeys(record), puts=record)
 
     @property
     def openings(self) -> Openings:
-        """What is known of the partitions' storage."""
+        """The records of the partitions' storage."""
         assert self._openings is not None, "the pool is started first"
         return self._openings
 
     def get(self, name: str) -> Backend:
-        """That of the name; if none is configured, one that does not serve."""
+        """The backend of that name; if none is configured, one that does not serve."""
         return self._backends.setdefault(name, Backend(name, None, 0, openings=self._openings))
 
     def place(self, requested: int) -> tuple[PartitionRecord, ...]:
@@ -136,15 +136,15 @@ class BackendPool:
         return tuple(PartitionRecord(number, backend) for number, backend in enumerate(interleave(counts)))
 
     def affinities(self) -> dict[str, float]:
-        """Of those that are configured, by name."""
+        """The affinity of each configured backend."""
         return {name: settings.partition_affinity for name, settings in self._settings.items()}
 
     def problems(self) -> list[str]:
-        """Of those that hold partitions and do not serve them, in words."""
+        """Backends that hold partitions and do not serve them, in words."""
         return [backend.problem for backend in self._backends.values() if backend.problem is not None]
 
     def infos(self) -> list[BackendInfo]:
-        """All that are configured, and those that are not and hold partitions all the same, by name."""
+        """The configured backends, and unconfigured ones that hold partitions, by name."""
         found = []
         for name, backend in sorted(self._backends.items()):
             settings = self._settings.get(name)
@@ -155,12 +155,12 @@ class BackendPool:
                 found.append(BackendInfo(name, None, 0, 0, backend.partitions, backend.why_down))
         return found
 
-    # ---- others in their place --------------------------------------------------------------------------------
+    # ---- replacement ------------------------------------------------------------------------------------------
 
     async def prepare(self, settings: Mapping[str, BackendSettings], meta: MetaStore) -> Replacement:
-        """Open what `settings` asks for beyond what there is, and see that it answers. Nothing of what runs is touched.
+        """Open the backends that `settings` adds, and check that they answer. Running ones are not touched.
 
-        Raises `invalid_request` for what cannot be used, `unavailable` for what does not answer.
+        Raises `invalid_request` for unusable settings, `unavailable` for a store that does not answer.
         """
         check_backends(settings)
         removed = [name for name in self._settings if name not in settings]
@@ -170,7 +170,7 @@ class BackendPool:
                 if name not in self._settings:
                     await self._prepare_new(name, wanted, replacement, meta)
                 elif isinstance(wanted, PostgresBackend) and wanted.write_timeout != self._settings[name].write_timeout:
-                    # Its time-outs are those of the sessions, so it takes new ones. Two stores may use one schema at once.
+                    # Its sessions have the old time-outs, so it gets new ones. Two stores may use one schema at once.
                     replacement.opened[name] = self._open_store(name, wanted, self._data)
         except BaseException:
             await replacement.discard()
@@ -198,7 +198,7 @@ class BackendPool:
             raise SluicewayError("unavailable", f"{where}: it does not answer: {error}", where) from error
 
     def switch(self, replacement: Replacement) -> None:
-        """From now on it is these. None of those that are removed holds a partition."""
+        """Switch to the replacement. Removed backends must hold no partitions."""
         for name in set(self._settings) - set(replacement.settings):
             self._close_later(self._backends.pop(name))
             if self._room is not None:
@@ -214,12 +214,12 @@ class BackendPool:
         self._settings = replacement.settings
 
     def _close_later(self, closed: Backend | PartitionStore | None) -> None:
-        """What is in flight in it comes to its end first."""
+        """Close it once its work in flight has ended."""
         if closed is not None:
             task = asyncio.create_task(closed.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
 
     async def close(self) -> None:
-        """Finish what is in flight, and release everything."""
+        """Finish work in flight, and release everything."""
         await asyncio.gather(*(backend.close() for backend in self._backends.values()), *self._closing)

@@ -1,4 +1,4 @@
-"""Rows of blobs in memory: those just written, since they are mostly leased soon, and those just read."""
+"""Blob cache: rows of blobs just written, most of which are leased soon, or just read."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Hashable
 from sluiceway.model.small_batch import SmallBatch, StoredRows
 
 Key = tuple[Hashable, int]
-"""Under which ownership of which partition, and the blob's number there."""
+"""Partition and token under which the blob is served, and the blob's number there."""
 
 ENTRY_BYTES = 2_048
-"""What a blob takes beside its rows: a million blobs of one small item would otherwise count as nothing."""
+"""Overhead of a blob beside its rows: otherwise a million blobs of one small item would count as nothing."""
 
 
 class BlobCache:
-    """Least recently used blobs, up to `capacity` bytes together. A batch put here must not be a view of something larger."""
+    """LRU cache of blobs, up to `capacity` bytes in total. A batch put here must not be a view of something larger."""
 
     def __init__(self, capacity: int = 128 << 20) -> None:
         self.capacity = capacity

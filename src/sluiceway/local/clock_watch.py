@@ -1,4 +1,4 @@
-"""Whether a clock is wrong: this machine's, or that of the server that wrote a partition last."""
+"""Clock watch: detects a wrong clock, on this machine or on the server that last wrote a partition."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _AGREES = "the machine's clock and the server's time agree"
 
 
 class ClockWatch:
-    """Notes partitions whose last commit lies in the future, and tells of them and of jumps of the machine's clock (ADR 37)."""
+    """Tracks partitions whose last commit lies in the future; reports them, and jumps of the machine's clock (ADR 37)."""
 
     def __init__(self) -> None:
         self._latest: Millis = 0
         self._where = ""
 
     def opened(self, queue_name: str, partition: int, written_at: Millis) -> None:
-        """That partition was opened here; its last commit was at that time by its owner's clock."""
+        """Record the opening of a partition whose last commit was at `written_at`, by its owner's clock."""
         ahead = written_at - system.now()
         if ahead <= MAX_CLOCK_STEP or written_at <= self._latest + MAX_CLOCK_STEP:
             return
@@ -36,7 +36,7 @@ class ClockWatch:
         )
 
     def check(self) -> Check:
-        """As the instance's other checks."""
+        """Return the health check of the clock."""
         jump, ahead = system.clock_jump(), self._latest - system.now()
         if jump:
             where = "ahead of" if jump > 0 else "behind"

@@ -1,4 +1,4 @@
-"""What an item looks like when it arrives elsewhere: its payload, its origin, and in a dead queue headers that say how it died."""
+"""Dead letters and other transferred items: payload and origin, plus, in a dead queue, headers that record the death."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _OURS = "sluiceway-"
 
 
 def dead_rows(source: QueueRecord, reason: str, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of a transfer as a batch to produce. Headers are kept, and `sluiceway-…` ones added; `origin` is the first id.
+    """Return a transfer's rows as a batch to produce. Headers are kept, and `sluiceway-…` ones added; `origin` is the first id.
 
-    The same transfer always gives the same rows (so there is no time of death among them: that is when the dead queue took the item).
+    The same transfer always gives the same rows, so they contain no time of death: that is when the dead queue took the item.
     """
     schema = common_schema(batches)
     rows = pa.concat_batches([fit(batch, schema) for batch in batches])
@@ -29,7 +29,7 @@ def dead_rows(source: QueueRecord, reason: str, batches: list[pa.RecordBatch]) -
 
 
 def moved_rows(source: QueueRecord, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of a transfer to another partition of the same queue: as they are, with their origin."""
+    """Return a transfer's rows for another partition of the same queue: unchanged, with their origin."""
     schema = common_schema(batches)
     rows = pa.concat_batches([fit(batch, schema) for batch in batches])
     names = [name for name in ("payload", *PRODUCED) if name in schema.names]
@@ -37,7 +37,7 @@ def moved_rows(source: QueueRecord, batches: list[pa.RecordBatch]) -> pa.RecordB
 
 
 def redriven_rows(source: QueueRecord, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """The rows of a transfer back out of a dead queue: as they were, with their origin, and without the headers of their death."""
+    """Return a transfer's rows for a redrive out of a dead queue: unchanged, with their origin, without the headers of their death."""
     schema = common_schema(batches)
     rows = pa.concat_batches([fit(batch, schema) for batch in batches])
     names = [name for name in ("payload", "kind", "encoding", "reference") if name in schema.names]
@@ -55,7 +55,7 @@ def _origins(source: QueueRecord, rows: pa.RecordBatch) -> pa.Array:
 
 
 def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch) -> pa.Array:
-    """Each row's own headers, followed by those that say how it died."""
+    """Each row's own headers, followed by those that record its death."""
     same = {REASON_HEADER: reason, QUEUE_HEADER: source.queue_name}
     count = rows.num_rows
     each = {
@@ -64,7 +64,7 @@ def _headers(source: QueueRecord, reason: str, rows: pa.RecordBatch) -> pa.Array
     }
     values = [pa.array([value] * count, pa.utf8()) for value in same.values()] + list(each.values())
     width = len(values)
-    # Row by row: the values are laid out column after column, and taken in the order of rows.
+    # Row by row: the values are laid out column by column, and taken in row order.
     order = (np.arange(width)[None, :] * count + np.arange(count)[:, None]).ravel()
     added_values = pa.concat_arrays(values).take(pa.array(order))
     added_keys = pa.array([*same, *each] * count, pa.utf8())

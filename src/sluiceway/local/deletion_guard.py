@@ -1,4 +1,4 @@
-"""A queue that may be about to be deleted takes nothing. If nobody says what became of that, it finds out by itself."""
+"""Deletion guard: a queue that may be about to be deleted takes nothing. Without news of the deletion's outcome, it finds out itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Closing:
-    """Whether a share is `closed`. `may_reopen` says whether its queue is still there, and stays."""
+    """Whether a share is `closed`. `may_reopen` tells whether its queue still exists, and stays."""
 
     def __init__(self, may_reopen: Callable[[], Awaitable[bool]]) -> None:
         self.closed = False
@@ -21,7 +21,7 @@ class Closing:
         self._reopening: asyncio.Task[None] | None = None
 
     def close_for(self, timeout: Millis) -> None:
-        """Closed for so long, and after that until it is sure that the queue stays; 0: open at once."""
+        """Close for `timeout` ms, and after that until it is certain that the queue stays; 0: open at once."""
         self.stop()
         self.closed = timeout > 0
         if self.closed:
@@ -39,7 +39,7 @@ class Closing:
                 self.closed = False
 
     def stop(self) -> None:
-        """Nothing is found out any more."""
+        """Stop checking."""
         if self._reopening is not None:
             self._reopening.cancel()
             self._reopening = None

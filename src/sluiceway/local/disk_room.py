@@ -1,4 +1,4 @@
-"""Room on the disks that an instance writes to: looked at while it fills, and refused to produces before nothing is left."""
+"""Disk room: watches the disks that an instance writes to, and refuses produces before they are full."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluiceway.model.health import Check
 log = logging.getLogger(__name__)
 
 DATA = "data"
-"""The name of the data directory among the disks. Others have that of their backend, with a prefix."""
+"""Name of the data directory among the disks. Others are named after their backend, with a prefix."""
 BACKEND = "backend "
 LOOK_INTERVAL: Millis = 1_000
 WRITTEN_TWICE = 2
@@ -22,9 +22,9 @@ WRITTEN_TWICE = 2
 
 
 class DiskRoom:
-    """The disks of the data directory and of the SQLite backends. `reserve`: bytes that are kept on each; 0: nothing is watched.
+    """The disks of the data directory and of the SQLite backends. `reserve`: bytes kept free on each; 0: no disk is watched.
 
-    `on_change` is called when a disk becomes low, and when it is that no more.
+    `on_change` is called when a disk becomes low, and when it no longer is.
     """
 
     def __init__(self, reserve: int, on_change: Callable[[], None]) -> None:
@@ -35,7 +35,7 @@ class DiskRoom:
         self._spare = 0
 
     def watch(self, name: str, directory: Path, owed: Callable[[], int] = lambda: 0) -> None:
-        """Look after this directory, which is there, from now on. `owed`: bytes that were written to logs and will be written once more."""
+        """Watch this existing directory from now on. `owed`: bytes written to logs that will be written a second time."""
         if self._reserve:
             device = directory.stat().st_dev
             known = next((disk for disk in self.disks.values() if disk.directory.stat().st_dev == device), None)
@@ -49,7 +49,7 @@ class DiskRoom:
         self._owed.pop(name, None)
 
     def is_low(self, backend: str) -> bool:
-        """Whether nothing may be added to what lies on that backend's disk."""
+        """Whether that backend's disk is too low to add anything."""
         disk = self.disks.get(BACKEND + backend)
         return disk is not None and disk.is_low
 
@@ -58,14 +58,14 @@ class DiskRoom:
         return any(disk.is_low for disk in self.disks.values())
 
     def spend(self, nbytes: int) -> None:
-        """So much is about to be written. The disks are asked before it can be more than they have."""
+        """Account for bytes about to be written. Checks the disks before the total can exceed their space."""
         if self.disks:
             self._spare -= nbytes * WRITTEN_TWICE
             if self._spare < 0:
                 self.look()
 
     def look(self) -> None:
-        """Ask all disks now."""
+        """Check all disks now."""
         disks = self._each()
         before = [disk.is_low for disk in disks]
         for disk in disks:
@@ -75,11 +75,11 @@ class DiskRoom:
             self._on_change()
 
     def _each(self) -> list[DiskReserve]:
-        """Each disk once, whatever lies on it."""
+        """Each disk once, however many directories lie on it."""
         return list({id(disk): disk for disk in self.disks.values()}.values())
 
     def _count(self) -> None:
-        # Not all of it: other instances, and programs, write to the same disks.
+        # A quarter of the spare room: other instances and programs write to the same disks.
         self._spare = min((disk.spare // 4 for disk in self.disks.values() if not disk.is_low), default=1 << 20)
 
     def _look_at(self, disk: DiskReserve) -> None:
@@ -97,11 +97,11 @@ class DiskRoom:
             log.error("%s: the reserve was given up, so that items can be settled, cleared and deleted", disk.directory)
 
     def problems(self) -> list[str]:
-        """Of disks that take no more, in words."""
+        """Low disks, in words."""
         return [problem_of(disk) for disk in self._each() if disk.is_low]
 
     def checks(self) -> list[Check]:
-        """What there is on each."""
+        """The health check of each disk."""
         began = stopwatch()
         self.look()
         took = round((stopwatch() - began) * 1000)

@@ -1,4 +1,4 @@
-"""What can be asked of an instance's share of a queue, by its own router and by those of others."""
+"""Dispatch of requests to an instance's share of a queue, from its own router and from those of other instances."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from sluiceway.model.peers import (
 from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redrive, Settle
 
 IncarnationOf = Callable[[str], str | None]
-"""The incarnation of the queue of that name; None: there is none."""
+"""Returns the incarnation of the queue of that name; None: no such queue."""
 
 
 async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, incarnation_of: IncarnationOf) -> Any:
-    """Do it with the partitions that are served here; `model.peers` says what the answer is.
+    """Carry out the request on the partitions served here; `model.peers` defines the answers.
 
-    Raises `not_here`, before anything is done, if it names one that is not.
+    Raises `not_here`, before doing anything, if it names a partition that is not served here.
     """
     if isinstance(request, Settle | Extend | DeleteItems | Clear):
         numbers = numbers_of(request)
@@ -48,7 +48,7 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
             return await driver.ask(request)
         except SluicewayError as error:
             if error.code == "unavailable" and driver.numbers.isdisjoint(numbers):
-                # They were removed while it waited. Who asks may not know that yet, and learns it so.
+                # They were removed while it waited. The asking instance may not know yet, and learns it this way.
                 raise not_here(numbers[0]) from error
             raise
     if isinstance(request, Produce | Lease):
@@ -62,7 +62,7 @@ async def perform(driver: QueueDriver, request: ShareRequest, payload: bool, inc
     if isinstance(request, HandOverKeys):
         return await hand_over_keys(driver, request)
     if isinstance(request, MoveOut):
-        # It arrives as one produce.
+        # It arrives as one produce, so it is limited to one call's items.
         return await move_out(driver, replace(request, limit=min(request.limit, MAX_ITEMS_ARROW)))
     if isinstance(request, Redrive):
         return await redrive(driver, request, incarnation_of)

@@ -1,4 +1,4 @@
-"""Moving what a partition that is drained has to other partitions of its queue: items, and answers that homes of keys rely on."""
+"""Drain copy: moves a draining partition's items, and the answers that key homes rely on, to other partitions of its queue."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 
 async def move_out(driver: QueueDriver, request: MoveOut) -> Moved:
-    """Begin the move as soon as earlier ones from that partition have arrived, and wait for it until `request_timeout`.
+    """Begin the move once earlier ones from that partition have arrived, and wait for it until `request_timeout`.
 
-    So a coordinator that asks again and again has one move under way, however long its target is in coming. Raises what
-    `QueueDriver.ask` raises.
+    So a coordinator that asks repeatedly has one move in progress, however slow its target. Raises what `QueueDriver.ask` raises.
     """
     deadline = system.now() + request.request_timeout
     for number in _moves(driver, request.partition):
@@ -35,7 +34,7 @@ async def move_out(driver: QueueDriver, request: MoveOut) -> Moved:
 
 
 def _moves(driver: QueueDriver, partition: int) -> list[int]:
-    """The moves from that partition that are under way. Raises `not_here`."""
+    """The numbers of moves in progress from that partition. Raises `not_here`."""
     if not driver.owns(partition):
         raise not_here(partition)
     transfers = driver.executor(partition).partition.transfers
@@ -43,15 +42,15 @@ def _moves(driver: QueueDriver, partition: int) -> list[int]:
 
 
 async def _arrived(arrival: asyncio.Future[bool], deadline: Millis) -> bool:
-    """Whether it has by then."""
+    """Whether it has arrived by the deadline."""
     await asyncio.wait((arrival,), timeout=max(0, deadline - system.now()) / 1000)
     return arrival.done() and not arrival.cancelled() and arrival.result()
 
 
 async def hand_over_keys(driver: QueueDriver, request: HandOverKeys) -> int:
-    """Have the homes of keys note what the partition has answered as the target of their intents, and then forget it there.
+    """Have key homes note the partition's answers as the target of their intents, then forget these there.
 
-    Returns the number of records. Raises what `QueueDriver.ask` raises; repeating it does no harm.
+    Returns the number of records. Raises what `QueueDriver.ask` raises; idempotent.
     """
     deadline = system.now() + request.request_timeout
     if not driver.owns(request.partition):

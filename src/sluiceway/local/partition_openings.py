@@ -1,8 +1,8 @@
-"""What the meta store knows of each partition's storage: under which fence it was last opened, and whether it may be created.
+"""Partition openings: meta-store records of the fence under which each partition's storage was last opened, and whether it may be created.
 
-A partition is opened in three steps. `claim` records the fence and says what the storage must have at least; the storage is opened with
-that; `confirm` records that it was, and only then anything is acknowledged. Of several owners the last to claim is the only one that can
-confirm, so what was acknowledged is in the storage that confirmed last. docs/adr/0031-storage-proves-itself.md has the reasons.
+A partition is opened in three steps. `claim` records the fence and returns the minimum state of the storage; the storage is opened with
+that; `confirm` records the opening, and only then anything is acknowledged. Of several owners only the last to claim can confirm, so
+everything acknowledged is in the storage that confirmed last. docs/adr/0031-storage-proves-itself.md has the reasons.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from sluiceway.ports.partition_store import Fence, FencedError, Least, Partition
 
 OPENED: Final = "opened/"
 ADOPTED: Final = "openings"
-"""Every partition of the queues that an earlier version made has its record: one without a record is new."""
+"""Key that marks that all partitions of queues from earlier versions have records: one without a record is new."""
 AT_ONCE = 500
-"""Records of one commit: half of what a commit may have."""
+"""Records per commit: half of a commit's limit."""
 MAX_TRIES = 50
 PATIENCE: Millis = 10_000
-"""For the meta store to take one step."""
+"""Time limit for one step of the meta store."""
 
 
 class OpeningsError(StoreUnavailableError):
-    """The meta store could not be asked, so nothing is known of the partition's storage."""
+    """The meta store could not be asked, so the state of the partition's storage is unknown."""
 
 
 class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`claimed`: the fence of the last owner that began to open the partition. `opened`: the last under which it was open; None: never, so
-    it may be created. `txn`: what it had then at least."""
+    """`claimed`: fence of the last owner that began to open the partition. `opened`: last fence under which it was open; None: never, so it
+    may be created. `txn`: minimum turn it had applied then."""
 
     claimed: Fence
     opened: Fence | None = None
@@ -45,7 +45,7 @@ class Opening(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 Change = Callable[[Opening | None], Opening | None]
-"""From a record to what it is to be; None: as it is."""
+"""Maps a record to its new value; None: unchanged."""
 
 
 class _Waiting(NamedTuple):
@@ -54,7 +54,7 @@ class _Waiting(NamedTuple):
 
 
 def key_of(ref: PartitionRef) -> str:
-    """The meta store's key for that partition's record."""
+    """The meta-store key of that partition's record."""
     return f"{OPENED}{ref.incarnation}/{ref.partition}"
 
 
@@ -63,9 +63,9 @@ def decode(entry: Entry | None) -> Opening | None:
 
 
 class Openings:
-    """The records of one meta store. Steps that are taken at the same moment share a commit.
+    """The records of one meta store. Concurrent steps share a commit.
 
-    Raises OpeningsError, FencedError where a higher fence has claimed the partition.
+    Raises OpeningsError, and FencedError where a higher fence has claimed the partition.
     """
 
     def __init__(self, meta: MetaStore) -> None:
@@ -74,7 +74,8 @@ class Openings:
         self._worker: asyncio.Task[None] | None = None
 
     async def claim(self, ref: PartitionRef, fence: Fence) -> Least | None:
-        """Begin to open: what the storage must have at least; None: it may be created, as nothing was ever acknowledged in it."""
+        """Begin an opening. Returns the minimum state of the storage; None: it may be created, since nothing in it was ever
+        acknowledged."""
 
         def claimed(found: Opening | None) -> Opening:
             if found is None:
@@ -87,7 +88,7 @@ class Openings:
         return None if found is None or found.opened is None else Least(found.opened, found.txn)
 
     async def confirm(self, ref: PartitionRef, fence: Fence) -> None:
-        """The storage was opened with `fence`, after `claim`. From now on it must be there."""
+        """Confirm, after `claim`, that the storage was opened with `fence`. From now on the storage must exist."""
 
         def confirmed(found: Opening | None) -> Opening:
             if found is None or found.claimed != fence:
@@ -97,7 +98,7 @@ class Openings:
         await self._step(ref, confirmed)
 
     async def note(self, ref: PartitionRef, least: Least) -> None:
-        """What it had at least when it was last seen under that fence, unless another owner has claimed it since."""
+        """Record the state last seen under that fence, unless another owner has claimed the partition since."""
 
         def noted(found: Opening | None) -> Opening | None:
             if found is None or found.claimed[:2] != least.fence[:2] or found.opened is None:
@@ -107,19 +108,19 @@ class Openings:
         await self._step(ref, noted)
 
     async def forget(self, refs: Sequence[PartitionRef]) -> None:
-        """These are gone for good. Raises MetaUnknownError."""
+        """Delete the records of partitions that are gone for good. Raises MetaUnknownError."""
         for first in range(0, len(refs), AT_ONCE):
             await self._meta.commit(deletes=[key_of(ref) for ref in refs[first : first + AT_ONCE]])
 
     async def look_up(self, key: str) -> str | None:
-        """A small text of the meta store."""
+        """Read a small text from the meta store; None: absent."""
         with _translated():
             async with asyncio.timeout(PATIENCE / 1000):
                 entry = (await self._meta.read([key])).entries.get(key)
         return None if entry is None else entry.value.decode()
 
     async def record(self, key: str, text: str) -> str:
-        """Record a small text where there is none. Returns the one that is there."""
+        """Record a small text unless one exists. Returns the recorded one."""
         with _translated():
             async with asyncio.timeout(PATIENCE / 1000):
                 while True:
@@ -130,7 +131,7 @@ class Openings:
                         await self._meta.commit({key: None}, puts={key: text.encode()})
 
     async def _step(self, ref: PartitionRef, change: Change) -> Opening | None:
-        """Change one record. Returns what it was before."""
+        """Change one record. Returns its previous value."""
         waiting = _Waiting(change, asyncio.get_running_loop().create_future())
         self._waiting.append((key_of(ref), waiting))
         if self._worker is None:
@@ -152,7 +153,7 @@ class Openings:
                 try:
                     await self._write(together)
                 except Exception as error:
-                    # Each of those that wait says it in its own name.
+                    # Every waiting call raises it.
                     _fail(together.values(), error)
         finally:
             self._worker = None
@@ -200,7 +201,7 @@ def _fail(those: Iterable[_Waiting], error: Exception) -> None:
 
 
 async def adopt(meta: MetaStore) -> None:
-    """Once in the life of a meta store: whatever partitions an earlier version recorded are there, so that none of them is ever created.
+    """Record all partitions of earlier versions as existing, once per meta store, so that none of them is ever created anew.
 
     Raises StoreUnavailableError, MetaUnknownError.
     """
@@ -211,7 +212,7 @@ async def adopt(meta: MetaStore) -> None:
         there = msgspec.json.encode(Opening(_LOWEST, _LOWEST))
         checks = {ADOPTED: None, **dict.fromkeys(missing)}
         puts = dict.fromkeys(missing, there) or {ADOPTED: b"1"}
-        # Of instances that begin at the same moment one records it, and the others look again.
+        # Of instances starting concurrently one records it, and the others retry.
         with contextlib.suppress(ConflictError):
             await meta.commit(checks, {QUEUE: view.stamp}, puts)
 

@@ -1,4 +1,4 @@
-"""Looking into an instance's share of a queue without changing anything."""
+"""Read-only queries on an instance's share of a queue."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from sluiceway.model.requests import Explanation, LeaseInfo, Peek
 
 
 async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
-    """Items of a lease, or those that come next. Raises lease_not_found, not_here, unavailable, partition_damaged."""
+    """Return the items of a lease, or the next ones to be leased. Raises lease_not_found, not_here, unavailable, partition_damaged."""
     if request.lease is not None:
         executor = driver.executor(request.partition) if request.partition in driver.numbers else None
         lease = executor.partition.leases.get(request.lease) if executor is not None else None
@@ -43,7 +43,7 @@ async def peek(driver: QueueDriver, request: Peek) -> list[pa.RecordBatch]:
 
 
 async def list_items(driver: QueueDriver, request: ListItems) -> ItemsPage:
-    """Items by their place, fewer than asked for if they are more than an answer holds. Raises as `peek`."""
+    """Return a page of items by place; fewer than asked for if an answer holds no more. Raises as `peek`."""
     executor = driver.executor(request.partition)
     find = item_listing.scheduled if request.scheduled else item_listing.in_line
     found = find(executor.partition, request.start, request.limit + 1)
@@ -60,17 +60,17 @@ async def list_items(driver: QueueDriver, request: ListItems) -> ItemsPage:
 
 
 async def ready_rows(driver: QueueDriver) -> AsyncIterator[tuple[int, pa.RecordBatch]]:
-    """All that waits in the line, extent by extent, as it is when its turn comes; each with its partition's opening."""
+    """Yield all ready items, extent by extent, each batch with its partition's opening. Reflects the state at the time of each read."""
     for executor in driver.executors:
         extents, opening = list(executor.partition.ready) if executor.takes_work else [], executor.opening
         for extent in extents:
-            # One by one, and as it is by then: the line may be long, and is served meanwhile.
+            # Extent by extent, in its current state: the line may be long, and is served meanwhile.
             for batch in await driver.rows(executor.number, 0, queries.waiting_slices(executor.partition, extent)):
                 yield opening, batch
 
 
 def may_send_to(driver: QueueDriver, queue_name: str) -> bool:
-    """Items are on their way there, or nobody knows: a partition that is not open does not tell what it has."""
+    """Whether items may be on their way to that queue. A partition that is not open counts as a yes, since its contents are unknown."""
     for executor in driver.executors:
         targets = {transfer.target or driver.record.dead_queue for transfer in executor.partition.transfers.values()}
         if queue_name in targets or not executor.takes_work:
@@ -79,7 +79,7 @@ def may_send_to(driver: QueueDriver, queue_name: str) -> bool:
 
 
 def explain(driver: QueueDriver, request: Explain) -> Explanation:
-    """Where that item is, and why it is not being served. Raises not_here."""
+    """Explain the item's place, and why it is not being served. Raises not_here."""
     try:
         executor = driver.executor(request.partition)
     except SluicewayError as error:
@@ -95,7 +95,7 @@ def explain(driver: QueueDriver, request: Explain) -> Explanation:
 
 
 def _held_up(record: QueueRecord, number: int) -> Iterator[str]:
-    """Why ready items of that partition are not served in their turn, or not there."""
+    """Reasons why ready items of that partition are not served in their turn, or not there."""
     if "lease" in record.paused:
         yield "the queue is paused for leases"
     each = record.partition(number)
@@ -112,7 +112,7 @@ def _held_up(record: QueueRecord, number: int) -> Iterator[str]:
 
 
 def stats(driver: QueueDriver) -> LogicalQueueStats:
-    """The counts of what is served here."""
+    """The counts of the partitions served here."""
     found = driver.counts()
     partitions = [msgspec.structs.replace(each, backend=driver.backend(each.partition).name) for each in found.partitions]
     partitions.sort(key=lambda each: each.partition)
@@ -120,7 +120,7 @@ def stats(driver: QueueDriver) -> LogicalQueueStats:
 
 
 def left(driver: QueueDriver) -> Left:
-    """What there is still to be done, if nothing more comes."""
+    """The work left if nothing more arrives."""
     counted = stats(driver)
     unopened = [executor.number for executor in driver.executors if not executor.takes_work]
     items = sum(each.total + each.transferring for each in counted.partitions) + counted.produce_waiting
@@ -128,11 +128,11 @@ def left(driver: QueueDriver) -> Left:
 
 
 def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[LeaseInfo]:
-    """The live leases under that key. Raises `unavailable` if a partition may have some that is not open, and `partition_damaged`."""
+    """The live leases under that key. Raises `unavailable` if a partition that is not open may have some, and `partition_damaged`."""
     now = system.now()
     executors = driver.executors
     for executor in executors:
-        # One that was stopped may have been fenced off by another owner: what it holds is not known here.
+        # A stopped partition may have been fenced off by another owner: its contents are unknown here.
         if executor.state is LaneState.STOPPED or executor.may_hold((client_id, lease_key)):
             raise executor.unavailable()
     return [
@@ -145,7 +145,7 @@ def keyed_leases(driver: QueueDriver, client_id: str, lease_key: str) -> list[Le
 
 
 def problems(driver: QueueDriver) -> list[str]:
-    """What keeps partitions from serving, in words; not that their backend is down, which is the backend's to say."""
+    """Return the reasons, in words, why partitions do not serve; excludes backends that are down, which report themselves."""
     return [
         f"queue {driver.record.queue_name}, partition {executor.number}: {executor.state.value}: {executor.problem or 'not open yet'}"
         for executor in driver.executors

@@ -1,4 +1,4 @@
-"""The queues that there are, as the meta store records them, and how these records are changed by several processes at once."""
+"""Queue catalog: the queues recorded in the meta store, and changes to these records by concurrent processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Known(NamedTuple):
 
 
 class Learns(Protocol):
-    """Is told, in the order in which it happened, of each queue that is new or changed, and of each that is gone."""
+    """Observer of the catalog: notified, in order, of each new or changed queue, and of each deleted one."""
 
     def learnt(self, record: QueueRecord) -> None: ...
 
@@ -29,7 +29,8 @@ class Learns(Protocol):
 
 
 class Catalog:
-    """All queues as of `stamp`. Other processes may have changed them since: `follow` finds out, and no commit here overlooks it."""
+    """All queues as of `stamp`. Other processes may have changed them since: `follow` catches up, and no commit here overlooks such a
+    change."""
 
     def __init__(self, meta: MetaStore, learns: Learns) -> None:
         self._meta = meta
@@ -42,28 +43,28 @@ class Catalog:
         return queue_name in self._known
 
     def __iter__(self) -> Iterator[QueueRecord]:
-        """By name."""
+        """The records, by name."""
         return (self._known[name].record for name in sorted(self._known))
 
     def get(self, queue_name: str) -> QueueRecord:
-        """Raises queue_not_found."""
+        """The record of that name. Raises queue_not_found."""
         known = self._known.get(queue_name)
         if known is None:
             raise SluicewayError("queue_not_found", f"there is no queue {queue_name[:64]!r}", "queue_name")
         return known.record
 
     def find(self, queue_name: str) -> QueueRecord | None:
-        """The record, if there is one."""
+        """The record of that name, or None."""
         known = self._known.get(queue_name)
         return None if known is None else known.record
 
     def of(self, incarnation: str) -> QueueRecord | None:
-        """The queue of that incarnation."""
+        """The queue of that incarnation, or None."""
         name = self._names.get(incarnation)
         return None if name is None else self._known[name].record
 
     async def follow(self, at_least: Stamp = 0) -> None:
-        """Read all records, unless those of that stamp are here already. Raises `unavailable`."""
+        """Read all records, unless those of that stamp have been read already. Raises `unavailable`."""
         if at_least and self.stamp >= at_least:
             return
         try:
@@ -72,7 +73,7 @@ class Catalog:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
 
     async def look_up(self, queue_name: str) -> QueueRecord:
-        """The record, also of a queue that another process has just created. Raises queue_not_found, `unavailable`."""
+        """The record, even of a queue that another process has just created. Raises queue_not_found, `unavailable`."""
         if queue_name not in self._known:
             try:
                 found = QUEUE + queue_name in (await self._meta.read([QUEUE + queue_name])).entries
@@ -84,7 +85,7 @@ class Catalog:
 
     def _take(self, view: View) -> None:
         if view.stamp < self.stamp:
-            # It was overtaken on its way.
+            # A newer view has overtaken it.
             return
         self.stamp = view.stamp
         entries = view.prefix(QUEUE)
@@ -109,7 +110,7 @@ class Catalog:
         self._learns.forgotten(gone)
 
     async def put(self, record: QueueRecord, also: Mapping[str, bytes], writes: Writes | None = None) -> Stamp:
-        """Record the queue as new, or as changed, together with what else is to be written.
+        """Record the queue as new or changed, with further writes in the same commit.
 
         Raises ConflictError if another process has changed any queue since `stamp`: then follow, and decide again. `outcome_unknown`.
         """
@@ -124,7 +125,7 @@ class Catalog:
         return stamp
 
     async def delete(self, record: QueueRecord, also: Mapping[str, bytes], writes: Writes | None = None) -> Stamp:
-        """Record that the queue is no more. Raises as `put`."""
+        """Record the queue's deletion, with further writes in the same commit. Raises as `put`."""
         key = QUEUE + record.queue_name
         writes = writes or Writes()
         writes.checks[key] = self._known[record.queue_name].stamp
@@ -137,7 +138,7 @@ class Catalog:
         return stamp
 
     async def _commit(self, writes: Writes) -> Stamp:
-        """Nothing else under the prefix has changed up to that stamp. It may be followed already when this returns, or a later one."""
+        """Commit, provided no queue has changed since `stamp`. On return, `stamp` may already be the new one, or a later one."""
         try:
             return await self._meta.commit(writes.checks, {**writes.unchanged, QUEUE: self.stamp}, writes.puts, writes.deletes)
         except MetaUnknownError as error:

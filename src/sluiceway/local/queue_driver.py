@@ -1,4 +1,4 @@
-"""Drives one logical queue: tells it the time and what happened, and carries out what it decides."""
+"""Driver of one logical queue: feeds it the time and events, and carries out its effects."""
 
 from __future__ import annotations
 
@@ -59,16 +59,16 @@ from sluiceway.ports.partition_store import DamagedError, Fence, FencedError, Pa
 log = logging.getLogger(__name__)
 
 MIN_WAIT = 0.001
-"""Seconds until the next turn where something is due already."""
+"""Minimum delay in seconds before the next cycle when something is due already."""
 
 MANY_RECORDS = 10_000
-"""From so many on, a collection that scans what they become holds up the event loop for tens of milliseconds."""
+"""From this many records on, scanning the loaded objects would stop the event loop for tens of milliseconds."""
 
 
 @contextlib.contextmanager
 def _collector_paused(records: int) -> Iterator[None]:
-    """No garbage collection while a partition of so many records is loaded: all its objects stay, and to scan them again and again takes as
-    long. Many are not scanned later either: reference counts free them."""
+    """Pause garbage collection while a partition with `records` records is loaded: all its objects stay, and scanning them again and again
+    takes as long as loading. Large partitions are also excluded from later scans: reference counts free them."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -76,22 +76,22 @@ def _collector_paused(records: int) -> Iterator[None]:
     finally:
         if was_on:
             if records >= MANY_RECORDS:
-                gc.collect()  # What is garbage by now must not be frozen with the rest.
+                gc.collect()  # Collect first: garbage must not be frozen with the rest.
                 gc.freeze()
             gc.enable()
 
 
 class Waiter(NamedTuple):
-    """Who waits for a ticket's answer: for a lease with its items, or without."""
+    """The future that awaits a ticket's answer, for a lease with or without its items."""
 
     future: asyncio.Future[Any]
     payload: bool
 
 
 class SharedContext(NamedTuple):
-    """What all drivers of an instance share. `backend` finds one by its name; `holds` says whether what was gained is still its own;
-    `may_reopen` whether a queue that was about to be deleted is still there, and stays; `snapshots` are those that partitions keep;
-    `ask_owner` asks the owner of a partition, whoever that is by then."""
+    """Context shared by all drivers of an instance. `backend` finds one by name; `holds` tells whether gained partitions are still its own;
+    `may_reopen` whether a queue whose deletion was begun still exists, and stays; `snapshots` are those that partitions keep; `ask_owner`
+    asks a partition's current owner."""
 
     backend: Callable[[str], Backend]
     cache: BlobCache
@@ -104,17 +104,17 @@ class SharedContext(NamedTuple):
     pace: TimerPace
     takeover_grace: Millis = 0
     spend: Callable[[int], None] = lambda nbytes: None
-    """Told of the bytes that a produce is about to add."""
+    """Called with the bytes that a produce is about to add."""
 
 
 class QueueDriver:
-    """An instance's share of one queue at work: of the partitions that it has gained and not lost."""
+    """An instance's share of one queue at work: the partitions that it has gained and not lost."""
 
     def __init__(self, record: QueueRecord, around: SharedContext) -> None:
         self.record = record
         self._around = around
         self.numbers: frozenset[int] = frozenset()
-        """The partitions that the queue has."""
+        """The queue's partitions."""
         self._backends: dict[int, Backend] = {}
         self._tokens: dict[int, Token] = {}
         self._queue = OwnedQueue(record.incarnation, record.lease_timeout, around.takeover_grace)
@@ -133,17 +133,17 @@ class QueueDriver:
         self._closing = Closing(lambda: around.may_reopen(self.record))
         self.close_for = self._closing.close_for
         self._rooms: dict[int, int] = {}
-        """Of partitions whose disk is low."""
+        """Bytes that produces may still add, for partitions whose disk is low."""
         self._told: dict[int, str] = {}
-        """Why partitions could not be opened, as the log has it."""
+        """Why partitions could not be opened, as last logged."""
         self._unopened: set[int] = set()
         self._removed: set[int] = set()
-        """Partitions that the queue has no more, and in which something is still in flight."""
+        """Partitions that the queue no longer has, with work still in flight."""
         self._moved = asyncio.Event()
         self._changed = asyncio.Event()
         self.snapshots, self.look_again = around.snapshots, self._turn_soon
         self.watchers: set[asyncio.Event] = set()
-        """Set after each turn."""
+        """Set after each cycle."""
         self._transfers = Transfers(self._queue, lambda: self.record, self.rows, around.bury, self._stop_partition, self._turn)
         self.arrival = self._transfers.arrival
         self.configure(record)
@@ -151,9 +151,9 @@ class QueueDriver:
     # ---- from the service -------------------------------------------------------------------------------------
 
     def gain(self, tokens: Mapping[int, Token]) -> None:
-        """Serve these partitions, too, which it has not: they are opened in the background. Those that it has stay as they are.
+        """Serve these partitions, too: they are opened in the background. Those already served stay as they are.
 
-        The record that it has must have them.
+        The queue's record must contain them.
         """
         for number, token in tokens.items():
             if number not in self._queue.executors:
@@ -165,28 +165,28 @@ class QueueDriver:
         self._turn()
 
     def note_room(self) -> None:
-        """The disks of some backends are low, or have room again."""
+        """Apply changes of the backends' low-disk state."""
         low = [number for number in self._queue.executors if self._backends[number].is_low]
         self._rooms = {number: self._rooms.get(number, 0) for number in low}
         self._queue.set_rooms(self._rooms)
         self._turn_soon()
 
     async def measure_room(self) -> None:
-        """What was freed within files takes new items, also where the disk is low. Half of it: nothing else has room there."""
+        """Let produces use half of the room freed inside files where the disk is low; the rest is left for everything else."""
         for number in list(self._rooms):
             if number in self._backends:
                 self._rooms[number] = await self._backends[number].reusable(self._ref(number)) // 2
         self.note_room()
 
     async def opened(self) -> None:
-        """Returns when each partition is open, or has failed once (it is then tried again in the background), and nothing is in flight any
-        more in those that the queue has no longer."""
+        """Wait until each partition is open or has failed once (it is then retried in the background), and nothing is in flight in
+        partitions that the queue no longer has."""
         while self._unopened or self._removed:
             self._moved.clear()
             await self._moved.wait()
 
     async def lose(self, number: int, patience: Millis) -> None:
-        """Serve this partition no more. A commit in flight has so long to end; after that nobody here will hear of it."""
+        """Stop serving this partition. A commit in flight has `patience` ms to end; after that its outcome is not awaited."""
         gone = self._queue.lose(number)
         self._turn()
         if not gone:
@@ -216,9 +216,9 @@ class QueueDriver:
         return number in self._queue.executors
 
     async def reload(self, timeout: Millis) -> None:
-        """Open every partition anew, with a higher fence: what is served from then on is what is stored. Those that were stopped, too.
+        """Reopen every partition with a higher fence, including stopped ones, so that the served state is the stored one.
 
-        Raises `unavailable`, also for what is not open in time, and `partition_damaged`.
+        Raises `unavailable`, also if a partition is not open in time, and `partition_damaged`.
         """
         self._check_serving()
         self._unopened = set(self._queue.executors)
@@ -234,9 +234,9 @@ class QueueDriver:
                 raise executor.unavailable()
 
     async def stop(self) -> None:
-        """Answer waiting leases empty, let commits in flight finish, and do no more. Nobody is left without an answer."""
+        """Answer waiting leases empty, let commits in flight finish, and stop. Every request gets an answer."""
         self._stopped = True
-        # Who waits for partitions to open need not: they will not.
+        # Release waiters for partitions that will not open now.
         self._unopened.clear()
         self._removed.clear()
         self._moved.set()
@@ -244,7 +244,7 @@ class QueueDriver:
         if self._timer is not None:
             self._timer.cancel()
         for transfer in self._sending:
-            transfer.cancel()  # Who serves the partition next sends it again; its target may be long in coming.
+            transfer.cancel()  # The partition's next owner sends it again; its target may take long.
         self._queue.close(final=False)
         self._turn()
         while self._tasks:
@@ -252,7 +252,7 @@ class QueueDriver:
             self._turn()
         for number in self._queue.executors:
             self._backends[number].detach(self._ref(number))
-        # What is left was in flight to a partition that did not open again.
+        # What is left was in flight to a partition that did not reopen.
         self._queue.close(final=True)
         self._ended = True
         for effect in self._queue.turn(system.now(), 0):
@@ -260,7 +260,7 @@ class QueueDriver:
                 self._reply(effect)
 
     async def catch_up(self) -> None:
-        """Take every turn that is due, and return when none is and nothing is in flight: the clock was moved ahead."""
+        """Run every cycle that is due, until none is and nothing is in flight. For use after the clock was moved ahead."""
         while True:
             self._take_turn(TIMER_BATCH)
             while self._tasks:
@@ -270,7 +270,7 @@ class QueueDriver:
                 return
 
     async def compact(self) -> None:
-        """Compact the blobs that few open rows have kept since the last call, one at a time, with half of the time for others."""
+        """Compact the blobs that few open rows have kept since the last call, one at a time, at most half of the time."""
         for executor in self.executors:
             if executor.degraded or self._backends[executor.number].is_low:
                 continue
@@ -280,7 +280,7 @@ class QueueDriver:
                 try:
                     await self._compact(executor.number, opening, each)
                 except SluicewayError as error:
-                    # Its partition has failed, or goes to another owner: the next look finds what is left.
+                    # Its partition has failed, or moves to another owner: the next call finds what is left.
                     log.debug("queue %s, partition %d: not compacted: %s", self.record.queue_name, executor.number, error)
                     break
                 await asyncio.sleep(system.stopwatch() - began)
@@ -295,7 +295,7 @@ class QueueDriver:
             await self.ask(Compact(partition, opening, wanted.blob, len(kept.rows), nbytes, data, COMPACTION_INTERVAL))
 
     def configure(self, record: QueueRecord) -> None:
-        """The queue's settings or partitions have changed. Those that it has no longer are served no more: they were sealed before that."""
+        """Apply a new record. Partitions that it no longer has are served no more: they were sealed before."""
         self.record = record
         self._queue.configure(record)
         there = {each.partition: each.backend for each in record.partitions}
@@ -316,18 +316,18 @@ class QueueDriver:
         self._turn_soon()
 
     async def changed(self, timeout: Millis) -> None:
-        """Returns when the record has changed, or the time is over."""
+        """Wait until the record has changed, or `timeout` ms are over."""
         changed = self._changed
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout / 1000):
                 await changed.wait()
 
     async def ask(self, request: Request, payload: bool = True) -> Any:
-        """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, what has not begun is not begun."""
+        """Put a request through the queue. Raises SluicewayError; if the caller is cancelled, work not begun is dropped."""
         return await self.answer(self.submit(request, payload))
 
     def submit(self, request: Request, payload: bool = True) -> Ticket:
-        """Begin what `ask` does; its `answer` must be waited for, or it be withdrawn or abandoned."""
+        """Begin `ask`. The ticket must then be awaited by `answer`, withdrawn or abandoned."""
         self._check_serving()
         now = system.now()
         ticket = Ticket(request, now + request.request_timeout)
@@ -341,7 +341,7 @@ class QueueDriver:
         return ticket
 
     async def answer(self, ticket: Ticket) -> Any:
-        """The end of what was submitted."""
+        """Wait for the answer to a submitted ticket."""
         try:
             return await ticket.waiter.future
         except asyncio.CancelledError:
@@ -349,7 +349,7 @@ class QueueDriver:
             raise
 
     def abandon(self, ticket: Ticket) -> None:
-        """Nobody waits for its answer any more: what has not begun is not begun, and what a lease was given is given back."""
+        """Give up on a ticket: work not begun is dropped, and a lease is given back."""
         self._queue.cancel(ticket)
         if isinstance(ticket.request, Lease) and ticket.request.lease_key is None:
             self._give_back(ticket.waiter.future)
@@ -360,7 +360,7 @@ class QueueDriver:
             raise SluicewayError("unavailable", "the queue is being deleted" if self._closing.closed else "the server is stopping")
 
     def executor(self, number: int) -> PartitionExecutor:
-        """The partition, if it is open here. Raises `not_here`, `unavailable`, `partition_damaged`."""
+        """The partition's executor, if it is open here. Raises `not_here`, `unavailable`, `partition_damaged`."""
         self._drop_lapsed()
         executor = self._queue.executors.get(number)
         if executor is None:
@@ -371,53 +371,53 @@ class QueueDriver:
 
     @property
     def executors(self) -> list[PartitionExecutor]:
-        """Those that are served here, by number; only to be looked at."""
+        """The executors served here, by number; read-only."""
         self._drop_lapsed()
         return [self._queue.executors[number] for number in sorted(self._queue.executors)]
 
     def refuses(self, number: int, key: ProduceKey) -> bool:
-        """Whether that partition is open here, and takes no produce with that key: its home is, or will be, elsewhere."""
+        """Whether that partition is open here, and takes no produce with that key, whose home is, or will be, elsewhere."""
         executor = self._queue.executors.get(number)
         return executor is not None and executor.takes_work and executor.partition.refuses(key)
 
     def backend(self, number: int) -> Backend:
-        """Where that partition lies."""
+        """The backend that holds that partition."""
         return self._backends[number]
 
     def counts(self) -> LogicalQueueStats:
-        """The counts of what is served here."""
+        """The counts of the partitions served here."""
         self._drop_lapsed()
         return self._queue.stats()
 
     def tally(self) -> Tally:
-        """What is served here has, and what has happened in it while it was."""
+        """Levels of the partitions served here, and counts since they came."""
         self._drop_lapsed()
         return self._queue.tally()
 
     def waiting(self) -> list[str]:
-        """The client of each lease that waits here."""
+        """The client of each lease waiting here."""
         return [ticket.request.client_id for ticket in self._queue.waiters.values() if isinstance(ticket.request, Lease)]
 
     async def send_away(self, request: TakeOut | MoveOut) -> tuple[int, asyncio.Future[bool]]:
-        """Begin a transfer of ready items, or of scheduled ones. Returns how many they are, and what tells whether they have arrived."""
+        """Begin a transfer of ready or scheduled items. Returns their number, and a future for their arrival."""
         begun: TransferBegun = await self.ask(request)
         return begun.items, self.arrival(request.partition, begun.number)
 
-    # ---- turns ------------------------------------------------------------------------------------------------
+    # ---- scheduling cycles ------------------------------------------------------------------------------------
 
     def _turn_soon(self) -> None:
-        """What arrives in this round of the event loop and in the next shares a turn: while one reads what has come, more comes."""
+        """Schedule a cycle two event-loop iterations later, so that requests arriving meanwhile share it."""
         if not self._turn_due:
             self._turn_due = True
             loop = asyncio.get_running_loop()
             loop.call_soon(loop.call_soon, self._turn)
 
     def _turn(self) -> None:
-        # A stop waits for commits: those of a mass expiry would go on until all is back.
+        # A stop waits for commits: with timers, those of a mass expiry would go on until all is back.
         self._take_turn(0 if self._stopped else self._around.pace.allowance(self.record.incarnation, system.stopwatch()))
 
     def _take_turn(self, timers: int) -> None:
-        """Take a turn that handles at most `timers` expired leases and due entries."""
+        """Run one cycle that handles at most `timers` expired leases and due entries."""
         self._turn_due = False
         if self._ended:
             return
@@ -429,7 +429,7 @@ class QueueDriver:
             self._around.pace.note(self.record.incarnation, self._queue.timers_done, spent, now - began, now)
         for effect in effects:
             self._carry_out(effect)
-        # Otherwise the difference would look through all executors.
+        # Guarded: the set difference would scan all executors.
         for number in self._removed - self._queue.executors.keys() if self._removed else ():
             self._forget(number)
         self._set_timer()
@@ -437,7 +437,8 @@ class QueueDriver:
             watcher.set()
 
     def _drop_lapsed(self) -> None:
-        """What is no longer surely this instance's, though it was not told yet, must not be answered from: it may have been frozen."""
+        """Drop partitions no longer surely owned, even before being told, rather than answer from them: the process may have been
+        frozen."""
         if self._queue.executors and not self._around.holds():
             for number in list(self._queue.executors):
                 self._queue.drop(number)
@@ -447,14 +448,14 @@ class QueueDriver:
         at = None if self._stopped else self._queue.wake_at()
         if at is not None:
             loop = asyncio.get_running_loop()
-            # A turn a little early would find nothing to do and come at once again.
+            # A cycle that comes slightly early would find nothing and reschedule at once.
             ahead = max(MIN_WAIT, (at - system.now() + 1) / 1000)
             if ahead <= MIN_WAIT:
-                # Due already: the turn left it for after the rest.
+                # Due already: the cycle left it for after the rest.
                 ahead = max(ahead, self._around.pace.wait(self.record.incarnation, system.stopwatch()))
             due = loop.time() + ahead
             if self._timer is not None and self._timer_due <= due:
-                # Nearly always. A turn for what is over by then looks when the next is due, and does nothing else.
+                # The usual case. A cycle for something already over only reschedules itself.
                 return
         if self._timer is not None:
             self._timer.cancel()
@@ -506,7 +507,7 @@ class QueueDriver:
         return backend.write_timeout if own is None else min(own, backend.write_timeout)
 
     def _retry(self, partition: int) -> bool:
-        """Open the partition again at once if it waits to be. Whether it does."""
+        """Reopen the partition at once if it is waiting to be. Returns whether it does."""
         executor = self._queue.executors.get(partition)
         if executor is None or executor.state is not LaneState.FAILED:
             return False
@@ -546,17 +547,17 @@ class QueueDriver:
         if not isinstance(loaded, Exception):
             self._told.pop(effect.partition, None)
         elif not isinstance(loaded, BackendDownError) and self._told.get(effect.partition) != str(loaded):
-            # It is tried again every second or so: a state is told once.
+            # Log a state once: it is retried about every second.
             self._told[effect.partition] = str(loaded)
             log.warning("queue %s, partition %d: %s", self.record.queue_name, effect.partition, loaded)
         self._queue.opened(effect.partition, effect.opening, loaded, system.now(), final)
-        # Those that a backend's breaker answers at once share a turn.
+        # Openings that a backend's breaker refuses together share a cycle.
         self._turn_soon()
         self._unopened.discard(effect.partition)
         self._moved.set()
 
     async def _forward(self, effect: Forward) -> None:
-        # Also when it is cut off, as the server stops.
+        # The default, also when cut off by a stop.
         unknown = SluicewayError("outcome_unknown", f"the owner of partition {effect.partition} did not answer")
         answer: Produced | SluicewayError = unknown
         try:
@@ -570,7 +571,7 @@ class QueueDriver:
             self._turn()
 
     async def ask_owner(self, partition: int, request: Any) -> Any:
-        """What the owner of that partition says, whoever that is by then."""
+        """Ask that partition's current owner."""
         return await self._around.ask_owner(self.record, partition, request)
 
     # ---- replies ----------------------------------------------------------------------------------------------
@@ -587,7 +588,7 @@ class QueueDriver:
             waiter.future.set_result(effect.result)
 
     def _give_back(self, future: asyncio.Future[Any]) -> None:
-        """The client went away in the moment in which it was answered."""
+        """Give back leases whose client disconnected as it was answered."""
         if future.done() and not future.cancelled() and future.exception() is None:
             self._return(future.result().leases)
 
@@ -603,7 +604,7 @@ class QueueDriver:
         try:
             leased = self._delivery.at_once(grants)
         except Exception:
-            # It must not end the turn, in which others are answered too. `deliver` says what it is, to this one alone.
+            # It must not end the cycle, which answers other requests too. `deliver` reports it, to this request alone.
             log.exception("queue %s: leased items could not be handed out at once", self.record.queue_name)
             leased = None
         if leased is not None:
@@ -612,13 +613,13 @@ class QueueDriver:
             self._spawn(self._delivery.deliver(waiter.future, grants, keyed))
 
     async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
-        """The rows of the slices. A blob that is gone was settled in the meantime: its rows are nobody's any more."""
+        """The rows of the slices. A missing blob was settled meanwhile: none of its rows is needed."""
         if partition not in self._queue.executors:
             raise not_here(partition)
         return await self._delivery.rows(partition, lease, slices)
 
     async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch | SparseBatch]:
-        """Those that the slices are of, by number, but for what is gone."""
+        """The blobs of the slices, by number, without those that are gone."""
         return await self._delivery.blobs(partition, slices)
 
     def _stop_partition(self, partition: int, error: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Sending dead items back: which of a queue's ready items go where, and waiting until they are there."""
+"""Redrive: selects a queue's ready items by target, sends them there, and waits for their arrival."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class _Arrival(NamedTuple):
 
 
 async def redrive(driver: QueueDriver, request: Redrive, incarnation_of: Callable[[str], str | None]) -> Redriven:
-    """Choose the items, begin their transfers, and wait for these until `request_timeout`. A transfer that has begun goes on after that.
+    """Choose the items, begin their transfers, and wait for these until `request_timeout`. Transfers that have begun continue after that.
 
-    Raises `queue_not_found` if a target is not there (nothing was moved), and what `QueueDriver.ask` raises.
+    Raises `queue_not_found` if a target does not exist (nothing was moved), and what `QueueDriver.ask` raises.
     """
     deadline = system.now() + request.request_timeout
     if request.target == driver.record.queue_name:
@@ -60,9 +60,9 @@ async def redrive(driver: QueueDriver, request: Redrive, incarnation_of: Callabl
 async def _begin(
     driver: QueueDriver, chosen: dict[_Place, list[int]], incarnations: Mapping[str, str | None], deadline: Millis
 ) -> list[_Arrival]:
-    """Begin the transfers, each to that incarnation of its target.
+    """Begin the transfers, each to the given incarnation of its target.
 
-    An error is raised only if none has begun: what has is on its way, and the answer says so.
+    Raises an error only if none has begun; otherwise the answer reports those that have.
     """
     arrivals: list[_Arrival] = []
     for place, offsets in chosen.items():
@@ -79,7 +79,7 @@ async def _begin(
 
 
 async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> dict[_Place, list[int]]:
-    """The items, up to the limit, to as many bytes as a lease may have, or to the deadline: there may be many that do not fit."""
+    """Choose the items, up to the limit, to a lease's maximum bytes, or until the deadline: many ready items may not match."""
     chosen: dict[_Place, list[int]] = {}
     left, room = request.limit, MAX_LEASE_BYTES
     own = f"{driver.record.incarnation}."
@@ -87,7 +87,7 @@ async def _choose(driver: QueueDriver, request: Redrive, deadline: Millis) -> di
         each = batch.nbytes / batch.num_rows
         for partition, offset, headers, origin in zip(*_columns(batch), strict=True):
             about = dict(headers or ())
-            # What was produced here may say anything: whoever may produce here must not choose where others then send it.
+            # Headers of items produced here are untrusted: a producer must not choose where an operator's redrive sends them.
             source = about.get(QUEUE_HEADER) if origin is not None and not origin.startswith(own) else None
             target = request.target or source
             fits = request.reason is None or request.reason in about.get(REASON_HEADER, "")
@@ -110,7 +110,7 @@ def _columns(batch: pa.RecordBatch) -> list[list[Any]]:
 
 
 async def _count(result: Redriven, arrivals: list[_Arrival], deadline: Millis) -> None:
-    """Those that have arrived by the deadline."""
+    """Count the items that have arrived by the deadline."""
     if arrivals:
         await asyncio.wait([arrival.future for arrival in arrivals], timeout=_left(deadline) / 1000)
     for target, items, future in arrivals:

@@ -1,4 +1,4 @@
-"""The rows of an instance's partitions: read from memory or from their store, and handed to who has leased them."""
+"""Row fetcher: reads the rows of an instance's partitions from memory or their store, and delivers them to leases."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from sluiceway.ports.partition_store import DamagedError, PartitionRef, StoreUna
 log = logging.getLogger(__name__)
 
 MAX_KEPT = 256
-"""Rows of a blob that are kept as they came. More of them are smaller in columns."""
+"""Maximum rows of a blob kept in memory as they came. Larger blobs take less memory in columns."""
 MAX_KEPT_BYTES = 256 << 10
-"""The same of their bytes: of what lies in columns, no answer that is looked for copies any."""
+"""The same limit in bytes: an answer copies nothing out of columns."""
 
 
 class PartitionHandle(NamedTuple):
-    """Where a partition lies, and by what right it is served here.
+    """A partition's location, and the token under which it is served here.
 
-    Under both its blobs are remembered: another owner may give the number of one that did not land to another.
+    Blobs are cached under both: another owner may reuse the number of a blob that did not land.
     """
 
     ref: PartitionRef
@@ -41,8 +41,8 @@ class PartitionHandle(NamedTuple):
 
 
 class Delivery:
-    """Reads what slices refer to. `seat` finds a partition's, `stop` is told of one whose data is damaged, `give_back` takes leases that
-    nobody waits for any more."""
+    """Reads the rows that slices refer to. `seat` finds a partition's handle, `stop` is called for a partition with damaged data,
+    `give_back` takes leases whose clients have gone."""
 
     def __init__(
         self,
@@ -57,25 +57,25 @@ class Delivery:
         self._give_back = give_back
 
     def keep(self, effect: Commit) -> None:
-        """What is just being written is mostly leased soon."""
+        """Cache the blobs being written: most are leased soon."""
         held = self._seat(effect.partition)[:2]
         for number, data in effect.changes.blobs.items():
             rows = effect.fresh[number]
             if not isinstance(rows, SmallBatch):
-                # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep all of it.
+                # Over the blob's own bytes: the fresh rows may be a few views of a large request body, and would keep it alive.
                 rows = pa.ipc.read_record_batch(pa.py_buffer(data), rows.schema)
             elif rows.num_rows > MAX_KEPT or rows.nbytes > MAX_KEPT_BYTES:
                 rows = decode_blob(data, rows.columns)
             self._cache.put((held, number), rows)
 
     def drop(self, effect: Commit) -> None:
-        """What the commit has dropped need not be kept, nor the whole of what it has compacted."""
+        """Evict the blobs that the commit has dropped or compacted."""
         held = self._seat(effect.partition)[:2]
         for number in (*effect.changes.dropped_blobs, *effect.changes.compacted_blobs):
             self._cache.drop((held, number))
 
     async def rows(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[pa.RecordBatch]:
-        """The rows of the slices, without those that were settled in the meantime and are not stored any more."""
+        """The rows of the slices, without those settled meanwhile and no longer stored."""
         return [each.batch() for each in await self._served(partition, lease, slices)]
 
     async def _served(self, partition: int, lease: int, slices: Sequence[Slice]) -> list[Served]:
@@ -87,14 +87,14 @@ class Delivery:
         ]
 
     async def blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, pa.RecordBatch | SparseBatch]:
-        """Those that the slices are of, by number, but for what is gone; of some not all rows may be there (`leased.present`).
+        """The blobs of the slices, by number, without those that are gone; some may lack rows (`leased_items.present`).
 
         Raises `unavailable`, `partition_damaged`.
         """
         return {number: in_columns(blob) for number, blob in (await self._blobs(partition, slices)).items()}
 
     def at_once(self, grants: Sequence[Grant]) -> Leased | None:
-        """The answer to a lease of which every row is in memory; None: `deliver` has to read."""
+        """The answer to a lease whose rows are all in memory; None: `deliver` has to read."""
         rows: list[Served] = []
         for info, slices in grants:
             held = self._seat(info.partition)[:2]
@@ -107,7 +107,7 @@ class Delivery:
         return Leased([grant.info for grant in grants], rows)
 
     async def _blobs(self, partition: int, slices: Sequence[Slice]) -> dict[int, StoredRows]:
-        """Those that the slices are of, by number, but for what is gone. Raises `unavailable`, `partition_damaged`."""
+        """The blobs of the slices, by number, without those that are gone. Raises `unavailable`, `partition_damaged`."""
         seat = self._seat(partition)
         held = seat[:2]
         found = {piece.blob: self._cache.get((held, piece.blob)) for piece in slices}
@@ -128,7 +128,7 @@ class Delivery:
         return blobs
 
     async def deliver(self, future: asyncio.Future[Any], grants: Sequence[Grant], keyed: bool) -> None:
-        """Answer a lease with its items. One that cannot be read is left out, to run out: the others need not wait for that, too.
+        """Answer a lease with its items. Grants that cannot be read are left out, and run out, so that the others need not wait.
 
         An error if none is left.
         """
@@ -137,7 +137,7 @@ class Delivery:
         problem: SluicewayError | None = None
         for grant in grants:
             try:
-                # Also if the partition has gone by now: the lease is durable, and nobody else is told of it.
+                # Even if the partition has gone by now: the lease is durable, and no other client gets it.
                 batches += await self._served(grant.info.partition, grant.info.number, grant.slices)
                 leases.append(grant.info)
             except SluicewayError as error:

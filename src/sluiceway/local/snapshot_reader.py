@@ -1,4 +1,4 @@
-"""Reading a partition page by page, as it was at one moment."""
+"""Snapshot reader: pages through a partition as it was at one moment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sluiceway.model.leased_items import present, served
 
 
 async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
-    """A page, of a snapshot that is taken now or was before.
+    """Return a page of a new or an earlier snapshot.
 
     Raises `snapshot_gone`, `too_many_items`, `too_many_requests`, `not_here`, `unavailable`, `partition_damaged`.
     """
@@ -45,7 +45,7 @@ async def browse(driver: QueueDriver, request: Browse) -> BrowsedPage:
     if any(piece.blob not in blobs or present(piece, blobs[piece.blob]) is not piece for piece in pieces):
         raise _gone(executor.number)
     if not more and request.snapshot is None:
-        # All of it is on one page, and nobody was told of the snapshot.
+        # Everything fits on one page, so no client learns of the snapshot.
         snapshot.until = system.now()
         executor.touch()
         driver.look_again()
@@ -74,7 +74,7 @@ def _find(executor: PartitionExecutor, name: str) -> Snapshot:
 
 
 def _keep(executor: PartitionExecutor, snapshot: Snapshot, others: WeakSet[Snapshot]) -> str:
-    """Under a name that nobody finds by trying: whoever knows it may keep the snapshot from being let go."""
+    """Pin the snapshot under an unguessable name: knowing it is enough to keep the snapshot alive."""
     name = system.new_secret()
     snapshot.latest = system.now() + MAX_SNAPSHOT_AGE
     snapshot.until = snapshot.latest

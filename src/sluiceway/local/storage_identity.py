@@ -1,4 +1,5 @@
-"""Whether a backend's storage is still the one in which the partitions were: an empty one, as of a disk that is not mounted, is not."""
+"""Storage identity: verifies that a backend's storage is the one that held its partitions, not, say, the empty directory of an unmounted
+disk."""
 
 from __future__ import annotations
 
@@ -15,28 +16,29 @@ _KEY = "backend/"
 
 
 class OtherStorageError(StoreUnavailableError):
-    """What the backend reaches is not the storage that held its partitions."""
+    """The backend's storage is not the one that held its partitions."""
 
 
 class Identity(NamedTuple):
-    """What was found out about a directory."""
+    """Result of identifying a directory."""
 
     problem: str | None
-    """Why it must not be used, in words."""
+    """Why the directory must not be used, in words; None: it may be."""
     record: dict[str, bytes]
-    """What the meta store has yet to be told, before the directory is used; it has none of these keys."""
+    """Records to commit to the meta store, which has none of these keys, before the directory is used."""
 
 
 def record_of(name: str) -> str:
-    """The meta store's key for that backend's identity."""
+    """The meta-store key of that backend's identity."""
     return _KEY + name
 
 
 async def identify(name: str, directory: Path, meta: MetaStore) -> Identity:
-    """Whether it is the directory that the backend had before. The first time, gives it an identity. Raises OSError, StoreUnavailableError.
+    """Check whether the directory is the one the backend had before; the first time, give it an identity. Raises OSError,
+    StoreUnavailableError.
 
-    It is asked before there is a store, which would make a directory that is missing. To serve an empty one in the place of a full one
-    would lose what is in it, and give its ids to other items.
+    Called before there is a store, which would create a missing directory. Serving an empty directory in place of a full one would lose its
+    contents, and give its ids to other items.
     """
     key = record_of(name)
     entry = (await meta.read([key])).entries.get(key)
@@ -55,9 +57,8 @@ async def identify(name: str, directory: Path, meta: MetaStore) -> Identity:
 
 
 async def verify(name: str, store: PartitionStore, openings: Openings, known: str | None, *, first: bool) -> str | None:
-    """The identity of the backend's storage, if the store has that: `known`, or else the recorded one. With `first` the store's own
-    becomes it if there was none; without, the answer is then None. Raises OtherStorageError, OpeningsError, StoreUnavailableError.
-    """
+    """Return the identity of the backend's storage after comparing it with `known`, or else with the recorded one. Without a record,
+    `first` records the store's own; otherwise the result is None. Raises OtherStorageError, OpeningsError, StoreUnavailableError."""
     key = record_of(name)
     recorded = known or await openings.look_up(key)
     if recorded is None:

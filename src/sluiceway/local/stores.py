@@ -1,4 +1,4 @@
-"""The stores that configured backends ask for."""
+"""Partition stores of the configured backends."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from sluiceway.model.backends import BackendSettings, PostgresBackend, SqliteBac
 from sluiceway.ports.partition_store import PartitionStore
 
 MAX_OPEN, MIN_OPEN = 256, 8
-"""Partitions of a SQLite store that are open at a time: more cost no commit anything, fewer make each wait for an opening."""
+"""Open partitions of a SQLite store: more would not speed up commits, fewer would make each wait for an opening."""
 OTHER_FILES = 48
-"""What a server has open besides: libraries, its log, listeners, the meta store."""
+"""Other files that a server has open: libraries, its log, listeners, the meta store."""
 
 
 def open_store(name: str, settings: BackendSettings, data: Path, *, shared: bool = False) -> PartitionStore:
-    """The store of that backend; `shared` with the other processes of a cluster. Raises `invalid_request` for settings it cannot use, and
+    """Return that backend's store; `shared` with the other processes of a cluster. Raises `invalid_request` for settings it cannot use, and
     what the store's constructor does."""
     if isinstance(settings, PostgresBackend):
         return _open_postgres(name, settings)
@@ -28,7 +28,7 @@ def open_store(name: str, settings: BackendSettings, data: Path, *, shared: bool
 
 
 def most_open(shared: bool) -> int:
-    """How many partitions a SQLite store keeps open, by the files that this process may open: half of them are for connections."""
+    """Maximum open partitions of a SQLite store, given the process's limit on files, half of which are for connections."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return MAX_OPEN
@@ -36,7 +36,7 @@ def most_open(shared: bool) -> int:
 
 
 def directory_of(name: str, settings: SqliteBackend, data: Path) -> Path:
-    """Where the database files of that backend lie."""
+    """The directory of that backend's database files."""
     own = data / "partitions" if name == "default" else data / "backends" / name
     return own if settings.path is None else Path(settings.path)
 
@@ -47,10 +47,10 @@ def _open_postgres(name: str, settings: PostgresBackend) -> PartitionStore:
         from sluiceway.adapters.storage.postgres_connections import MARGIN
     except ImportError:
         raise invalid(f"backends.{name}", "PostgreSQL needs psycopg; install it with: pip install 'sluiceway[postgres]'") from None
-    # So that the server says in time that a statement took too long: then it surely did not happen, which a time-out here cannot know.
+    # Let the server report slow statements in time: those surely did not happen, which a time-out here cannot know.
     statement_timeout = max(1, settings.write_timeout // 2, settings.write_timeout - MARGIN)
     try:
         return PostgresPartitionStore(settings.url, schema=settings.schema, statement_timeout=statement_timeout)
     except Exception:
-        # What the driver says may quote the URL.
+        # The driver's message may quote the URL.
         raise invalid(f"backends.{name}.url", "neither a PostgreSQL URL nor a connection string") from None

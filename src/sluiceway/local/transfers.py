@@ -1,4 +1,4 @@
-"""Transfers of a queue's items: from a partition that is served here to where they go, and who waits for them to arrive."""
+"""Transfers of a queue's items from a partition served here to their destination, and futures for their arrival."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from sluiceway.ports.partition_store import DamagedError
 log = logging.getLogger(__name__)
 
 Bury = Callable[[QueueRecord, int, Transfer, list[pa.RecordBatch]], Awaitable[TransferEnd]]
-"""Produces a transfer's rows (of that partition of that queue) where they go; `done` when they are durable there."""
+"""Produces a transfer's rows (of that partition of that queue) at its destination; `done` when they are durable there."""
 Rows = Callable[[int, int, Sequence[Slice]], Awaitable[list[pa.RecordBatch]]]
 
 
 class Transfers:
-    """Those of one queue's share. `record` says what the queue is now, `rows` reads a transfer's; `stop_partition` is for what is damaged,
-    and `turn` takes the share's next turn.
-    """
+    """The transfers of one queue's share. `record` returns the queue's current record, `rows` reads a transfer's rows; `stop_partition` is
+    called for damaged data, and `turn` runs the share's next cycle."""
 
     def __init__(
         self,
@@ -40,10 +39,10 @@ class Transfers:
         self._queue, self._record, self._rows, self._bury = queue, record, rows, bury
         self._stop_partition, self._turn = stop_partition, turn
         self._arrivals: dict[tuple[int, int], asyncio.Future[bool]] = {}
-        """Who waits for a transfer (partition, number): whether its items have arrived, or stay here."""
+        """Futures by (partition, number): True when the transfer's items have arrived, False when they stay here."""
 
     def arrival(self, partition: int, number: int) -> asyncio.Future[bool]:
-        """What tells whether a transfer's items have arrived, or stay here; cancelled when another instance has to do with it."""
+        """A future that tells whether a transfer's items have arrived or stay here; cancelled when another instance takes over."""
         executor = self._queue.executors.get(partition)
         if executor is not None and number in executor.partition.transfers:
             return self._arrivals.setdefault((partition, number), asyncio.get_running_loop().create_future())
@@ -55,12 +54,12 @@ class Transfers:
         return known
 
     def forget(self, partition: int) -> None:
-        """Another instance has to do with it."""
+        """Cancel the partition's futures: another instance has taken over."""
         for place in [place for place in self._arrivals if place[0] == partition]:
             self._arrivals.pop(place).cancel()
 
     async def send(self, effect: Transfer) -> None:
-        """Carry it out, as far as can be."""
+        """Attempt a transfer, and report its end."""
         end = TransferEnd()
         try:
             rows = await self._rows(effect.partition, effect.number, effect.slices)
@@ -81,7 +80,7 @@ class Transfers:
             arrival.set_result(end.done)
 
     def _check_over(self, effect: Transfer) -> None:
-        """Rows of a transfer are gone. So they should be once it is over; before, they are lost, and to say it is done would hide that."""
+        """Check that a transfer with missing rows has ended. If not, the rows are lost, and reporting it as done would hide that."""
         executor = self._queue.executors.get(effect.partition)
         if executor is not None and effect.number in executor.partition.transfers:
             error = DamagedError(f"blobs of transfer {effect.number} are missing")

@@ -1,1 +1,1 @@
-"""Floor 2: what the core asks of the world, as Protocols whose docstrings state the guarantee."""
+"""Floor 2: interfaces of the core to the outside world, as Protocols whose docstrings state the guarantees."""

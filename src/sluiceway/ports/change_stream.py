@@ -1,4 +1,4 @@
-"""ChangeStream: partitions with records in them, which split and merge. And ChangeSink: where the records go."""
+"""ChangeStream: partitions of records that split and merge. ChangeSink: the destination of the records."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ __all__ = [
 
 
 class BrokenOffError(Exception):
-    """The stream could not be reached, or went away in the middle. That is no end: read again."""
+    """The stream could not be reached, or disconnected. Not an end: read again."""
 
 
 class UnknownPositionError(Exception):
-    """The stream does not have that position (any more). Reading cannot go on from there, and must not begin anywhere else."""
+    """The stream does not have that position (any more). Reading cannot continue from there, and must not begin elsewhere."""
 
 
 class StaleBatchError(Exception):
-    """A later batch of the partition is there already, so somebody else has gone on with it. Nothing was added."""
+    """A later batch of the partition exists already, so another reader has taken it over. Nothing was added."""
 
 
 class SeedsUpto(NamedTuple):
-    """All partitions without parents between the point that was asked about and `upto`. The same point: there are none yet."""
+    """All partitions without parents between the requested point and `upto`; the same point: there are none yet."""
 
     upto: str
     partitions: tuple[Born, ...]
 
 
 class End(NamedTuple):
-    """There are no more records after this batch. `children` are all of the partition's; no record of them is older than `ended_at`."""
+    """The end of the partition, after this batch. `children` are all of the partition's; no record of them is older than `ended_at`."""
 
     children: tuple[Born, ...]
     ended_at: Millis
@@ -52,14 +52,13 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Records from a position, exclusive, up to `upto`, inclusive; reading goes on from `upto`. None: nothing to go on from is new.
+    """Records from a position, exclusive, up to `upto`, inclusive; reading continues from `upto`. None: no new position.
 
     `records` has the columns of CHANGES and may be empty although `upto` has moved. `at`: no record after `upto` is older, as far as the
-    stream knows (its heartbeat). `behind`: by how long `upto` is behind the end of the stream; None: that is not known. It is by the clock,
-    and of the moment of the read: all that was durable `behind` before the read began lies at or before `upto`; 0: all that was durable
-    when it began. Time since the newest record is not by the clock, and too little is worse than too much: a reader that reads up to now
-    ends by it. `children`: what is known of the partition's children before it ends; `end` if it ends here. A batch that ends with no
-    `upto` ends where it began.
+    stream knows (its heartbeat). `behind`: how long `upto` is behind the end of the stream; None: unknown. It is by wall clock, as of the
+    read: everything durable `behind` before the read began lies at or before `upto`; 0: everything durable when it began. It is not the age
+    of the newest record, and too low is worse than too high: a reader that reads up to now ends by it. `children`: the partition's children
+    known before it ends; `end` if it ends here. A batch that ends with no `upto` ends where it began.
     """
 
     records: pa.RecordBatch
@@ -73,54 +72,54 @@ class Batch:
 class ChangeStream(Protocol):
     """A stream of changes whose partitions may have children, with one or several parents, that begin where their parents end.
 
-    It names the same parents of a partition whenever it names it. Tokens, positions and points are texts of its own, at most 1,000 bytes.
-    It keeps whatever lies after the positions that were committed. Calls for several partitions may go on at once.
+    It names the same parents of a partition each time. Tokens, positions and points are texts of its own, at most 1,000 bytes. It keeps
+    everything after the committed positions. Calls for several partitions may run concurrently.
 
-    BrokenOffError is for what may pass by itself. What lasts until somebody changes something (no such stream, no permission, data that
-    cannot be read) is a SluicewayError that says what. Both may be repeated.
+    BrokenOffError is for transient faults. Lasting ones (no such stream, no permission, unreadable data) are a SluicewayError that names
+    the fault. Both may be repeated.
     """
 
     async def seeds(self, after: str) -> SeedsUpto:
-        """The partitions that are nobody's children (or whose parents' records are all gone), beyond that point; "" is before all.
+        """Return the partitions without parents (or whose parents' records are all gone) beyond that point; "" precedes all.
 
-        Between two points it always names the same ones; those of the first point are all there are. Raises BrokenOffError, SluicewayError.
+        Between two points the result is always the same; a seed list is complete up to its point. Raises BrokenOffError, SluicewayError.
         """
         ...
 
     async def read(self, partition: str, position: str, upto: str | None = None, limit: int = 10_000) -> Batch:
-        """Records after the position: a `Born.start`, or the `upto` of an earlier batch, whoever read that.
+        """Return records after the position: a `Born.start`, or the `upto` of an earlier batch, whichever reader read it.
 
-        Without `upto`: at most `limit` records (more where they cannot be torn apart), and perhaps none after a wait of a second or less.
-        With `upto`, that of an earlier batch from the same position: exactly the records of that batch, in the same order, however often,
-        until a later position is said to be kept. Raises BrokenOffError, UnknownPositionError, SluicewayError, and never takes what it
-        does not understand for an end.
+        Without `upto`: at most `limit` records (more where they cannot be split), and possibly none after a wait of up to a second. With
+        `upto`, from an earlier batch with the same position: exactly the records of that batch, in the same order, repeatably, until a
+        later position is reported as kept. Raises BrokenOffError, UnknownPositionError, SluicewayError; never treats unknown data as an
+        end.
         """
         ...
 
     async def kept(self, partition: str, position: str) -> None:
-        """Everything up to this position is safe elsewhere: for streams that keep what they have until they are told so.
+        """Report that everything up to this position is safe elsewhere, for streams that retain data until then.
 
-        A hint, which may be lost; also said at the end of a partition. Raises BrokenOffError, and nothing else.
+        A hint, which may be lost; also sent at the end of a partition. Raises only BrokenOffError.
         """
         ...
 
     def left(self, partition: str) -> None:
-        """Nobody reads the partition here any more, nor is to go on with it: what is held for it in this process can go."""
+        """Release this process's resources for the partition: its reading has ended here, and will not continue here."""
         ...
 
     async def close(self) -> None: ...
 
 
 class ChangeSink(Protocol):
-    """Where records go, in batches."""
+    """Destination of records, in batches."""
 
     async def write(self, partition: str, batch: int, records: pa.RecordBatch) -> DeadLetters | None:
-        """Durably, once: the same batch of a partition, said again by anybody, adds nothing; nor does one before the last.
+        """Write a batch durably, once: repeating a partition's last batch, or an earlier one, adds nothing, whichever process repeats it.
 
-        `batch` rises by one. Raises BrokenOffError: it may or may not be there; write the same again. StaleBatchError: a later one
-        is there. SluicewayError: it is refused, and will be until somebody changes something.
+        `batch` rises by one. Raises BrokenOffError: outcome unknown; write the same again. StaleBatchError: a later batch exists.
+        SluicewayError: refused, and will be until an operator changes something.
 
-        What can never be taken, such as a record that is too large, must not keep the others back: it goes to a dead queue, in the same
-        way, and is returned, also when the batch is said again. None: there was nothing of that kind.
+        Records that can never be accepted, such as one that is too large, must not hold back the others: they go to a dead queue, with the
+        same guarantee, and are returned, also on repetition. None: there were none.
         """
         ...

@@ -1,4 +1,4 @@
-"""MetaStore: small, transactional, versionstamped. Queues, partitions, grants: everything that is not an item."""
+"""MetaStore: small, transactional, versionstamped. Holds everything that is not an item: queues, partitions, grants."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class MetaStore(Protocol):
     """Optimistic transactions over sorted string keys. Several processes may share one store."""
 
     async def read(self, keys: Sequence[str] = (), prefixes: Sequence[str] = ()) -> View:
-        """Those keys, and all keys under those prefixes, as of one moment. Sees every commit that returned before the call."""
+        """Return those keys, and all keys under those prefixes, as of one moment. Includes every commit that returned before the call."""
         ...
 
     async def commit(
@@ -34,14 +34,14 @@ class MetaStore(Protocol):
     ) -> Stamp:
         """Write all or nothing, durably, and return the commit's stamp.
 
-        `checks`: the key's entry must have exactly this stamp (None: the key must be absent). `unchanged`: no key under the prefix
-        may have been put or deleted by a commit later than the stamp (so a reader that saw a set of keys is not surprised by a new one).
-        Raises ConflictError (nothing written), MetaUnknownError, ValueError over MAX_COMMIT_KEYS or MAX_COMMIT_BYTES.
+        `checks`: the key's entry must have exactly this stamp (None: the key must be absent). `unchanged`: no key under the prefix may have
+        been put or deleted by a commit later than the stamp, so that a set of keys once read still holds. Raises ConflictError (nothing
+        written), MetaUnknownError, ValueError over MAX_COMMIT_KEYS or MAX_COMMIT_BYTES.
         """
         ...
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
-        """Yields a stamp after something under the prefix may have changed. A hint: it may be late, doubled or merged: also poll."""
+        """Yield a stamp after something under the prefix may have changed. A hint that may be late, doubled or merged: poll as well."""
         ...
 
     async def close(self) -> None: ...

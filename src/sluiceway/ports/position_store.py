@@ -12,21 +12,21 @@ __all__ = ["FencedError", "Kept", "Opening", "PositionStore", "PositionUnknownEr
 
 
 class FencedError(Exception):
-    """Nothing was written, and nothing will be: somebody opened the partition later."""
+    """Nothing was written, and nothing will be: the partition was opened later by another reader."""
 
     def __init__(self, token: str, grant: int) -> None:
         super().__init__(f"partition {token} was opened under grant {grant}")
         self.token = token
         self.grant = grant
-        """The grant that it is open under. It may be the caller's own: then the partition was opened once more under it."""
+        """The grant it is now open under. May be the caller's own: then the partition was opened again under it."""
 
 
 class PositionUnknownError(Exception):
-    """The store could not be reached, or did not answer: what was to be written is there, or not, or will be."""
+    """The store could not be reached, or did not answer: the write may have landed, or may land later."""
 
 
 class Opening(NamedTuple):
-    """One opening of a partition. `number` tells it from others, also from those of the same grant."""
+    """One opening of a partition. `number` distinguishes it from others, including those of the same grant."""
 
     token: str
     grant: int
@@ -34,7 +34,7 @@ class Opening(NamedTuple):
 
 
 class Stored(NamedTuple):
-    """What is kept of a partition. `written_at` is by the clock of whoever wrote it."""
+    """The stored state of a partition. `written_at` is by its writer's clock."""
 
     grant: int
     kept: Kept
@@ -42,23 +42,24 @@ class Stored(NamedTuple):
 
 
 class PositionStore(Protocol):
-    """What a commit has returned for is not lost. Of two who opened the same partition, only the later can commit."""
+    """Durable positions: a position is not lost once its commit has returned. Of two openers of a partition, only the later can commit."""
 
     async def open(self, token: str, grant: int) -> tuple[Opening, Kept]:
-        """Raise the fence to that grant, end every earlier opening, **also those of the same grant**, and say what is committed: one step.
+        """Raise the fence to that grant, end every earlier opening, **also those of the same grant**, and return the committed position:
+        one step.
 
         Raises FencedError if a higher grant has opened it, PositionUnknownError.
         """
         ...
 
     async def commit(self, opening: Opening, kept: Kept) -> None:
-        """Keep that instead of what was kept. Raises FencedError if there was a later opening; PositionUnknownError: open again."""
+        """Replace the stored position. Raises FencedError after a later opening; PositionUnknownError: open again."""
         ...
 
     async def read(self) -> Mapping[str, Stored]:
-        """All that is kept, by token, for people to look at and for the watermark. Raises PositionUnknownError."""
+        """Return all stored positions, by token, for display and for the watermark. Raises PositionUnknownError."""
         ...
 
     async def forget(self, tokens: Collection[str]) -> None:
-        """Drop what is kept of these, with their fences. Raises PositionUnknownError."""
+        """Drop the positions of these tokens, with their fences. Raises PositionUnknownError."""
         ...

@@ -1,4 +1,4 @@
-"""Transport: how the instances of a cluster reach one another."""
+"""Transport: calls between the instances of a cluster."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class PeerUnknownError(Exception):
 
 
 class Transport(Protocol):
-    """One call to one peer, which answers it from what is its own and asks nobody else: there is one hop, so there are no loops."""
+    """One call to one peer, which answers from its own partitions without asking others: a single hop, hence no loops."""
 
     async def ask(self, address: str, request: PeerRequest, timeout: Millis, request_id: str = "") -> Any:
-        """What the peer answered; of which type, `model.peers` says. `address` is the URL that the peer's member record has.
+        """Return the peer's answer, of the type given in `model.peers`. `address` is the URL in the peer's member record.
 
-        Raises the `SluicewayError` that the peer raised; PeerRefusedError; PeerUnknownError, also once `timeout` is over. If the caller is
-        cancelled, the peer is told, and what it has not begun is not begun.
+        Raises the peer's `SluicewayError`; PeerRefusedError; PeerUnknownError, also after `timeout`. If the caller is cancelled, the peer
+        is told, and drops work not begun.
         """
         ...
 

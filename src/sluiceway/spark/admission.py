@@ -1,7 +1,7 @@
-"""How much a micro-batch takes of a queue: leases, up to a number of items, and up to about a number of payload bytes.
+"""Admission: how much a micro-batch takes from a queue, as leases limited by items, and approximately by payload bytes.
 
-Whatever decides that a further call is made stands in the leases of the calls before. So a driver that died in between, and finds
-those again under their keys, goes on where it stopped, and leaves none of them behind.
+The decision to make a further call depends only on the leases of the earlier calls. So a restarted driver, which finds those again under
+their keys, continues where it stopped, and leaves none behind.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sluiceway.spark.offsets import HeldLease
 from sluiceway.spark.server_calls import Client
 
 _SAMPLE = 32
-"""Items of a lease, or of those that come next, whose sizes stand for all of them."""
+"""Sample of items from a lease, or of the next items, whose sizes represent all."""
 
 _LOOKS = 8
-"""Into the leases of one call."""
+"""Samples taken from the leases of one call."""
 
 _ENOUGH = 0.9
-"""Of the bytes: no further call is made for what is missing then."""
+"""Fraction of the byte limit beyond which no further call is made."""
 
 
 class Admission:
-    """Takes leases for `consumer`. `most_bytes`: about so many bytes of payloads in one `take`; None: any number."""
+    """Takes leases for `consumer`. `most_bytes`: approximate payload bytes of one `take`; None: unlimited."""
 
     def __init__(self, client: Client, consumer: str, most_bytes: int | None) -> None:
         self._client = client
@@ -45,10 +45,10 @@ class Admission:
         partition: int | None = None,
         tails: Mapping[str, int] | None = None,
     ) -> list[HeldLease]:
-        """Up to `most` items, by one keyed call after another until one answers with none; the first waits so long for an item.
+        """Lease up to `most` items, by repeated keyed calls until one is empty; the first waits up to `wait` ms for an item.
 
-        Call k always has the same key, so a driver that died in between finds the first calls' leases again and goes on from there.
-        With a `partition` only from that one; with `tails` of the queue only what was there when they were told.
+        Call k always has the same key, so a restarted driver finds the first calls' leases again and continues. With `partition`, only from
+        that one; with `tails`, only items before these offsets of the queue.
         """
         leases: list[HeldLease] = []
         items = calls = 0
@@ -86,23 +86,23 @@ class Admission:
         return leases
 
     def _fitting(self, nbytes: float, average: float) -> int:
-        """How many items of that size there is room for; one at least, and few where nothing is known of their size."""
+        """The number of items of that size that fit; at least one, and few if their size is unknown."""
         if self._most_bytes is None:
             return MAX_ITEMS_ARROW
         return max(1, int((self._most_bytes - nbytes) / average)) if average else _SAMPLE
 
     def _average_next(self, queue: str, partition: int | None) -> float:
-        """Bytes of an item of those that come next; 0: there is none."""
+        """Average bytes of the next items; 0: there are none."""
         where = {} if partition is None else {"partition": partition}
         return _average([self._sizes({"queue_name": queue, "limit": _SAMPLE, **where})])
 
     def _average_of(self, queue: str, leases: list[HeldLease]) -> float:
-        """Bytes of an item of these leases. The same leases always give the same answer."""
+        """Average bytes of these leases' items. Deterministic for the same leases."""
         looked_at = leases[:: -(-len(leases) // _LOOKS)]
         each = _LOOKS // len(looked_at)
         samples = []
         for lease in looked_at:
-            # All of a small one, else some here and there: sizes may change along the line.
+            # Small leases whole, larger ones at several places: sizes may vary along the line.
             looks = each if lease.count > _SAMPLE else 1
             for look in range(looks):
                 where = {"lease_id": lease.lease_id, "start": lease.count * look // looks, "limit": _SAMPLE // looks}
@@ -115,12 +115,12 @@ class Admission:
         except SluicewayError as error:
             if error.code != "lease_not_found":
                 raise
-            # It ran out this very moment; that is told when the batch is read.
+            # It ran out this very moment; the read of the batch reports that.
             return pa.chunked_array([], pa.int32())
         return pc.binary_length(found.column("payload"))
 
 
 def _average(samples: list[pa.ChunkedArray]) -> float:
     items = sum(len(sample) for sample in samples)
-    # Empty payloads are no reason to divide by nothing.
+    # Avoid a zero average for empty payloads.
     return max(1.0, sum(pc.sum(sample).as_py() or 0 for sample in samples) / items) if items else 0.0

@@ -1,7 +1,7 @@
-"""Rows that no queue can take: found before they are sent, told, or put into a queue of their own.
+"""Bad rows: detection of rows that no queue accepts, before they are sent; they are reported, or go to a queue of their own.
 
-What is looked at depends on the row alone, so that a write that is repeated divides its rows as before. So a time too far ahead, which is
-a matter of when it is looked at, is left to the server.
+The checks depend on the row alone, so that a repeated write divides its rows as before. A time too far ahead depends on the time of the
+check, and is left to the server.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from sluiceway.model.chunks import row_bytes
 from sluiceway.model.items import HEADERS, batch_from_rows
 
 REASON, ROW = "sluiceway-reason", "sluiceway-row"
-"""Headers of a bad row's item: what is wrong with it, and where it was, as TASK/ROW."""
+"""Headers of a bad row's item: its fault, and its place as TASK/ROW."""
 
 _SHOWN = 64 << 10
-"""Bytes of a payload that is too large which go into the queue for bad rows: enough to see what it is."""
+"""Bytes of an oversized payload that go into the queue for bad rows: enough to recognise it."""
 
 _MOST_BYTES = 64 << 20
-"""Of the items that stand for a task's bad rows: they are kept in memory until its good ones are written."""
+"""Maximum bytes of a task's bad items: they are kept in memory until its good rows are written."""
 
 _TEXTS = ("kind", "encoding", "reference")
 
 
 class Sieve:
-    """Divides a task's rows. `keep`: bad rows are kept, else they end the write."""
+    """Divides a task's rows. `keep`: bad rows are kept, otherwise they fail the write."""
 
     def __init__(self, body: str, task: int, *, keep: bool) -> None:
         self._body = body
@@ -42,7 +42,7 @@ class Sieve:
         self._kept_bytes = 0
 
     def good(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows that a queue can take. Raises `invalid_request` that names the column and the row at fault."""
+        """Yield the acceptable rows. Raises `invalid_request` that names the column and the row at fault."""
         for batch in batches:
             reasons = self._reasons(batch)
             if reasons is None:
@@ -53,11 +53,11 @@ class Sieve:
             self._rows += batch.num_rows
 
     def bad(self) -> list[pa.RecordBatch]:
-        """The items that stand for the rows that were kept."""
+        """The items for the kept bad rows."""
         return [batch_from_rows(self._kept)] if self._kept else []
 
     def _reasons(self, batch: pa.RecordBatch) -> pa.Array | None:
-        """Of each row, what is wrong with it, if anything; None: all are good."""
+        """The fault of each row, null for good rows; None: all are good."""
         payload = batch.column(self._body)
         found = [
             (f"{self._body}: there is no value, and every item needs a payload", payload.is_null()),
@@ -81,7 +81,7 @@ class Sieve:
         return reasons
 
     def _take(self, batch: pa.RecordBatch, reasons: pa.Array) -> None:
-        """Python runs for each of them: they are few, or the write ends."""
+        """Handle bad rows one by one: they are few, or the write fails."""
         wrong = pc.indices_nonzero(reasons.is_valid())
         if not self._keep:
             first = wrong[0].as_py()
@@ -102,7 +102,7 @@ class Sieve:
             self._kept.append(item)
 
     def _item(self, row: dict[str, Any], reason: str, place: str) -> dict[str, Any]:
-        """An item that tells of the row. What of it is too long is cut, what cannot be cut is left out."""
+        """The item for a bad row. Long values are cut; values that cannot be cut are left out."""
         payload = row[self._body] or b""
         data = payload.encode() if isinstance(payload, str) else bytes(payload)
         texts = {name: str(row[name])[: MAX_TEXT_BYTES // 4] for name in _TEXTS if row.get(name) is not None}
@@ -133,6 +133,6 @@ def _longer(column: pa.Array, most: int) -> pa.Array:
 
 
 def _named(batch: pa.RecordBatch, row: int) -> str:
-    """What the row calls itself."""
+    """The row's reference, for a message."""
     reference = batch.column("reference")[row].as_py() if "reference" in batch.schema.names else None
     return f", reference {reference[:64]!r}" if reference else ""

@@ -1,7 +1,7 @@
-"""The batch source: a queue as a table, read without taking anything.
+"""Batch source: a queue as a read-only table.
 
-Each partition of the queue is read by one task, as it was when that task began. Partitions are not read at one moment, and a task that
-Spark runs again takes a snapshot of its own.
+One task reads each partition of the queue, as of the task's start. So the partitions are of different moments, and a repeated task takes a
+new snapshot.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BROWSED = StructType(
 
 
 class Part(InputPartition):
-    """What one task reads: a partition of the queue."""
+    """A partition of the queue, read by one task."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -52,7 +52,7 @@ class Part(InputPartition):
 
 
 class BrowseReader(DataSourceReader):
-    """Reads the columns of `schema`, which are some of BROWSED, or made of payloads. Raises `invalid_request` for others."""
+    """Reads the columns of `schema`, taken from BROWSED, or made from payloads. Raises `invalid_request` for others."""
 
     def __init__(self, schema: StructType, options: BrowseOptions) -> None:
         self._columns = JsonColumns(schema, BROWSED) if options.json else None
@@ -63,7 +63,7 @@ class BrowseReader(DataSourceReader):
         self.pushFilters = PushedFilters(self._narrow)  # type: ignore[method-assign]
 
     def _narrow(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Read only the states and partitions that these let through; returns the other filters, which are Spark's to apply."""
+        """Restrict the read to the states and partitions of these filters; returns the remaining filters, for Spark to apply."""
         for each in filters:
             values = _allowed(each)
             column = self._column(each.attribute) if isinstance(each, EqualTo | In) else ""
@@ -76,13 +76,13 @@ class BrowseReader(DataSourceReader):
                 yield each
 
     def _column(self, path: tuple[str, ...]) -> str:
-        """Which column of an item that is; empty: none. Members of payloads may have the names of such columns."""
+        """The item's column that the path names; empty: none. Members of payloads may have the names of such columns."""
         if self._columns is None:
             return path[0] if len(path) == 1 else ""
         return path[1] if len(path) == 2 and path[0] == ITEM else ""
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Those that the queue has now. In a list of none Spark puts one of its own, of which nothing is read."""
+        """The queue's current partitions. Spark replaces an empty list by one partition of its own, of which nothing is read."""
         if not self._states:
             return []
         client = Client(self._options.server)
@@ -117,10 +117,10 @@ class BrowseReader(DataSourceReader):
 
 
 class PushedFilters:
-    """`pushFilters` of a reader that works with Spark's filter push-down and without.
+    """A reader's `pushFilters` that works with and without Spark's filter push-down.
 
-    It is off by default (`spark.sql.python.filterPushdown.enabled`), and then Spark refuses a reader that has a `pushFilters` of its own:
-    it looks at this attribute. Without push-down Spark applies all filters itself, which is right, too.
+    Push-down is off by default (`spark.sql.python.filterPushdown.enabled`), and Spark then refuses readers that override `pushFilters`,
+    which it detects by this attribute. Without push-down Spark applies all filters itself, with the same result.
     """
 
     def __init__(self, narrow: Callable[[list[Filter]], Iterable[Filter]]) -> None:
@@ -149,7 +149,7 @@ def _page(client: Client, body: dict[str, Any]) -> pa.RecordBatchReader:
 
 
 def _rows(batch: pa.RecordBatch, incarnation: str, queue: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Items as the server sends them → rows of `schema`. No Python runs per row."""
+    """Convert the server's items to rows of `schema`. No Python runs per row."""
     rows, names = batch.num_rows, set(batch.schema.names)
     place = batch.column("partition").cast(pa.utf8())
 

@@ -1,8 +1,8 @@
-"""The partitions that the driver of a micro-batch capture has: their next batches are looked at, offered, planned and settled.
+"""Driver's partitions in a micro-batch capture: their next batches are read, offered, planned and settled.
 
-It is what a member does with a partition instead of handing it on itself. A partition is at any time in one of these: it is read on, until
-something comes; that is offered; the offer becomes a batch, by recording its end as the plan; Spark hands it on; it is recorded as done.
-The records themselves are dropped here: a task reads them again, by the same ends.
+This replaces the standard handing on. A partition cycles through these states: it is read until records come; these are offered; the offer
+becomes a batch by recording its end as the plan; Spark hands the batch on; it is recorded as done. The records themselves are dropped here:
+a task reads them again, between the same positions.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from sluiceway.spark.capture_plan import Done, Slice, choose, judge
 log = logging.getLogger(__name__)
 
 _LINGER: Millis = 50
-"""How long a batch waits for the offers of other partitions, once it has one."""
+"""Time that a batch with one offer waits for those of other partitions."""
 
 
 class _Offer(NamedTuple):
-    """A batch without its records. `began`: by the steady clock, when the read that gave it began."""
+    """A batch without its records. `began`: start of the read that returned it, by the steady clock."""
 
     began: Millis
     upto: str
@@ -44,22 +44,22 @@ class _Offer(NamedTuple):
 
 @dataclass(eq=False)
 class _Held:
-    """A partition that is this member's now."""
+    """A partition that this member owns now."""
 
     claim: Claim
     kept: Kept
     position: str
     since: int
-    """Its place in the line of those that offer."""
+    """Its place in the order of offers."""
     offer: _Offer | None = None
-    """What comes next; once planned: what the plan is."""
+    """The next batch; once planned: the batch of the plan."""
     busy: bool = False
-    """A commit is on its way, or a read for a plan: it goes on until it is known what became of it."""
+    """A commit, or a read for a plan, is in progress: the partition stays until its outcome is known."""
     in_flight: bool = False
     """Its plan is in an offset that Spark was given."""
     failed: Exception | None = None
     reached: bool = False
-    """Nothing is left that is older than the moment of `read_up_to_now`."""
+    """Nothing older than the moment of `read_up_to_now` is left."""
     past: bool = False
     """`position` is past that moment."""
     committed_at: Millis = 0
@@ -67,16 +67,16 @@ class _Held:
 
     @property
     def waits(self) -> bool:
-        """Has something for a batch."""
+        """Whether it has something for a batch."""
         return not (self.is_idle() or self.busy or self.in_flight or self.failed is not None or self.claim.stopping.is_set())
 
     def is_idle(self) -> bool:
-        """Nothing is offered or planned: it is read on."""
+        """Whether nothing is offered or planned, so that reading continues."""
         return self.offer is None and self.kept.plan is None
 
 
 class Offering:
-    """All partitions that are this member's, and what they offer. Everything on one event loop."""
+    """All partitions of this member, and their offers. Used on one event loop."""
 
     def __init__(self, stream: ChangeStream, positions: PositionStore, limit: int) -> None:
         self._stream, self._positions, self._habits = stream, positions, Habits(limit=limit)
@@ -86,10 +86,10 @@ class Offering:
         self._until: Millis | None = None
         self._closing = False
 
-    # ---- what the member calls ----------------------------------------------------------------------------------------
+    # ---- called by the member -----------------------------------------------------------------------------------------
 
     async def handle(self, claim: Claim) -> End | None:
-        """Until the partition has ended and all of it is recorded, or it is to stop and nothing of it is in flight. A `Handler`."""
+        """Handle the partition until it has ended and is recorded, or it is to stop and nothing of it is in flight. A `Handler`."""
         self._count += 1
         held = _Held(claim, claim.kept, claim.position, self._count, committed_at=system.steady())
         self._held[claim.token] = held
@@ -128,7 +128,7 @@ class Offering:
                 self._news.set()
 
     async def _changed(self, held: _Held, plan: str | None) -> None:
-        """Until something else is planned than that, or it is to stop and may. Raises what the planner's commit or read failed with."""
+        """Wait until the plan changes, or the partition is to stop and may. Raises the error of the planner's commit or read."""
         while held.kept.plan == plan and not self._may_leave(held):
             held.changed.clear()
             await held.changed.wait()
@@ -139,7 +139,7 @@ class Offering:
         return held.claim.stopping.is_set() and not held.busy and (self._closing or not held.in_flight)
 
     async def _read_on(self, held: _Held) -> End | None:
-        """Read until there is something to offer, or the partition ends; or nothing of both: it is to stop."""
+        """Read until there is something to offer, or the partition ends, or (neither) it is to stop."""
         stopping = held.claim.stopping
         done = held.kept
         while not stopping.is_set():
@@ -168,7 +168,7 @@ class Offering:
         return None
 
     async def _next(self, held: _Held) -> Batch | None:
-        """What comes next; None: stop instead."""
+        """The next batch; None: stop instead."""
         read = asyncio.create_task(read_on(self._stream, held.claim, held.position, self._habits))
         try:
             await first_of(read, held.claim.stopping)
@@ -183,7 +183,7 @@ class Offering:
             await drop(read, self._habits.patience)
 
     async def _record(self, held: _Held, kept: Kept) -> Kept:
-        """That is what is recorded of it from now on, or is already."""
+        """Record `kept`, unless it is recorded already."""
         if kept == held.kept:
             return kept
         await self._positions.commit(held.claim.opening, kept)
@@ -196,12 +196,12 @@ class Offering:
             with contextlib.suppress(BrokenOffError):
                 await self._stream.kept(held.claim.token, held.kept.position)
 
-    # ---- what the planner calls ---------------------------------------------------------------------------------------
+    # ---- called by the planner ----------------------------------------------------------------------------------------
 
     async def settle(self, done: Iterable[Done]) -> dict[str, Done]:
-        """Record that these are done, which Spark has committed; returns those that could not be recorded now, by token.
+        """Record entries that Spark has committed as done; returns those that could not be recorded now, by token.
 
-        Raises `invalid_request` if the position store knows less than that.
+        Raises `invalid_request` if the position store is behind them.
         """
         entries = list(done)
         fared = await asyncio.gather(*(self._settle(each) for each in entries))
@@ -223,9 +223,9 @@ class Offering:
         return True
 
     async def plan(self, most: int, done: Mapping[str, Done], wait: Millis) -> list[Slice]:
-        """Plan the next batch, of about `most` rows, and wait so long for something to be offered. `done`: what `settle` left.
+        """Plan the next batch, of about `most` rows, waiting up to `wait` ms for an offer. `done`: the rest from `settle`.
 
-        Plans that were found go first, all of them, but for those that are done. Whatever fails is not in the batch: it is opened again.
+        All existing plans go first, except those already done. A partition that fails is left out, and reopened.
         """
         await self._wait(done, wait)
         waiting = sorted((each for each in self._held.values() if self._ready(each, done)), key=lambda each: each.since)
@@ -251,7 +251,7 @@ class Offering:
         return Slice(token, held.position, kept.plan, kept.batch, held.claim.grant, offer.rows)
 
     async def _look(self, held: _Held, plan: str) -> bool:
-        """A plan that was found: what is it?"""
+        """Look up the batch of an existing plan. Returns whether it succeeded."""
         held.busy, began = True, system.steady()
         try:
             batch = await read_planned(self._stream, held.claim, held.position, plan, self._habits)
@@ -279,7 +279,7 @@ class Offering:
 
     def _ready(self, held: _Held, done: Mapping[str, Done]) -> bool:
         entry = done.get(held.claim.token)
-        # It was opened, or opened again, since that was to be settled: it is not to be handed on once more.
+        # Opened (again) since it was to be settled: it must not be handed on again.
         return held.waits and not (entry is not None and judge(held.kept, entry) == "settle")
 
     async def _wait(self, done: Mapping[str, Done], wait: Millis) -> None:
@@ -289,21 +289,21 @@ class Offering:
             if left <= 0:
                 return
             self._news.clear()
-            # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+            # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left / 1000):
                     await self._news.wait()
         if not all(self._ready(each, done) for each in self._held.values()):
             await asyncio.sleep(_LINGER / 1000)
 
-    # ---- the end ------------------------------------------------------------------------------------------------------
+    # ---- shutdown -----------------------------------------------------------------------------------------------------
 
     def read_up_to_now(self) -> None:
-        """From now on partitions are read until nothing is left that is older than this moment."""
+        """From now on read partitions only until nothing older than this moment is left."""
         self._until = system.steady()
 
     def reached(self) -> frozenset[str]:
-        """Those in which nothing is left that was there at the moment of `read_up_to_now`, and nothing is planned."""
+        """The partitions with nothing left from before `read_up_to_now`, and nothing planned."""
         return frozenset(
             token
             for token, each in self._held.items()
@@ -314,20 +314,20 @@ class Offering:
         return frozenset(self._held)
 
     def close(self) -> None:
-        """No batch is planned or settled any more: whatever is in flight may be given back as it is."""
+        """Stop planning and settling: batches in flight may be given back as they are."""
         self._closing = True
         for held in self._held.values():
             held.changed.set()
 
     def _reach(self, held: _Held, offer: _Offer | None) -> None:
-        """Note whether, after that batch, which is handed on, nothing older than the moment is left.
+        """Note whether, after that handed-on batch, nothing older than the moment is left.
 
-        `behind` was true while the batch was read, which may be long before it is handed on: so it is held against when that read began.
-        The end is reached by an empty read at the tip that began after the moment. Or, lest a stream to which records keep coming is read
-        for ever, by the batch after one that ended past the moment: a child's parent may end just there, and one more read tells that.
+        `behind` was true at the time of the read, possibly long before the batch was handed on, so it is compared with the start of that
+        read. The end is reached by an empty read at the tip that began after the moment. Or, so that a steadily growing stream is not read
+        for ever, by the batch after one that ended past the moment: a child's parent may end just there, which one more read reveals.
         """
         if self._until is None or offer is None or offer.behind is None:
-            # Not known, so it may be anything: too many calls for now, a queue that is paused.
+            # Unknown, for any reason: throttling, a paused queue.
             return
         ended = held.past
         held.past = held.past or offer.behind < offer.began - self._until

@@ -1,4 +1,4 @@
-"""What a user says in `.option(...)` of `format("sluiceway-capture")`: parsed once, checked once, and wrong ones named."""
+"""Options of `format("sluiceway-capture")`, parsed and checked once, with errors that name the option."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from sluiceway.kernel.options import count, duration, get, required, unknown
 
 KNOWN = ("name", "meta", "log", "stream", "preset", "maxRowsPerTrigger", "maxRowsPerPartition", "requestTimeout")
 OF_STREAM = "stream."
-"""Options of the stream are named with this before them. Spark hands them over in lower case."""
+"""Prefix of the stream's own options. Spark passes names in lower case."""
 
 _LARGEST = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureOptions:
-    """`config.limit`: most rows of one partition in a batch; `max_rows`: of all of them; `request_timeout` (ms): how long a task tries."""
+    """`config.limit`: maximum rows of one partition per batch; `max_rows`: of all partitions; `request_timeout` (ms): retry limit of a
+    task."""
 
     config: CaptureConfig
     max_rows: int
@@ -31,7 +32,7 @@ class CaptureOptions:
 
 
 def capture_options(options: Mapping[str, str]) -> CaptureOptions:
-    """Raises `invalid_request` that names the option at fault."""
+    """Parse the options. Raises `invalid_request` that names the option at fault."""
     _check_names(options)
     meta = required(options, "meta", "the meta store, such as sqlite:captures.sqlite")
     if has_password(meta):
@@ -51,13 +52,13 @@ def capture_options(options: Mapping[str, str]) -> CaptureOptions:
 
 
 def has_password(url: str) -> bool:
-    """Whether there is one in it, in any of the places that a store's URL may have it."""
+    """Whether the URL contains a password, in any of the places where a store's URL may have one."""
     parts = urlsplit(url)
     return bool(parts.password) or any("password" in key.lower() for key in parse_qs(parts.query, keep_blank_values=True))
 
 
 def _check_names(options: Mapping[str, str]) -> None:
-    """Spark's own options pass; a name that is nearly ours is a mistake."""
+    """Reject unknown names that resemble one of ours; Spark's own options pass."""
     known = [name.lower() for name in KNOWN]
     for key in options:
         if key.lower() not in known and not key.lower().startswith(OF_STREAM) and (error := unknown(key, KNOWN, 0.75)):

@@ -1,15 +1,14 @@
-"""What a micro-batch of a capture reads, and what of it is known to be done. Pure: the source tells it what there is.
+"""Micro-batch plan of a capture: what a batch reads, and which earlier batches are done. Pure: the source supplies the facts.
 
-Two places remember a batch: the position store has, for each partition, the plan of the batch that is being handed on, and Spark's
-offset log has the *slices* of each micro-batch. The plan is recorded first, then Spark logs the offset, runs the batch and commits it, then
-asks for the next one; only then is the plan recorded as done. Wherever the driver dies between two of these steps, what is found says what
-follows:
+Two places remember a batch: the position store has, for each partition, the plan of the batch being handed on, and Spark's offset log has
+the *slices* of each micro-batch. The plan is recorded first, then Spark logs the offset, runs the batch, commits it, and asks for the next
+one; only then is the plan recorded as done. Wherever the driver dies between two of these steps, the records determine what to do:
 
 * plan recorded, offset not logged: the plan is no slice of `start`, so it is a slice of the next batch. Nothing of it was handed on.
-* offset logged, batch not committed: Spark reads the slices again, exactly, and asks nobody.
+* offset logged, batch not committed: Spark reads exactly the same slices again, without asking.
 * batch committed, plan not recorded as done: the plan is a slice of `start`, so it is done.
-* the partition is not this member's yet, or not any more: its slice goes from offset to offset as *done*, until it is seen that somebody
-  recorded it. Without that, a plan that is found long after its batch would be handed on twice.
+* the partition is not this member's yet, or no longer: its slice is carried from offset to offset as *done*, until it is seen that the
+  owner has recorded it. Otherwise a plan found long after its batch would be handed on twice.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class Slice(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A batch of a partition that Spark has committed, and of which that is perhaps not recorded yet."""
+    """A batch of a partition that Spark has committed, perhaps not yet recorded as done."""
 
     token: str
     upto: str
@@ -58,7 +57,7 @@ class Offset:
     sequence: int = 0
     slices: tuple[Slice, ...] = ()
     done: tuple[Done, ...] = ()
-    """Of earlier batches. Those of this one are done as well once Spark begins at this offset."""
+    """Entries of earlier batches. Those of this batch are done as well once Spark begins at this offset."""
 
     @classmethod
     def parse(cls, offset: Mapping[str, object]) -> Offset:
@@ -67,11 +66,11 @@ class Offset:
         return cls(int(str(offset["sequence"])), slices, done)
 
     def to_dict(self) -> dict[str, object]:
-        """Keys in alphabetical order; lists as one string each, since Spark takes none."""
+        """Keys in alphabetical order; lists as one string each, since Spark takes no lists."""
         return {"done": _text(self.done), "sequence": self.sequence, "slices": _text(self.slices)}
 
     def committed(self) -> tuple[Done, ...]:
-        """All that is done when Spark begins at this offset. One entry a partition: the last one."""
+        """Everything done when Spark begins at this offset: the last entry of each partition."""
         last = {each.token: each for each in self.done}
         last |= {each.token: each.done for each in self.slices}
         return tuple(last.values())
@@ -88,10 +87,9 @@ Verdict = Literal["settle", "settled"]
 
 
 def judge(kept: Kept, done: Done) -> Verdict:
-    """What is to be recorded of a batch that Spark has committed. `settle`: that it is done; `settled`: nothing, for it is.
+    """What to record for a batch that Spark has committed. `settle`: that it is done; `settled`: nothing, it is recorded already.
 
-    Raises `invalid_request` if the position store knows less than the checkpoint does: going on would hand on twice, or under
-    numbers that were used.
+    Raises `invalid_request` if the position store is behind the checkpoint: continuing would hand on twice, or under used numbers.
     """
     if kept.batch == done.batch and kept.plan == done.upto:
         return "settle"
@@ -105,9 +103,9 @@ def judge(kept: Kept, done: Done) -> Verdict:
 
 
 def choose(offered: Mapping[str, int], most: int, first: Iterable[str] = ()) -> list[str]:
-    """Which partitions' offers (rows by token) make up a batch: `first` all of them, then others until there are `most` rows.
+    """Choose the partitions' offers (rows by token) for a batch: all of `first`, then others until there are `most` rows.
 
-    At least one, if any is offered. Those that do not fit come first the next time: the caller asks with the oldest offers first.
+    At least one, if any is offered. The rest comes first next time: the caller passes the oldest offers first.
     """
     chosen = [token for token in first if token in offered]
     rows = sum(offered[token] for token in chosen)
@@ -122,22 +120,22 @@ def choose(offered: Mapping[str, int], most: int, first: Iterable[str] = ()) -> 
 
 
 def recorded(done: Done, state: State, kept: Kept | None) -> bool:
-    """Whether somebody else has recorded that batch, so that it need not be carried on; `kept` is what the position store had a while ago.
+    """Whether another member has recorded that batch, so that it need not be carried on; `kept` is a recent state of the position store.
 
-    `state` must be one that this member had after its own `Join`. A partition is only finished once its last batch is recorded.
+    `state` must be newer than this member's own `Join`. A partition only finishes once its last batch is recorded.
     """
     return done.token not in state.partitions or (kept is not None and _beyond(kept, done))
 
 
 def _beyond(kept: Kept, done: Done) -> bool:
-    """Where nothing is planned under the same number, that plan was recorded, and perhaps the position has moved on over nothing."""
+    """Whether the position store is past that batch: no plan under the same number means that it was recorded; the position may have moved
+    on without records."""
     return kept.batch > done.batch or (kept.batch == done.batch and kept.plan is None)
 
 
 class Seen(NamedTuple):
-    """What the end of an `availableNow` run depends on. `reached`: this member's partitions that have nothing older than the run,
-    and nothing planned. `steady`: the members have been the same for so long that none of them can be dead.
-    """
+    """Facts that decide the end of an `availableNow` run. `reached`: this member's partitions with nothing older than the run, and nothing
+    planned. `steady`: the members have been the same for so long that none can be dead."""
 
     state: State
     name: str
@@ -146,7 +144,7 @@ class Seen(NamedTuple):
 
 
 def is_over(seen: Seen) -> bool:
-    """Whether all there was when an `availableNow` run began has been read by this query, or belongs to another one that lives."""
+    """Whether everything present at the start of an `availableNow` run has been read by this query, or belongs to another live one."""
     state = seen.state
     if seen.name not in state.members:
         return False

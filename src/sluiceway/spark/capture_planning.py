@@ -1,4 +1,4 @@
-"""The driver's part of a micro-batch capture, on one event loop: what the pure planner needs to know, and what becomes of what it says."""
+"""Planning in the driver of a micro-batch capture, on one event loop: feeds the pure planner, and carries out its results."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from sluiceway.spark.capture_plan import Done, Offset, Seen, is_over, recorded
 log = logging.getLogger(__name__)
 
 _WAIT: Millis = 500
-"""How long a trigger waits for something to be offered. Spark asks again 10 ms after an empty answer."""
+"""Timeout of a trigger's wait for an offer. Spark asks again 10 ms after an empty answer."""
 _LOOK: Millis = 1_000
-"""How often the position store is asked what others have recorded, while something is carried on."""
+"""Interval of reads of the position store, for what others have recorded, while batches are carried on."""
 _ALARM: Millis = 10_000
-"""How long a partition may need somebody's help before the query fails, so that somebody hears of it."""
+"""Time after which a partition that needs an operator fails the query, to make that visible."""
 _STEADY: Millis = 10_000
-"""Members that have been the same for so long are alive: a dead one has been given up by then."""
+"""Members unchanged for this long are alive: a dead one has been given up by then."""
 
 
 class Planning:
-    """Says what the next batch is. `begin` and `watch` are for `run_member`."""
+    """Plans the next batch. `begin` and `watch` are passed to `run_member`."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -54,25 +54,25 @@ class Planning:
         self._runner = runner
 
     def read_up_to_now(self) -> None:
-        """From now on `following` waits for a batch, or until nothing is left that was there at this moment. Also before `begin`."""
+        """From now on `following` waits for a batch, or until everything present at this moment is read. May precede `begin`."""
         self._up_to_now = True
         if self._offering is not None:
             self._offering.read_up_to_now()
 
     def close(self) -> None:
-        """What is in flight may be given back as it is."""
+        """Allow batches in flight to be given back as they are."""
         if self._offering is not None:
             self._offering.close()
 
     async def following(self, start: Offset, most: int) -> Offset:
         """The offset of the next batch, of about `most` rows; `start` itself if there is none now.
 
-        Whatever `start` has is recorded as done. Raises SluicewayError for what does not go on without somebody's help.
+        Everything in `start` is recorded as done. Raises SluicewayError for what cannot proceed without an operator.
         """
         while True:
             runner, offering = self._runner, self._offering
             if runner is None or offering is None or runner.name not in runner.state.joined:
-                # There is nothing yet, or what it knows of partitions may be old.
+                # There is no member yet, or its knowledge of partitions may be outdated.
                 await asyncio.sleep(_WAIT / 1000)
             else:
                 following = await self._plan(runner, offering, start, most)
@@ -90,7 +90,7 @@ class Planning:
         return start.following(slices, left.values()) if slices else None
 
     async def _drop_recorded(self, runner: TaskRunner, held: frozenset[str], left: dict[str, Done]) -> None:
-        """Those that are somebody else's to record, and that are recorded."""
+        """Drop entries that other members were to record, and have recorded."""
         others = [each for token, each in left.items() if token not in held]
         if not others:
             return
@@ -106,7 +106,7 @@ class Planning:
                 del left[each.token]
 
     def _check_alarms(self, runner: TaskRunner) -> None:
-        """Raises what has needed somebody's help for a while."""
+        """Raise an alarm that has lasted for a while."""
         now = system.steady()
         self._alarms = {alarm: self._alarms.get(alarm, now) for alarm in runner.alarms.items()}
         for (token, why), since in self._alarms.items():

@@ -1,7 +1,7 @@
-"""Resident: one Spark job whose tasks never end, each a member of a capture that hands records on to a queue.
+"""Resident capture: one Spark job of endless tasks, each a member of a capture that hands records on to a queue.
 
-Spark starts a task again whose process has died, which is all that a member needs: it finds everything else in the log. The driver holds
-all tasks by a *leash*, a connection of each to it, so that they can leave in order when it wants them to, or dies.
+Spark restarts a task whose process has died, which is all that a member needs: everything else is in the log. Each task holds a *leash*, a
+connection to the driver, so that it can leave in order when the driver wants it to, or dies.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ if TYPE_CHECKING:
 log = logging.getLogger("sluiceway.spark")
 
 MIN_FAILURES = 1_000
-"""A task is killed now and then, for as long as the job lives, and Spark counts that over all of its life."""
+"""Minimum failure limit: tasks die now and then over the job's life, and Spark counts failures over all of it."""
 _FAILURES = 1_000_000
 _NONCE = 32
 _GREETING = 10.0
-"""Seconds that a task has to say which it is."""
+"""Seconds for a task to identify itself."""
 _LINE = 200
-"""Bytes in which it says that."""
+"""Maximum bytes of that identification."""
 _DETAIL = 2_000
 _MOST = 16_384
-"""Characters of what a task has failed with, and bytes in which it says so."""
+"""Maximum characters of a task's error detail, and bytes of its report."""
 _AGAIN = 1.0
-"""Seconds before a task that could not begin is tried again."""
+"""Seconds before a task that could not begin is retried."""
 _LEAVE = 40.0
-"""Seconds that the tasks have to leave in order: more than a member takes."""
+"""Seconds for the tasks to leave in order: more than a member takes."""
 _CANCEL = 20.0
-"""Seconds that Spark has to end them otherwise."""
+"""Seconds for Spark to end them otherwise."""
 _GLANCE = 0.1
 _NOBODY = 3.0
-"""Seconds without any task, after which none is waited for."""
+"""Seconds without any task after which none is waited for."""
 _ELSEWHERE = frozenset(("api_key", "apiKey", "caFile", "dsn_env", "dsn_file"))
-"""What names something that need be there only where the tasks are."""
+"""Options that refer to something needed only where the tasks run."""
 
 
 class Present(NamedTuple):
-    """A task that runs: its number in the job, its attempt, the host and the process id of its Python worker."""
+    """A running task: its number in the job, its attempt, and the host and process id of its Python worker."""
 
     task: int
     attempt: int
@@ -64,13 +64,13 @@ class Present(NamedTuple):
     pid: int
 
 
-# ---- the session -------------------------------------------------------------------------------------------------------
+# ---- session -----------------------------------------------------------------------------------------------------------
 
 
 def settings(tasks: int) -> dict[str, object]:
-    """What a session of one machine needs for that many resident tasks, for `session(…, **settings(tasks))`.
+    """Settings of a local session for that many resident tasks, for `session(…, **settings(tasks))`.
 
-    One slot more than tasks, for whatever else the driver runs.
+    One slot more than tasks, for the driver's other work.
     """
     return {
         "spark.master": f"local[{tasks + 1},{_FAILURES}]",
@@ -82,9 +82,9 @@ def settings(tasks: int) -> dict[str, object]:
 
 
 def check_before(config: CaptureConfig, conf: Mapping[str, object], tasks: int) -> None:
-    """What can be known before there is a session with these settings. Raises SluicewayError.
+    """Check what can be checked before a session with these settings exists. Raises SluicewayError.
 
-    Where the tasks run on other machines, what these have in their environment is for the tasks to see.
+    If the tasks run on other machines, these machines' environment is for the tasks to check.
     """
     texts = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in conf.items()}
     check_session(texts.get, tasks)
@@ -102,9 +102,9 @@ async def _check_stream(config: CaptureConfig) -> None:
 
 
 def check_session(conf: Callable[[str], str | None], tasks: int) -> None:
-    """Raises `invalid_request` that names the setting in which the job would end, hang, or have members that are none.
+    """Raises `invalid_request` that names a setting with which the job would end, hang, or have fewer members than tasks.
 
-    `conf` gives a setting's value by its full name, or None.
+    `conf` returns a setting's value by its full name, or None.
     """
     master = conf("spark.master") or ""
     local = re.fullmatch(r"local(?:\[(\d+|\*)(?:,\s*(\d+))?\])?", master)
@@ -128,7 +128,7 @@ def check_session(conf: Callable[[str], str | None], tasks: int) -> None:
 
 
 def _slots(conf: Callable[[str], str | None]) -> int | None:
-    """How many tasks can run at once in a cluster; None: that depends."""
+    """Number of concurrent tasks in a cluster; None: variable."""
     instances, cores = conf("spark.executor.instances"), conf("spark.executor.cores")
     if instances is None or cores is None or (conf("spark.dynamicAllocation.enabled") or "false").lower() == "true":
         return None
@@ -140,14 +140,15 @@ def _check_slots(slots: int | None, tasks: int, name: str) -> None:
         raise invalid(name, f"{tasks} tasks need {tasks} slots, and there are {slots}; the others would wait for ever")
 
 
-# ---- the leash ---------------------------------------------------------------------------------------------------------
+# ---- leash -------------------------------------------------------------------------------------------------------------
 
 
 class Leash:
-    """The driver's end: who is there, and that they shall leave. Nothing that a task sends is trusted, but for how many there are."""
+    """The driver's end of the leash: knows the running tasks, and tells them to leave. Task input is trusted only as far as the count of
+    tasks."""
 
     def __init__(self, host: str, news: threading.Event, bind: str | None = None) -> None:
-        """`host`: where tasks find the driver; `bind`: its own address, if that is another. `news` is set when a task has failed.
+        """`host`: where tasks find the driver; `bind`: its own address, if different. `news` is set when a task has failed.
 
         Raises `invalid_request`.
         """
@@ -158,9 +159,9 @@ class Leash:
         self._present: dict[socket.socket, Present] = {}
         self._dropped = self._closed = False
         self.failed: SluicewayError | None = None
-        """What is wrong with the first task that cannot go on, and will not when it is tried again."""
+        """The first permanent error of a task, which a retry would not mend."""
         self.trouble = ""
-        """What the last task that could not go on for now has said."""
+        """The last temporary error of a task."""
         self.news = news
         threading.Thread(target=self._accept, name="sluiceway-leash", daemon=True).start()
 
@@ -170,20 +171,20 @@ class Leash:
             return sorted(self._present.values())
 
     def drop(self) -> None:
-        """All tasks leave, those that come later too."""
+        """Tell all tasks to leave, including later ones."""
         with self._lock:
             self._dropped = True
             connections = list(self._present)
         for connection in connections:
             with contextlib.suppress(OSError):
-                # Its own half stays open until it has left.
+                # The task's half stays open until it has left.
                 connection.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._closed = True
         self.drop()
         with contextlib.suppress(OSError):
-            # Closing alone does not wake who waits in `accept`.
+            # Closing alone does not wake the thread in `accept`.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -194,7 +195,7 @@ class Leash:
             except OSError as error:
                 if self._closed:
                     return
-                # Too many open files, for instance: nobody else lets tasks in. This thread does nothing else, so it may sleep.
+                # For instance too many open files: keep accepting, as no other thread does. This thread has no other work, so it may sleep.
                 log.warning("a task could not be let in: %s", error)
                 time.sleep(_AGAIN)
                 continue
@@ -219,8 +220,8 @@ class Leash:
                     del self._present[connection]
 
     def _hear(self, line: bytes) -> None:
-        """A task's last words, if it had any."""
-        # Half a line, of one that was killed, says nothing.
+        """Record a task's final error, if it sent one."""
+        # A partial line, from a killed task, is ignored.
         with contextlib.suppress(ValueError, KeyError, TypeError):
             told = json.loads(line)
             error = SluicewayError(told["code"], told["detail"], told["field"])
@@ -242,7 +243,7 @@ def _listening(address: str) -> socket.socket:
 
 
 def _greeted(line: bytes, nonce: str) -> Present | None:
-    """Who says so; None: somebody else."""
+    """The task that identifies itself; None: an unknown peer."""
     words = line.decode("ascii", "replace").split()
     if len(words) != 5 or not secrets.compare_digest(words[0].encode(), nonce.encode()) or not all(words[n].isdigit() for n in (1, 2, 4)):
         return None
@@ -250,7 +251,7 @@ def _greeted(line: bytes, nonce: str) -> Present | None:
 
 
 class _Member:
-    """What a task runs. It is sent to the executors as it is."""
+    """The function of a task, sent to the executors."""
 
     def __init__(self, config: CaptureConfig, address: tuple[str, int], nonce: str) -> None:
         self._config, self._address, self._nonce = config, address, nonce
@@ -261,16 +262,17 @@ class _Member:
         return iter((number,))
 
     async def _run(self, number: int, attempt: int) -> None:
-        """Until the driver lets go of the leash, or is gone. It is told what will not mend; Spark tries anything else again."""
+        """Run a member until the driver drops the leash, or is gone. Permanent errors are reported to the driver; Spark retries any
+        others."""
         try:
             reader, writer = await asyncio.open_connection(*self._address)
         except OSError as error:
-            # Nobody could ever end this task.
+            # No leash could ever end this task.
             await asyncio.sleep(_AGAIN)
             where = f"{self._address[0]}:{self._address[1]}"
             raise SluicewayError("unavailable", f"task {number} does not reach the driver at {where}: {error}") from None
         leash = asyncio.ensure_future(_let_go(reader))
-        # The driver's machine may go without a word, and the driver itself says none.
+        # The driver's machine may vanish silently, and the driver itself sends nothing.
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             writer.write(f"{self._nonce} {number} {attempt} {socket.gethostname()[:80]} {os.getpid()}\n".encode("ascii", "replace"))
@@ -279,7 +281,7 @@ class _Member:
             told = {"code": error.code, "detail": error.detail[:_DETAIL], "field": error.field}
             writer.write(json.dumps(told).encode() + b"\n")
             await asyncio.wait((leash,), timeout=_AGAIN if error.retryable else None)
-            # Let go, it must end well: otherwise Spark begins it again, and nobody can end the job.
+            # If released, end successfully: otherwise Spark restarts the task, and the job cannot end.
             if not leash.done():
                 raise
         finally:
@@ -299,18 +301,18 @@ class _Member:
 
 
 async def _let_go(reader: asyncio.StreamReader) -> None:
-    """The driver says nothing: it only ends the connection."""
+    """Wait for the driver to end the connection; it sends nothing."""
     with contextlib.suppress(ConnectionError):
         await reader.read(1)
 
 
-# ---- the job -----------------------------------------------------------------------------------------------------------
+# ---- job ---------------------------------------------------------------------------------------------------------------
 
 
 class Resident:
-    """The job, from its start to its end; also a context manager, which stops it.
+    """The job, from start to end; also a context manager, which stops it.
 
-    `session` must have what `settings` has. Raises `invalid_request` that names what is wrong with it.
+    `session` must have the settings of `settings`. Raises `invalid_request` that names a wrong one.
     """
 
     def __init__(self, session: SparkSession, config: CaptureConfig, tasks: int) -> None:
@@ -333,18 +335,18 @@ class Resident:
 
     @property
     def present(self) -> list[Present]:
-        """The tasks that run now."""
+        """The running tasks."""
         return self._leash.present
 
     @property
     def trouble(self) -> str:
-        """Why the last task that ended has ended; it is begun again."""
+        """Why the last failed task ended; it is restarted."""
         return self._leash.trouble
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether the job is over, after so many seconds at most.
+        """Wait up to `timeout` seconds. Returns whether the job is over.
 
-        Raises SluicewayError if a task cannot go on whatever is done, or if Spark has ended the job.
+        Raises SluicewayError for a task's permanent error, or if Spark has ended the job.
         """
         if not self._news.wait(timeout):
             return False
@@ -355,7 +357,7 @@ class Resident:
         return True
 
     def stop(self) -> None:
-        """The tasks leave in order. Those that take too long are ended by Spark; their partitions wait until they are taken for dead."""
+        """Let the tasks leave in order. Slow ones are ended by Spark; their partitions wait until the members are considered dead."""
         self._stopping = True
         self._leash.drop()
         if not self._leave():
@@ -366,7 +368,7 @@ class Resident:
         self._leash.close()
 
     def _leave(self) -> bool:
-        """Whether the job is over. Not for long if nobody is there: tasks that cannot begin do not leave, either."""
+        """Whether the job is over in time. Gives up early if no task is present: tasks that cannot begin do not leave, either."""
         seen = began = time.monotonic()
         while not self._over.wait(_GLANCE):
             now = time.monotonic()
@@ -394,7 +396,7 @@ class Resident:
 
 
 def _first_line(error: BaseException) -> str:
-    """The words of a task's own error, where there is one: Spark shows its whole trace."""
+    """The text of a task's own error, if there is one; Spark's message contains its whole traceback."""
     text = str(error)
     own = re.findall(r"(?m)^(?:\S*\.)?SluicewayError: (.*)$", text)
     lines = own or text.strip().splitlines() or [type(error).__name__]

@@ -1,7 +1,7 @@
-"""`format("sluiceway-capture")`: a change stream as rows, by micro-batches that are planned by one member of the capture beside the driver.
+"""`format("sluiceway-capture")`: a change stream as rows, in micro-batches planned by one member of the capture beside the driver.
 
-Why a replay is exact, and what follows from a crash at each point, is in `capture_plan.py`. Here is what does it: a thread with the member,
-in the process that Spark keeps for the reader, which settles, plans and waits; and the tasks, which read what was planned.
+`capture_plan.py` explains why a replay is exact, and the consequences of a crash at each point. This module carries it out: a thread with
+the member, in the reader's process, which settles, plans and waits; and the tasks, which read what was planned.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ SCHEMA = StructType(
 )
 
 _LEAVE = 10.0
-"""Seconds that a query's end waits for its member to leave."""
+"""Seconds that the end of a query waits for its member to leave."""
 _ELSEWHERE = (
     "If another query of this capture has handed it on meanwhile, as it does for one that is gone, this checkpoint cannot go on; "
     "with a new one the query goes on where the other is"
@@ -63,7 +63,7 @@ class CaptureSource(DataSource):
         return "sluiceway-capture"
 
     def schema(self) -> StructType:
-        # As soon as it is loaded: the first place where a wrong option can be told.
+        # On loading: the first place where a wrong option can be reported.
         capture_options(self.options)
         return SCHEMA
 
@@ -79,7 +79,7 @@ class CaptureSource(DataSource):
 
 
 class Task(InputPartition):
-    """What one Spark task reads."""
+    """Work of one Spark task."""
 
     def __init__(self, part: Slice) -> None:
         super().__init__(part)
@@ -87,7 +87,7 @@ class Task(InputPartition):
 
 
 class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's side of the capture. Spark keeps one in a process of its own beside the driver, and copies for tasks."""
+    """One streaming query's reader. Spark keeps one in its own process beside the driver, and copies for tasks."""
 
     def __init__(self, options: CaptureOptions) -> None:
         self._options = options
@@ -110,10 +110,10 @@ class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return start if following is before else following.to_dict()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of the batch that ends at `end`, by what stands in it."""
+        """The tasks of the batch that ends at `end`, by its content."""
         before, batch = Offset.parse(start), Offset.parse(end)
         if batch.sequence == before.sequence:
-            # Nothing is in it. Spark logs such a batch when it begins.
+            # An empty batch. Spark logs one at the start.
             return []
         if batch.sequence != before.sequence + 1:
             raise SluicewayError(
@@ -121,7 +121,7 @@ class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 f"Spark asks for batches {before.sequence + 1} to {batch.sequence} at once, and the checkpoint has what the last one reads "
                 "only; asynchronous progress tracking cannot be used with this source",
             )
-        # After a restart this comes first: the member can take part before it is needed.
+        # After a restart this is called first: the member can join before it is needed.
         self._member()
         return [Task(part) for part in batch.slices]
 
@@ -130,7 +130,7 @@ class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield to_rows(asyncio.run(read_slice(self._options, partition.part)), partition.part)
 
     def stop(self) -> None:
-        """The member leaves. What is planned stays planned: a restart from the checkpoint knows whether it is done."""
+        """Let the member leave. Plans stay: a restart from the checkpoint knows whether they are done."""
         if self._planner is not None:
             self._planner.stop()
 
@@ -141,7 +141,7 @@ class CaptureStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 async def read_slice(options: CaptureOptions, part: Slice) -> pa.RecordBatch:
-    """Exactly what was planned. Raises `unavailable` if the stream breaks off again and again, `not_found` if it has it no more."""
+    """Read exactly what was planned. Raises `unavailable` if the stream keeps breaking off, `not_found` if it no longer has the records."""
     config = options.config
     stream = open_stream(config.stream, config.name, config.options)
     deadline = system.steady() + options.request_timeout
@@ -176,7 +176,7 @@ def _named(part: Slice) -> str:
 
 
 def to_rows(records: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
-    """Records of a stream → rows of SCHEMA. No Python runs per row."""
+    """Convert a stream's records to rows of SCHEMA. No Python runs per row."""
     schema = to_arrow_schema(SCHEMA, timezone="UTC")
     own = {"partition": pa.repeat(part.token, records.num_rows), "batch": pa.repeat(part.batch, records.num_rows)}
     columns = [own[field.name] if field.name in own else records.column(field.name) for field in schema]
@@ -184,9 +184,9 @@ def to_rows(records: pa.RecordBatch, part: Slice) -> pa.RecordBatch:
 
 
 class Planner:
-    """A member of the capture in a thread of its own. Its methods are called by Spark's thread, and wait for an answer.
+    """A member of the capture in a thread of its own. Its methods are called by Spark's thread, and block.
 
-    They raise what the member ended with, if it ended.
+    They raise the member's final error, if it has ended.
     """
 
     def __init__(self, options: CaptureOptions) -> None:
@@ -202,18 +202,18 @@ class Planner:
         try:
             return self._ask(self._planning.following(start, most))
         except SluicewayError as error:
-            # Spark shows all that it comes from, and its own words would be somewhere in the middle.
+            # Spark shows the whole traceback, which would bury the error's own text.
             raise error.with_traceback(None) from None
 
     def read_up_to_now(self) -> None:
-        """Let `following` end once all is read that there is now."""
+        """Let `following` end once everything present now is read."""
         self._ask(self._read_up_to_now())
 
     async def _read_up_to_now(self) -> None:
         self._planning.read_up_to_now()
 
     def stop(self) -> None:
-        """The member leaves, for some seconds; then it is left to itself."""
+        """Let the member leave, waiting some seconds."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._leave)
         wait((self._ended,), _LEAVE)
@@ -230,7 +230,7 @@ class Planner:
         wait(both, return_when=FIRST_COMPLETED)
         if answer.done() and not answer.cancelled():
             return answer.result()
-        # The member has ended, and with it whatever went on there.
+        # The member has ended, and all work there with it.
         answer.cancel()
         self._ended.result()
         raise SluicewayError("unavailable", "the query's member of the capture has left")

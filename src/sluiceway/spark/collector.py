@@ -1,4 +1,4 @@
-"""Python's garbage collector in Spark's workers."""
+"""Garbage collector of Spark's Python workers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _spared = False
 
 
 def spare_collector() -> None:
-    """In a task: from now on, collections in this worker pass over what it has loaded so far. Elsewhere nothing happens.
+    """In a task: exclude everything loaded so far from this worker's future collections. Elsewhere a no-op.
 
-    Spark's worker collects after each task. Nearly all that it then looks through is modules, which never go, and that took several times
-    as long as to read 10,000 items.
+    Spark's worker collects after each task. Nearly everything it scans is modules, which never go, and that took several times as long as
+    reading 10,000 items.
     """
     global _spared
     if not _spared and TaskContext.get() is not None:

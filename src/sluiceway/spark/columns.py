@@ -1,7 +1,7 @@
-"""The columns that a reader makes: some of an item's, or, with `payloadFormat=json`, those of a user's schema.
+"""Columns of a reader: some of an item's, or, with `payloadFormat=json`, those of a user's schema.
 
-Payloads are parsed many at once. What does not fit is found by halving down to some hundreds of rows, and there by reading each of them
-alone, in one pass, so that no other row is moved or lost for it: all of its columns are null, and it stands as text in the column
+Payloads are parsed in bulk. Payloads that do not fit are located by bisection down to some hundreds of rows, and there by decoding each one
+by itself, in one pass, so that no other row is affected: all of their columns are null, and the text goes into the column
 `_corrupt_record`, if the schema has that.
 """
 
@@ -37,24 +37,24 @@ from sluiceway.kernel.errors import invalid
 log = logging.getLogger("sluiceway.spark")
 
 ITEM = "_item"
-"""The struct with columns of the item, in a user's schema. Apart, because members of the payload may have any name, such as `id`."""
+"""Struct of item columns in a user's schema. Separate, since payload members may have any name, such as `id`."""
 
 CORRUPT = "_corrupt_record"
 """Spark's name for it."""
 
 _PIECE = 1_000
-"""Rows that are read one by one in Python where the parser refuses them together. More: one bad row costs more; fewer: many cost more."""
+"""Rows decoded one by one in Python where the parser refuses them together. With more, one bad row costs more; with fewer, many do."""
 
 _TIME = re.compile(
     r"\d{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12]\d|3[01])(?:[ T]\d\d(?::?\d\d(?::?\d\d(?:\.\d*)?)?)?(?:Z|[+-]\d\d(?::?\d\d)?)?)?", re.ASCII
 )
-"""Every text that the parser takes for a point in time is like this. Not all that are like this are one."""
+"""Matches every text that the parser accepts as a point in time, and some others."""
 
 _PLAIN = (BooleanType, NumericType, DateType, TimestampType, TimestampNTZType)
 
 
 def check_columns(schema: StructType, known: StructType) -> StructType:
-    """The columns that are wanted. Raises `invalid_request` for one that is not `known`, or that has another type."""
+    """The requested columns. Raises `invalid_request` for one that is not in `known`, or has another type there."""
     types = {field.name: field.dataType.simpleString() for field in known}
     for field in schema:
         if field.name not in types:
@@ -65,7 +65,7 @@ def check_columns(schema: StructType, known: StructType) -> StructType:
 
 
 class JsonColumns:
-    """Makes the columns of `schema`: members of payloads, `_item` with some of the `known` columns of an item, and `_corrupt_record`.
+    """Produces the columns of `schema`: members of payloads, `_item` with some of the `known` columns of an item, and `_corrupt_record`.
 
     Raises `invalid_request` for a column that cannot be made.
     """
@@ -85,10 +85,10 @@ class JsonColumns:
             raise invalid("schema", f"{CORRUPT} is of the type string")
         wanted = {field.name for field in check_columns(item, known)} | {"id", "payload"}
         self.read = StructType([field for field in known if field.name in wanted])
-        """The columns of items that `make` has to be given."""
+        """The item columns that `make` requires."""
 
     def make(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """As many rows, in the same order."""
+        """Convert items to rows: the same number, in the same order."""
         payloads = rows.column("payload")
         members = pa.concat_arrays(list(_parse(payloads, self._struct)))
         columns = dict(zip(self._struct.names, members.flatten(), strict=True))
@@ -106,7 +106,7 @@ class JsonColumns:
 
 
 def _parse(payloads: pa.Array, kind: pa.StructType, *, sieved: bool = False) -> Iterator[pa.StructArray]:
-    """One struct for each payload, in order; null for one that does not fit. `sieved`: they were read one by one already."""
+    """One struct per payload, in order; null for one that does not fit. `sieved`: they were decoded one by one already."""
     if not len(payloads):
         yield pa.nulls(0, kind)
     elif (found := _parsed(payloads, kind)) is not None:
@@ -122,17 +122,17 @@ def _parse(payloads: pa.Array, kind: pa.StructType, *, sieved: bool = False) -> 
 
 
 def _sieved(payloads: pa.Array, kind: pa.StructType) -> pa.StructArray:
-    """The same, where some do not fit: those of which that is certain are left out, and the parser has the last word on the others."""
+    """Parse payloads of which some do not fit: certain misfits are left out, and the parser decides on the others."""
     may_fit = _may_fit(kind)
     good = np.fromiter((_may_be(payload, may_fit) for payload in payloads.to_pylist()), bool, len(payloads))
-    # Where nothing was found, halving is all that is left.
+    # If no misfit was found, bisection is all that is left.
     parsed = pa.concat_arrays(list(_parse(payloads.filter(pa.array(good)), kind, sieved=True)))
     places = np.where(good, np.cumsum(good) - 1, 0)
     return parsed.take(pa.array(places, pa.int64(), mask=~good))
 
 
 class _Repeating(dict[str, Any]):
-    """An object of JSON in which members are `repeated`."""
+    """A JSON object with `repeated` members."""
 
     def __init__(self, pairs: list[tuple[str, Any]]) -> None:
         super().__init__(pairs)
@@ -148,19 +148,19 @@ _read = json.JSONDecoder(object_pairs_hook=_object).decode
 
 
 def _may_be(payload: bytes, may_fit: Callable[[Any], bool]) -> bool:
-    """False: the parser refuses it, certainly."""
+    """False: the parser certainly refuses the payload."""
     try:
         value = _read(payload.decode())
     except (UnicodeDecodeError, json.JSONDecodeError):
         return False
     except (ValueError, RecursionError):
-        # A number with thousands of digits, or values nested as deep: the parser may pass over them.
+        # A number with thousands of digits, or deeply nested values: the parser may skip them.
         return True
     return value is not None and may_fit(value)
 
 
 def _may_fit(kind: pa.DataType) -> Callable[[Any], bool]:
-    """What tells of a value that json has read whether the parser may take it for one of this type. False is certain."""
+    """A predicate on decoded values: whether the parser may accept one as this type. False is certain."""
     if pa.types.is_struct(kind):
         members = [(field.name, _may_fit(field.type)) for field in kind]
         names = {name for name, _ in members}
@@ -168,7 +168,7 @@ def _may_fit(kind: pa.DataType) -> Callable[[Any], bool]:
         def may_be_struct(value: Any) -> bool:
             if not isinstance(value, dict):
                 return value is None
-            # The parser refuses a member that is there twice, unless it passes over it.
+            # The parser refuses a repeated member, unless it ignores that member.
             once = not isinstance(value, _Repeating) or names.isdisjoint(value.repeated)
             return once and all(may(value.get(name)) for name, may in members)
 
@@ -191,16 +191,16 @@ def _may_fit(kind: pa.DataType) -> Callable[[Any], bool]:
 
 
 def _parsed(payloads: pa.Array, kind: pa.StructType) -> pa.StructArray | None:
-    """All of them at once; None: at least one does not fit."""
+    """Parse all of them at once; None: at least one does not fit."""
     try:
-        # The parser does not look whether texts are UTF-8; this does. A payload cannot reach into the next: what it leaves open is closed
-        # too early. It can only be several values, and then there are too many, in the list or in all.
+        # The parser does not check for UTF-8; the cast does. A payload cannot extend into the next: unclosed brackets end too early. It can
+        # only be several values, which shows in the number of values in its list or in total.
         texts = payloads.cast(pa.utf8())
         lines = pc.binary_join_element_wise('{"v":[', texts, "]}\n", "")
         size = pc.sum(pc.binary_length(lines)).as_py()
         found = pa.json.read_json(
             pa.BufferReader(lines.buffers()[2].slice(0, size)),
-            # One block: a payload may have line ends in it, and so be cut by any other.
+            # A single block, since payloads may contain line ends, at which other blocks could be cut.
             pa.json.ReadOptions(use_threads=False, block_size=size + 1),
             pa.json.ParseOptions(explicit_schema=pa.schema([("v", pa.list_(_as_parsed(kind)))]), unexpected_field_behavior="ignore"),
         )
@@ -212,7 +212,7 @@ def _parsed(payloads: pa.Array, kind: pa.StructType) -> pa.StructArray | None:
 
 
 def _as_parsed(kind: pa.DataType) -> pa.DataType:
-    """What the parser is told to make of it: it knows points in time as texts, and dates only as numbers."""
+    """The type given to the parser, which knows points in time as texts, and dates only as numbers."""
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_as_parsed(field.type)) for field in kind])
     if pa.types.is_list(kind):

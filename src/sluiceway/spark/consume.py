@@ -1,9 +1,9 @@
-"""`mode=consume`: a batch read that takes what is ready. Nothing of it is settled by reading.
+"""`mode=consume`: a batch read that leases ready items. Reading settles nothing.
 
-The leases are taken when the DataFrame is made, by the driver, and stand in it: so every action on it reads the same items, and planning
-takes none. Their keys are made of the consumer's name alone, so whoever loads again under that name, after a crash say, finds what was
-taken and not closed, call by call up to the first of which nothing is left. What was taken behind that stays leased until `holdFor` is over
-and is back then. `settle(…, close=True)` closes them.
+The driver takes the leases when the DataFrame is created, and they are part of it: every action on it reads the same items, and planning
+takes none. Their keys contain only the consumer's name, so a later load under that name, say after a crash, finds what was taken and not
+closed, call by call up to the first with nothing left. Leases beyond that gap stay until `holdFor` is over, and then return to the queue.
+`settle(…, close=True)` closes the leases.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from sluiceway.spark.server_calls import Client
 from sluiceway.spark.source import Task, extend, portions, read_slices
 
 _KEY = "read"
-"""What the keys of these leases begin with; those of a stream begin with its nonce."""
+"""Prefix of these leases' keys; those of a stream begin with its nonce."""
 
 
 def take(options: SourceOptions) -> tuple[HeldLease, ...]:
-    """What this consumer has taken before and not closed (up to a gap, see above), and as much of what is ready as makes
-    `max_items_per_trigger` with it.
-    """
+    """Return what this consumer has taken before and not closed (up to a gap, see above), plus ready items up to `max_items_per_trigger` in
+    total."""
     client = Client(options.server)
     queue = options.server.queue
     try:
-        # A key that may not read is told so before anything is leased.
+        # Reject a key without read access before anything is leased.
         client.call("/v1/queues.info", {"queue_name": queue})
         stats = client.call("/v1/queue.stats", {"queue_name": queue})
-        # What comes while it leases is left for another read, or it might never end.
+        # Items that arrive meanwhile are left for another read, which might otherwise never end.
         there = sum(each["ready"] + each["total_leased"] for logical in stats["logical_queues"] for each in logical["partitions"])
         most = min(there, options.max_items_per_trigger)
         return tuple(Admission(client, options.consumer, None).take(queue, _KEY, most, options.hold_for, 0))
@@ -44,7 +43,7 @@ def take(options: SourceOptions) -> tuple[HeldLease, ...]:
 
 
 def give_back(options: SourceOptions, leases: tuple[HeldLease, ...]) -> None:
-    """Put it back, as if it had not been taken; also what was found, for the answer to a lease does not tell the two apart."""
+    """Release the leases, as if never taken; including earlier ones, since a lease's answer does not distinguish them."""
     client = Client(options.server)
     try:
         for queue, some in portions(leases, options):
@@ -54,7 +53,7 @@ def give_back(options: SourceOptions, leases: tuple[HeldLease, ...]) -> None:
 
 
 class ConsumeReader(DataSourceReader):
-    """Reads what is in these leases, each time the same."""
+    """Reads the items of these leases, repeatably."""
 
     def __init__(self, options: SourceOptions, leases: tuple[HeldLease, ...], columns: JsonColumns | None) -> None:
         self._options = options
@@ -62,13 +61,13 @@ class ConsumeReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks. In a list of none Spark puts one of its own."""
+        """The tasks. Spark replaces an empty list by one partition of its own."""
         return [Task(slices) for slices in Offset("").following(self._leases, self._options.min_partitions).tasks()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """What is read is held for `hold_for` from then on. Raises `lease_not_found`."""
+        """Read a task's items, and hold them for `hold_for` from then on. Raises `lease_not_found`."""
         slices = partition.slices if isinstance(partition, Task) else ()
-        # Here, because Spark may plan a DataFrame once, and read it long after.
+        # Extend here, since Spark may plan a DataFrame once, and read it long after.
         client = Client(self._options.server)
         try:
             gone = extend(client, [HeldLease(each.lease_id, each.count) for each in slices], self._options)

@@ -1,4 +1,4 @@
-"""`format("sluiceway")`: what Spark asks for a reader or a writer."""
+"""`format("sluiceway")`: Spark's entry point to the readers and writers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from sluiceway.spark.source import LeaseStreamReader, RefusedReader
 
 
 class SluicewaySource(DataSource):
-    """A queue as a stream source, as a table to look at, and as a batch and stream sink. The options are described in `docs/spark.md`."""
+    """A queue as a stream source, as a read-only table, and as a batch and stream sink. The options are described in `docs/spark.md`."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         server_options(options)
         self._taken: tuple[HeldLease, ...] = ()
         if consumes(options):
-            # Here and not in `reader`: Spark makes this once for a DataFrame, and a reader whenever it plans. If `load` fails after that,
-            # what was taken is not given back: the same consumer's next `load` finds it.
+            # Here and not in `reader`: Spark creates this once per DataFrame, and a reader at each planning. If `load` fails afterwards,
+            # the leases are not given back: the same consumer's next `load` finds them.
             self._taken = take(consume_options(options))
 
     @classmethod
@@ -36,7 +36,7 @@ class SluicewaySource(DataSource):
         return "sluiceway"
 
     def schema(self) -> StructType:
-        # Spark asks this of readers only, as soon as they are loaded: the first place where a wrong option can be told.
+        # Spark calls this only for readers, when they are loaded: the first place where a wrong option can be reported.
         if consumes(self.options):
             json, columns = consume_options(self.options).json, SCHEMA
         elif leases(self.options):
@@ -59,8 +59,8 @@ class SluicewaySource(DataSource):
             options = source_options(self.options)
             return LeaseStreamReader(options, _columns(schema, json=options.json))
         except SluicewayError as error:
-            # Spark does not say at `load` that it is for a stream, so this is where that can be told. What is raised here, PySpark buries
-            # under an UnboundLocalError of its own.
+            # Only here is it known that the `load` was for a stream. PySpark buries an exception raised here under an UnboundLocalError of
+            # its own.
             return RefusedReader(error)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
@@ -76,14 +76,14 @@ class SluicewaySource(DataSource):
         return StreamSettle(schema, options) if options.mode == "settle" else StreamSink(schema, options)
 
     def _only_read(self) -> None:
-        """Raises `invalid_request` if something was taken: Spark tells only now that it was not for `spark.read`."""
+        """Raises `invalid_request` if items were taken: only now does Spark reveal that the options are not for `spark.read`."""
         if consumes(self.options):
             give_back(consume_options(self.options), self._taken)
             raise invalid("mode", "consume is a mode of spark.read only; spark.readStream takes what it reads anyway")
 
 
 def _columns(schema: StructType, *, json: bool) -> JsonColumns | None:
-    """What makes the rows of `schema` of leased items; None: they are that already."""
+    """The transformation of leased items into rows of `schema`; None: they have that form already."""
     if json:
         return JsonColumns(schema, SCHEMA)
     if schema.simpleString() != SCHEMA.simpleString():

@@ -1,8 +1,7 @@
-"""A listener that tells a server how the streaming queries get on that read from it: `watch(spark, url)`.
+"""Query listener: reports the progress of streaming queries to the server that they read from: `watch(spark, url)`.
 
-What Spark says of a query's progress names no options; the offset that it logs says which queue is read, and as which consumer. What is
-told is for people to see, and nothing depends on it: it is told in a thread of its own, the latest word of each query only, and dropped
-while the server is away. A query is neither slowed nor stopped by it.
+Spark's progress events name no options; the logged offset names the queue and the consumer. Reports are for display only: a separate thread
+sends the latest one of each query, and drops it while the server is unreachable. Queries are neither slowed nor stopped.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ if TYPE_CHECKING:
 log = logging.getLogger("sluiceway.spark")
 
 BEAT = 15.0
-"""Seconds after which a running query is told of again: the server forgets it after a minute."""
+"""Seconds between reports of a running query: the server forgets it after a minute."""
 _LAST_WORDS = 60.0
-"""Seconds for which it is tried to tell that a query has ended."""
+"""Seconds for which the report of a query's end is retried."""
 _GOODBYE = 3.0
-"""Seconds that the end of the program waits for what Spark has still to say, and again for what is still to be told."""
+"""Seconds that the program's end waits for Spark's last events, and again for unsent reports."""
 _GLANCE = 0.02
 _LONGEST = 1_000
-"""Bytes of a name, or of the end of an error."""
+"""Maximum bytes of a name, or of the end of an error."""
 
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What is told of a query that reads a queue."""
+    """Report on a query that reads a queue."""
 
     queue: str
     consumer: str
@@ -74,11 +73,11 @@ class Word:
 
 
 def watch(spark: SparkSession, url: str, *, api_key: str = "", ca_file: str = "") -> QueryListener:
-    """Tell that server, from now on, how each streaming query of this session gets on that reads from it.
+    """Report the progress of this session's streaming queries that read from that server, from now on.
 
-    It shows them in `sluiceway top`, `sluiceway consumer list` and its metrics. `api_key` says where the key is (`env:NAME`, `file:PATH`;
-    else SLUICEWAY_API_KEY); it needs the scope `consume`, as the queries do. Raises `invalid_request`. A query is known from the end of its
-    first batch on. `spark.streams.removeListener` and `close` of what is returned end it.
+    The server shows them in `sluiceway top`, `sluiceway consumer list` and its metrics. `api_key` locates the key (`env:NAME`, `file:PATH`;
+    default SLUICEWAY_API_KEY); it needs the scope `consume`, as the queries do. Raises `invalid_request`. A query is known after its first
+    batch. `spark.streams.removeListener` and `close` of the returned listener end it.
     """
     given = {"url": url, "queue": "any", "requestTimeout": "2s", "apiKey": api_key, "caFile": ca_file}
     listener = QueryListener(server_options({name: value for name, value in given.items() if value}), lambda: _running(spark))
@@ -88,7 +87,7 @@ def watch(spark: SparkSession, url: str, *, api_key: str = "", ca_file: str = ""
 
 @contextmanager
 def _harmless() -> Iterator[None]:
-    """Spark hears nothing of what goes wrong in it."""
+    """Log errors instead of raising them to Spark."""
     try:
         yield
     except Exception:
@@ -96,22 +95,22 @@ def _harmless() -> Iterator[None]:
 
 
 class QueryListener(StreamingQueryListener):
-    """Hears of all queries, and tells of those that read from that server. Raises nothing from what Spark calls.
+    """Observes all queries, and reports those that read from that server. Its callbacks never raise.
 
-    `running` finds the runs of queries that have not ended; None: Spark itself has, and says nothing more.
+    `running` returns the runs of active queries; None: Spark itself has ended, and sends no more events.
     """
 
     def __init__(self, server: Server, running: Callable[[], set[str] | None] = lambda: None) -> None:
         self._server = server
         self._running = running
         self._begun: set[str] = set()
-        """Runs of queries of whose end nothing was heard."""
+        """Runs of queries without an end event so far."""
         self._lock = threading.Lock()
         self._words: dict[tuple[str, str, str], Word] = {}
-        """The latest word, by queue, consumer and query: so there are no more of them than there are queries."""
+        """The latest report by queue, consumer and query: bounded by the number of queries."""
         self._due: set[tuple[str, str, str]] = set()
         self._ended: dict[tuple[str, str, str], float] = {}
-        """Until when it is tried to tell that a query has ended."""
+        """Retry deadline for reporting a query's end."""
         self._wake = threading.Event()
         self._closed = False
         self._was_told = True
@@ -120,9 +119,9 @@ class QueryListener(StreamingQueryListener):
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Tell what is still to be told, within some seconds, and nothing more."""
+        """Send outstanding reports, for some seconds at most, and end."""
         atexit.unregister(self.close)
-        # Spark says that a query has ended, and what its last batch was, a little after whoever waited for it goes on.
+        # Spark's events about a query's end and last batch come slightly after the end is visible to its waiter.
         deadline = time.monotonic() + _GOODBYE
         while self._awaits_an_end() and time.monotonic() < deadline:
             time.sleep(_GLANCE)
@@ -130,11 +129,11 @@ class QueryListener(StreamingQueryListener):
         self._wake.set()
         self._thread.join(_GOODBYE)
 
-    # ---- what Spark calls -------------------------------------------------------------------------------------
+    # ---- callbacks of Spark -----------------------------------------------------------------------------------
 
     @_harmless()
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Nothing is known of what it reads yet."""
+        """Note the run; its queue is not known yet."""
         with self._lock:
             self._begun.add(str(event.runId))
 
@@ -169,14 +168,14 @@ class QueryListener(StreamingQueryListener):
                 log.warning("query %s, which reads %s as %s, has failed: %s", word.name or word.id, word.queue, word.consumer, last.error)
             self._say(last, until=time.monotonic() + _LAST_WORDS)
 
-    # ---- telling ----------------------------------------------------------------------------------------------
+    # ---- reporting --------------------------------------------------------------------------------------------
 
     def _of(self, query: str) -> list[Word]:
         with self._lock:
             return [word for word in self._words.values() if word.id == query]
 
     def _awaits_an_end(self) -> bool:
-        """Whether a query has ended of whose end nothing was heard."""
+        """Whether a query has ended without an end event so far."""
         with self._lock:
             begun = set(self._begun)
         running = self._running() if begun else None
@@ -208,7 +207,7 @@ class QueryListener(StreamingQueryListener):
                 words = {key: self._words[key] for key in due}
             for key, word in words.items():
                 try:
-                    # Made here, since it may raise: the file of certificates may not be there yet.
+                    # Created here, since it may raise: the certificate file may not exist yet.
                     client = client or Client(self._server)
                     client.call("/v1/consumers.report", word.call())
                     self._told(key, word, None)
@@ -218,7 +217,7 @@ class QueryListener(StreamingQueryListener):
             client.close()
 
     def _told(self, key: tuple[str, str, str], word: Word, error: Exception | None) -> None:
-        """It was told, or not: then the next beat tells it again. Said once, until it is told again."""
+        """Handle the result of a report; a failed one is repeated with the next beat. Failures are logged once, until a success."""
         if error is not None and self._was_told:
             unforeseen = None if isinstance(error, SluicewayError) else error
             log.warning("%s is not told how queries get on, and goes without: %s", self._server.url, error, exc_info=unforeseen)
@@ -231,9 +230,9 @@ class QueryListener(StreamingQueryListener):
 
 
 def words_of(progress: StreamingQueryProgress, url: str) -> Iterator[Word]:
-    """What there is to tell that server of a query: one word for each queue of it that the query reads.
+    """The reports for that server on a query: one for each of the server's queues that the query reads.
 
-    Items are those that were leased for the batch: Spark counts a row as often as the query reads it.
+    Items are those leased for the batch: Spark counts a row as often as the query reads it.
     """
     for source in progress.sources:
         end = _object(source.endOffset)
@@ -260,21 +259,21 @@ def words_of(progress: StreamingQueryProgress, url: str) -> Iterator[Word]:
 
 
 def error_of(exception: str) -> str:
-    """The end of what was raised, without the places in Spark's own code: there it says what went wrong in the user's."""
+    """The end of an exception's text, without the frames in Spark's own code: it names the error in the user's code."""
     text = exception.partition("\n\tat ")[0].strip()
     return text.encode(errors="replace")[-_LONGEST:].decode(errors="ignore")
 
 
 def _running(spark: SparkSession) -> set[str] | None:
     try:
-        # None once Spark was stopped; it has said all that it had to say then.
+        # None once Spark was stopped; it has sent its last event by then.
         return None if spark.sparkContext._jsc is None else {str(query.runId) for query in spark.streams.active}
     except Exception:
         return None
 
 
 def _object(text: str | None) -> dict[str, Any]:
-    """The offset of a source, which may be that of any other format."""
+    """A source's offset as an object, possibly of another format."""
     try:
         found = json.loads(text or "")
     except ValueError:
@@ -283,7 +282,7 @@ def _object(text: str | None) -> dict[str, Any]:
 
 
 def _place(url: str) -> tuple[str, str]:
-    """The address without who calls it."""
+    """The URL's scheme and address, without credentials."""
     scheme, _, rest = url.rstrip("/").partition("://")
     return scheme, rest.rpartition("@")[2]
 

@@ -1,7 +1,7 @@
-"""The stream source's offset: which leases a micro-batch reads, and how it is divided among tasks.
+"""Offset of the stream source: the leases that a micro-batch reads, and their division among tasks.
 
-Spark logs an offset before it runs the batch and compares offsets as JSON text, so equal offsets must be equal text.
-Everything that decides what a replay reads stands in the offset, nothing in options that may change between runs.
+Spark logs an offset before it runs the batch and compares offsets as JSON text, so equal offsets must be equal text. Everything that
+decides what a replay reads is in the offset, not in options that may change between runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sluiceway.kernel.limits import MAX_ITEMS_ARROW
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """`queue` is empty where the query reads one queue only."""
+    """A lease of the batch. `queue` is empty if the query reads only one queue."""
 
     lease_id: str
     count: int
@@ -24,7 +24,7 @@ class HeldLease:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """`count` items of a lease, from position `start` in it."""
+    """`count` items of a lease, starting at position `start`."""
 
     lease_id: str
     start: int
@@ -34,7 +34,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Offset:
-    """One micro-batch. `nonce` tells two checkpoints of one consumer apart; `sequence` counts a checkpoint's batches from 1."""
+    """One micro-batch. `nonce` distinguishes two checkpoints of one consumer; `sequence` counts a checkpoint's batches from 1."""
 
     nonce: str
     sequence: int = 0
@@ -49,7 +49,8 @@ class Offset:
         return cls(str(offset["nonce"]), int(str(offset["sequence"])), leases, int(str(offset["rows_per_task"])))
 
     def to_dict(self) -> dict[str, object]:
-        """Keys in alphabetical order; the leases as one string, since Spark takes no lists. Leases of several queues stand by queue."""
+        """Keys in alphabetical order; the leases as one string, since Spark takes no lists. Leases of several queues are grouped by
+        queue."""
         by_queue: dict[str, list[list[object]]] = {}
         for lease in self.leases:
             by_queue.setdefault(lease.queue, []).append([lease.lease_id, lease.count])
@@ -57,14 +58,14 @@ class Offset:
         return {"leases": leases, "nonce": self.nonce, "rows_per_task": self.rows_per_task, "sequence": self.sequence}
 
     def following(self, leases: Sequence[HeldLease], min_partitions: int) -> Offset:
-        """The offset of the next batch, cut so that it has at least `min_partitions` tasks if it has as many items."""
+        """The offset of the next batch, cut into at least `min_partitions` tasks if it has that many items."""
         items = sum(lease.count for lease in leases)
         rows_per_task = max(1, min(MAX_ITEMS_ARROW, items // min_partitions))
         return Offset(self.nonce, self.sequence + 1, tuple(leases), rows_per_task)
 
     @property
     def batch_id(self) -> int:
-        """The id `foreachBatch` sees for this batch, if the query reads nothing else."""
+        """The id that `foreachBatch` gets for this batch, if the query has no other source."""
         return self.sequence - 1
 
     @property
@@ -72,11 +73,11 @@ class Offset:
         return [lease.lease_id for lease in self.leases]
 
     def without(self, gone: Collection[str]) -> Offset:
-        """The same batch, but for what these leases held."""
+        """The same batch without these leases."""
         return replace(self, leases=tuple(lease for lease in self.leases if lease.lease_id not in gone))
 
     def tasks(self) -> Iterator[tuple[Slice, ...]]:
-        """Each task's slices: `rows_per_task` items but for the last. Small leases share a task, large ones are split."""
+        """Each task's slices: `rows_per_task` items, fewer in the last. Small leases share a task, large ones are split."""
         task: list[Slice] = []
         room = self.rows_per_task
         for lease in self.leases:

@@ -1,6 +1,6 @@
-"""What a user says in `.option(...)`: parsed once, checked once, and wrong ones named.
+"""Options of the data source, parsed and checked once, with errors that name the option.
 
-Spark hands all options over in lower case, and puts a few of its own among them.
+Spark passes all options in lower case, together with a few of its own.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _STATES: tuple[BrowseState, ...] = ("ready", "leased", "scheduled")
 _LARGEST = 2**31 - 1
 
 HOLD_FOR = "7d"
-"""More than the day between two runs of a nightly job, and a weekend: a query that stands still for longer has lost its leases."""
+"""Covers the day between two runs of a nightly job, and a weekend: a query that pauses for longer loses its leases."""
 
 _OF_A_TABLE = "option."
-"""What `CREATE TABLE … OPTIONS (…)` says is handed over twice: as it is, and with this before it."""
+"""Prefix of duplicates: Spark passes the options of `CREATE TABLE … OPTIONS (…)` both with and without it."""
 
 _OF_A_CATALOG = (
     "Spark hands the OPTIONS of a catalog's table to no SELECT, INSERT or CREATE TABLE … AS SELECT of this source: use a DataFrame, as in "
@@ -53,7 +53,7 @@ _KAFKAS = {
     "maxoffsetspertrigger": "maxItemsPerTrigger",
     "failondataloss": "failOnLeaseLoss",
 }
-"""Options of Spark's Kafka connector, and which of ours is the nearest: left over, they would promise what nothing keeps."""
+"""Options of Spark's Kafka connector, with the nearest of ours: if ignored, they would promise something that is not done."""
 
 _KAFKAS_KEYS = ("kafka.security.", "kafka.ssl.", "kafka.sasl.")
 _OF_KEYS = "an https url, caFile and apiKey"
@@ -64,11 +64,11 @@ _SHIFT = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Which queue of which server, and for how long (ms) a call that is safe to repeat is repeated.
+    """A queue of a server, and how long (ms) idempotent calls are retried.
 
-    `api_key` says where the key is (`env:NAME`, `file:PATH`), never what it is: this travels to tasks, and Spark shows options in its
-    plans. Like `ca_file` it is read on the machine that makes the calls; empty: what SLUICEWAY_API_KEY and SLUICEWAY_CA_FILE are there.
-    `direct`: calls on what one instance of a cluster has go straight to that instance.
+    `api_key` locates the key (`env:NAME`, `file:PATH`) and never contains it: this object travels to tasks, and Spark shows options in its
+    plans. Like `ca_file` it is resolved on the machine that makes the calls; empty: SLUICEWAY_API_KEY and SLUICEWAY_CA_FILE there.
+    `direct`: calls on partitions of one instance of a cluster go straight to that instance.
     """
 
     url: str
@@ -81,11 +81,11 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """Options of `readStream`. `consumer` owns the leases; `hold_for` (ms) is how long they outlive a stopped query. Where it
-    `hold_for_is_default`, it is less for queues that do not allow so much.
+    """Options of `readStream`. `consumer` owns the leases; `hold_for` (ms) is how long they outlive a stopped query. If it
+    `hold_for_is_default`, it is reduced to the queues' maximum.
 
-    `queues` are those that are read, `server` names the first of them. `max_bytes_per_trigger`: None is any number. `partitions` are those
-    that are leased from; None: from all. With `json` payloads are read as JSON.
+    `queues` are all queues read, `server` names the first of them. `max_bytes_per_trigger`: None is unlimited. `partitions`: those to lease
+    from; None: all. `json`: payloads are parsed as JSON.
     """
 
     server: Server
@@ -103,7 +103,7 @@ class SourceOptions:
 
 @dataclass(frozen=True, slots=True)
 class BrowseOptions:
-    """Options of `read`: which items. With `json` payloads are read as JSON."""
+    """Options of `read`: the states of items to browse. `json`: payloads are parsed as JSON."""
 
     server: Server
     states: tuple[BrowseState, ...]
@@ -115,7 +115,7 @@ class SinkOptions:
     """Options of `write` and `writeStream`. `mode` is `produce` or `settle`; `write_id` makes a batch write repeatable.
 
     With `atomic` a task writes all of its rows or none; `bad_rows` is the queue for rows that `server.queue` cannot take. With `close` the
-    leases that rows name are closed once all outcomes are staged.
+    leases named by rows are closed once all outcomes are staged.
     """
 
     server: Server
@@ -128,7 +128,7 @@ class SinkOptions:
 
 
 def source_options(options: Mapping[str, str]) -> SourceOptions:
-    """Raises `invalid_request` that names the option at fault."""
+    """Parse the options of `readStream`. Raises `invalid_request` that names the option at fault."""
     _check_names(options, SOURCE, "reading")
     server, queues = _server(options)
     if len(set(queues)) < len(queues):
@@ -155,7 +155,7 @@ def source_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def consumes(options: Mapping[str, str]) -> bool:
-    """Whether `spark.read` is to take what it reads. Raises `invalid_request` for what is no mode at all."""
+    """Whether `spark.read` is to lease what it reads. Raises `invalid_request` for an unknown mode."""
     mode = get(options, "mode")
     if mode is not None and mode not in ("consume", "produce", "settle"):
         raise invalid("mode", f"{mode[:40]!r} is no mode; reading has consume, and writing produce (the default) and settle")
@@ -163,7 +163,7 @@ def consumes(options: Mapping[str, str]) -> bool:
 
 
 def consume_options(options: Mapping[str, str]) -> SourceOptions:
-    """Those of `spark.read` with `mode=consume`. Raises `invalid_request` that names the option at fault."""
+    """Parse the options of `spark.read` with `mode=consume`. Raises `invalid_request` that names the option at fault."""
     _check_names(options, CONSUME, "consuming")
     server, queues = _server(options)
     if len(queues) > 1:
@@ -180,12 +180,12 @@ def consume_options(options: Mapping[str, str]) -> SourceOptions:
 
 
 def leases(options: Mapping[str, str]) -> bool:
-    """Whether these are options of `readStream`: Spark does not say for which of the two it asks for the columns."""
+    """Whether these are options of `readStream`: Spark does not tell which of the two asks for the columns."""
     return any(get(options, name) is not None for name in _LEASING)
 
 
 def browse_options(options: Mapping[str, str]) -> BrowseOptions:
-    """Raises `invalid_request` that names the option at fault."""
+    """Parse the options of `spark.read` without a mode. Raises `invalid_request` that names the option at fault."""
     if leases(options):
         given = next(name for name in _LEASING if get(options, name) is not None)
         others = "to take what is ready, use spark.readStream, or mode=consume"
@@ -202,7 +202,7 @@ def browse_options(options: Mapping[str, str]) -> BrowseOptions:
 
 
 def sink_options(options: Mapping[str, str]) -> SinkOptions:
-    """Raises `invalid_request` that names the option at fault."""
+    """Parse the options of `write` and `writeStream`. Raises `invalid_request` that names the option at fault."""
     _check_names(options, SINK, "writing")
     mode = get(options, "mode") or "produce"
     if mode not in ("produce", "settle"):
@@ -217,7 +217,7 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
     if bad_rows is not None and check_queue_name(bad_rows, "badRows") == server.queue:
         raise invalid("badRows", "bad rows go to another queue than the good ones")
     write_id = get(options, "writeId")
-    # The rest of the key needs some of its 1,024 bytes; keys of bad rows begin with the queue that the rows were meant for.
+    # The rest of the key takes some of its 1,024 bytes; keys of bad rows also begin with the target queue's name.
     most = 900 if bad_rows is None else 900 - len(server.queue)
     if write_id is not None and not 1 <= len(check_text(write_id, "writeId").encode()) <= most:
         raise invalid("writeId", f"expected 1 to {most} bytes")
@@ -229,13 +229,13 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
 
 
 def server_options(options: Mapping[str, str]) -> Server:
-    """The options that reading and writing share. Raises `invalid_request` that names the option at fault."""
+    """Parse the options common to reading and writing. Raises `invalid_request` that names the option at fault."""
     _check_names(options, _EVERY, "using")
     return _server(options)[0]
 
 
 def _server(options: Mapping[str, str]) -> tuple[Server, tuple[str, ...]]:
-    """The server, with the first queue that is named, and all of them."""
+    """The server with the first named queue, and all named queues."""
     if not any(get(options, name) for name in ("url", "queue")):
         raise invalid("url", f"neither url nor queue is given, and both are required. {_OF_A_CATALOG}")
     url = required(options, "url", "the server, such as http://127.0.0.1:2319").rstrip("/")
@@ -294,7 +294,7 @@ def _yes(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def _check_names(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
-    """Spark's own options pass; a name that is nearly ours, ours for the other direction, or Kafka's, is a mistake."""
+    """Reject names that resemble ours, belong to the other direction, or are Kafka's; Spark's own options pass."""
     every = {name.lower(): name for name in _EVERY}
     for key in options:
         if key.lower().startswith(_OF_A_TABLE):

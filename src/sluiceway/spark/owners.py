@@ -1,4 +1,4 @@
-"""Which instance of a cluster has which partition of a queue, as far as one client has heard. No I/O."""
+"""Partition owners in a cluster, as last learnt by one client. No I/O."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 AGAIN = 1.0
-"""Seconds between two looks at the owners of one queue."""
+"""Seconds between two lookups of a queue's owners."""
 
 
 class About(NamedTuple):
-    """What a call is about: these partitions of that queue. None among them is one that cannot be told."""
+    """The subject of a call: these partitions of that queue. None stands for a partition that cannot be determined."""
 
     queue: str
     partitions: frozenset[int | None]
 
 
 def about(body: Mapping[str, object]) -> About | None:
-    """By the body of a JSON call. None: it is about no partition, so whoever is asked may do it."""
+    """The subject of a JSON call, from its body. None: it concerns no partition, so any instance may do it."""
     ids = [*_texts(body.get("lease_ids")), *_texts(body.get("ids"))]
     if body.get("lease_id"):
         ids.append(str(body["lease_id"]))
@@ -29,7 +29,7 @@ def about(body: Mapping[str, object]) -> About | None:
 
 
 class Owners:
-    """For a client of the server at `url`. What it says may be out of date, and then costs a hop or a second attempt, never more."""
+    """Owners known to a client of the server at `url`. Outdated knowledge costs a hop or a second attempt, never more."""
 
     def __init__(self, url: str) -> None:
         self._scheme = urlsplit(url).scheme
@@ -37,17 +37,16 @@ class Owners:
         self._look_at: dict[str, float] = {}
 
     def to_look(self, queue: str, now: float) -> bool:
-        """Whether to learn the queue's owners now: they are not known, and the last look is long enough ago (`now` in seconds)."""
+        """Whether to look up the queue's owners: they are unknown, and the last lookup is old enough (`now` in seconds)."""
         if queue in self._addresses or now < self._look_at.get(queue, now):
             return False
         self._look_at[queue] = now + AGAIN
         return True
 
     def learn(self, queue: str, partitions: Iterable[Mapping[str, Any]]) -> None:
-        """The partitions as `queues.info` has them; a server that is no cluster names no addresses.
+        """Learn the owners from the partitions in `queues.info`; a server outside a cluster names no addresses.
 
-        An address of another scheme counts as none: how a client knows a server goes with the scheme, and so does whether others can read
-        its key.
+        Addresses of another scheme are ignored: certificates, and whether the key is readable in transit, depend on the scheme.
         """
         found = {each["partition"]: str(each.get("address") or "").rstrip("/") for each in partitions}
         self._addresses[queue] = {number: address for number, address in found.items() if self._is_good(address)}
@@ -60,11 +59,11 @@ class Owners:
             return False
 
     def forget(self, queue: str) -> None:
-        """They are not as they were."""
+        """Forget the queue's owners: they have changed."""
         self._addresses.pop(queue, None)
 
     def of(self, about: About) -> str | None:
-        """The address of the one instance that has all of it; None: there are several, or nobody knows."""
+        """The address of the instance that owns all of it; None: there are several, or they are unknown."""
         known = self._addresses.get(about.queue, {})
         found = {None if number is None else known.get(number) for number in about.partitions}
         return found.pop() if len(found) == 1 else None
@@ -75,6 +74,6 @@ def _texts(ids: object) -> Sequence[str]:
 
 
 def _partition_of(id_: str) -> int | None:
-    """Of an item's or a lease's id."""
+    """The partition in an item's or a lease's id."""
     parts = id_.split(".", 2)
     return int(parts[1]) if len(parts) == 3 and parts[1].isascii() and parts[1].isdigit() else None

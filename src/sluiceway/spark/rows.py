@@ -1,4 +1,4 @@
-"""What a leased item looks like as a row of Spark."""
+"""Spark rows of leased items."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ OPTIONAL = {"kind": pa.utf8(), "encoding": pa.utf8(), "reference": pa.utf8(), "h
 
 
 def to_rows(batch: pa.RecordBatch, queue: str, lease_id: str, schema: pa.Schema) -> pa.RecordBatch:
-    """Items as the server sends them → rows of `schema` (the Arrow form of `SCHEMA`, or some of its columns). No Python runs per row."""
+    """Convert the server's items to rows of `schema` (the Arrow form of `SCHEMA`, or some of its columns). No Python runs per row."""
     incarnation = json.loads(batch.schema.metadata[b"sluiceway"])["incarnation"]
     rows = batch.num_rows
     partition = batch.column("partition").cast(pa.utf8())
@@ -60,7 +60,7 @@ def to_rows(batch: pa.RecordBatch, queue: str, lease_id: str, schema: pa.Schema)
 
 
 def _origins(batch: pa.RecordBatch, incarnation: str, partition: pa.Array, ids: pa.Array) -> pa.Array:
-    # Most items were never put back, and then the two are alike.
+    # Most items were never put back, so the two are equal.
     moved = not batch.column("origin_offset").equals(batch.column("offset"))
     own = join_id(incarnation, partition, batch.column("origin_offset")) if moved else ids
     return pc.coalesce(batch.column("origin"), own) if "origin" in batch.schema.names else own

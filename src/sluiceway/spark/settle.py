@@ -1,7 +1,7 @@
 """Outcomes of leased items, row by row: `settle(df)`, and the sink's `mode=settle`.
 
-Outcomes are staged in the items' leases and take effect when these are closed: by the stream source, with the batch, or, for what
-`spark.read` has taken, by `close`. Until then a replay of the batch reads every row, and stating the same outcome again changes nothing.
+Outcomes are staged in the items' leases and take effect when these are closed: by the stream source, with the batch, or by `close` for
+items taken with `spark.read`. Until then a replay of the batch reads every row, and stating the same outcome again changes nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OUTCOMES = ("done", "retry", "dead")
 _IN_A_STREAM = "the stream source closes the leases of its batches itself, once they are in Spark's commit log; leave it out"
 
 _REFUSED_HOLD = "1h"
-"""How long leases are kept that are not closed because rows are missing: what `holdFor` is by default. Less, if the queue allows less."""
+"""Hold time of leases left open because of missing rows: the default of `holdFor`, or less if the queue allows less."""
 
 _POSITION = ("partition", "offset")
 _USED = ("id", *_POSITION, "outcome", "retry_after_ms", "reason", "queue")
@@ -45,9 +45,8 @@ _ID = r"^[^.]+\.[0-9]{1,9}\.[0-9]{1,18}$"
 
 @dataclass(frozen=True)
 class Settled(WriterCommitMessage):
-    """What one task staged; `ignored` items were no longer leased, so they are served again. `lease_ids` are to be closed, and then
-    `ids` are the items that it named of those.
-    """
+    """Figures of one task; `ignored` items were no longer leased, so they are served again. `lease_ids` are to be closed; `ids` are then
+    the items that the task named in them."""
 
     staged: int
     ignored: int
@@ -66,17 +65,17 @@ def settle(
     direct: bool | str = False,
     close: bool | str = False,
 ) -> None:
-    """State the outcome of leased items; returns when all are staged.
+    """Stage the outcomes of leased items; returns when all are staged.
 
-    Columns: `id`, or `partition` and `offset`; `outcome` (`done`, `retry` or `dead`); optionally `retry_after_ms` (milliseconds,
-    with `retry`) and `reason` (text). The stream source's other columns may stay; any other column is an error. An outcome that is
-    null or unknown, a `retry_after_ms` that is out of range or not with `retry`, and a `reason` of more than 2,048 bytes fail the write
-    with `invalid_request`, which names the column and an item; types are checked before anything runs. Items not named are done when the
-    batch is closed. Safe to repeat, so it belongs into `foreachBatch`.
+    Columns: `id`, or `partition` and `offset`; `outcome` (`done`, `retry` or `dead`); optionally `retry_after_ms` (milliseconds, with
+    `retry`) and `reason` (text). The stream source's other columns may stay; any other column is an error. An outcome that is null or
+    unknown, a `retry_after_ms` that is out of range or not with `retry`, and a `reason` of more than 2,048 bytes fail the write with
+    `invalid_request`, which names the column and an item; types are checked before anything runs. Items without a row are done when the
+    batch is closed. Idempotent, so it is suitable for `foreachBatch`.
 
-    With `close`, which is for what `spark.read` has taken, the leases that the column `lease_id` names are closed when all outcomes are
-    staged, and these take effect. Raises, and closes nothing, unless every item that is open in them is named. `api_key`, `ca_file` and
-    `direct` are the options `apiKey`, `caFile` and `direct` of `docs/spark.md`.
+    With `close`, for items taken with `spark.read`, the leases in the column `lease_id` are closed when all outcomes are staged, which puts
+    these into effect. Raises, and closes nothing, unless every open item in them is named. `api_key`, `ca_file` and `direct` are the
+    options `apiKey`, `caFile` and `direct` of `docs/spark.md`.
     """
     check_columns(df.schema)
     names = {name.lower(): name for name in df.columns}
@@ -87,7 +86,7 @@ def settle(
     try:
         df.select(*wanted).write.format("sluiceway").mode("append").options(**options).save()
     except (PySparkException, Py4JJavaError) as error:
-        # The stacks of the workers say nothing more.
+        # The workers' tracebacks add nothing.
         if (refused := ours(error)) is not None:
             raise refused from None
         raise
@@ -113,7 +112,7 @@ def check_columns(schema: StructType) -> None:
 
 
 class _Settle:
-    """The part that batch and stream sink share; runs in a task."""
+    """The common part of batch and stream sink; runs in a task."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         check_columns(schema)
@@ -150,9 +149,9 @@ class _Settle:
         return Settled(staged, ignored, frozenset(lease_ids), tuple(ids))
 
     def close(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Close the leases that the tasks have named. Repeating it is safe.
+        """Close the leases that the tasks have named. Idempotent.
 
-        Raises `invalid_request`, and closes none, rather than complete what nobody named.
+        Raises `invalid_request`, and closes none, rather than complete items without an outcome.
         """
         settled = [message for message in messages if isinstance(message, Settled)]
         lease_ids = sorted({lease_id for message in settled for lease_id in message.lease_ids})
@@ -174,14 +173,14 @@ class _Settle:
             client.close()
 
     def _open(self, client: Client, lease_ids: list[str]) -> int:
-        """How many items are open in these leases. Only extending them tells."""
+        """The number of open items in these leases. Only extending them reveals it."""
         body = {"queue_name": self._server.queue, "lease_ids": lease_ids, "request_timeout": client.server_wait}
         try:
             answer = client.call("/v1/queue.extend", {**body, "lease_timeout": _REFUSED_HOLD})
         except SluicewayError as error:
             if error.field != "lease_timeout":
                 raise
-            # The queue does not allow so much. What it gives by itself does for closing.
+            # The queue's maximum is lower. Its default is enough for closing.
             answer = client.call("/v1/queue.extend", body)
         return sum(lease["count"] for lease in answer["leases"])
 
@@ -219,7 +218,7 @@ class StreamSettle(DataSourceStreamArrowWriter):
 
 
 def _noting(batches: Iterator[pa.RecordBatch], lease_ids: set[str]) -> Iterator[pa.RecordBatch]:
-    """The same batches; the leases that they name are put into the set. Raises `invalid_request` in a query's batch."""
+    """Pass the batches through, collecting their leases. Raises `invalid_request` inside a streaming query's batch."""
     task = TaskContext.get()
     if task is not None and task.getLocalProperty(QUERY_ID) is not None:
         raise invalid("close", _IN_A_STREAM)
@@ -229,7 +228,7 @@ def _noting(batches: Iterator[pa.RecordBatch], lease_ids: set[str]) -> Iterator[
 
 
 def _checked(batch: pa.RecordBatch, queue: str) -> pa.RecordBatch:
-    """The columns that matter, with every value fit to be sent. Where rows have a queue, it is that one."""
+    """The relevant columns, with all values checked. Rows with a queue must have that one."""
     if "queue" in batch.schema.names:
         others = batch.column("queue").filter(pc.not_equal(batch.column("queue"), queue))
         if len(others):
@@ -290,7 +289,7 @@ def _check_known(ignored: Sequence[dict[str, str]], queue: str) -> None:
 
 
 def _staged(incarnation: str, outcomes: pa.RecordBatch, ignored: Sequence[dict[str, str]]) -> pa.Array:
-    """The ids of those whose outcome is staged now."""
+    """The ids of the items whose outcome is staged now."""
     ids = join_id(incarnation, outcomes.column("partition").cast(pa.utf8()), outcomes.column("offset"))
     return ids.filter(pc.invert(pc.is_in(ids, pa.array([entry["id"] for entry in ignored], pa.utf8()))))
 
@@ -304,7 +303,7 @@ def _not_each(named: int, there: int) -> str:
 
 
 def _located(chunk: pa.RecordBatch, incarnation: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
-    """Outcomes by position, with the incarnation they belong to: one, unless ids of a deleted queue are among them."""
+    """Outcomes by position, grouped by incarnation: a single one, unless ids of a deleted queue are among them."""
     columns = {name: chunk.column(name) for name in chunk.schema.names if name != "id"}
     if incarnation is not None:
         yield incarnation, _wire(columns)

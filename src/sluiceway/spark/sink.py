@@ -1,4 +1,4 @@
-"""The sink: rows become items, in keyed chunks, so that a task or a batch that runs again adds nothing."""
+"""Produce sink: rows become items in keyed chunks, so that repeating a task or a batch adds nothing."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ log = logging.getLogger("sluiceway.spark")
 
 QUERY_ID = "sql.streaming.queryId"
 BATCH_ID = "streaming.sql.batchId"
-"""Spark's names for the local properties that a streaming query gives its tasks."""
+"""Spark's names for the local properties of a streaming query's tasks."""
 
 GROUPS = 16
-"""Idempotency groups of one task of a streaming query. All keys of a group live in one partition, so one group would fill only that.
+"""Idempotency groups per task of a streaming query. All keys of a group live in one partition, so one group would fill only that.
 
-Chunk k of batch n is of the group n + k: small batches do not all lie in the same partition, and whatever options cut the batch, its first
-chunk is looked for where it was written.
+Chunk k of batch n is in group n + k: small batches do not all go to the same partition, and however the batch is cut, its first chunk is
+looked up where it was written.
 """
 
 _BODIES = ("payload", "value")
@@ -50,7 +50,7 @@ _FIELDS = {field.name: field for field in (*OPTIONAL, ENQUEUE_AT) if field.name 
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task wrote. `deduplicated` counts chunks that an earlier attempt had written, `bad` rows in the queue for bad ones."""
+    """Figures of one task. `deduplicated`: chunks written by an earlier attempt; `bad`: rows sent to the queue for bad rows."""
 
     items: int
     chunks: int
@@ -59,7 +59,7 @@ class Written(WriterCommitMessage):
 
 
 def check_columns(schema: StructType) -> str:
-    """Return the name of the column that holds the payload, in lower case: names are compared without regard to case, as in Spark.
+    """Return the name of the payload column in lower case: column names are case-insensitive, as in Spark.
 
     Raises `invalid_request` that names the column at fault.
     """
@@ -82,7 +82,7 @@ def check_columns(schema: StructType) -> str:
 
 
 def check_once(schema: StructType) -> None:
-    """Raises `invalid_request` for a column that is there twice, but for the case of its letters."""
+    """Raises `invalid_request` for a column that occurs twice, ignoring case."""
     lower = [name.lower() for name in schema.names]
     for name in schema.names:
         if lower.count(name.lower()) > 1:
@@ -90,12 +90,12 @@ def check_once(schema: StructType) -> None:
 
 
 def in_lower_case(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The same columns, by the names that they have here."""
+    """The same columns under lower-case names."""
     return batch.rename_columns([name.lower() for name in batch.schema.names])
 
 
 def to_items(batch: pa.RecordBatch, body: str) -> pa.RecordBatch:
-    """Spark's rows → the columns that the server takes. A null payload raises `invalid_request`."""
+    """Convert Spark's rows to the server's columns. A null payload raises `invalid_request`."""
     payload = batch.column(body)
     if payload.null_count:
         raise invalid(body, f"{payload.null_count} of {batch.num_rows} rows have no value here; every item needs a payload")
@@ -111,7 +111,7 @@ def to_items(batch: pa.RecordBatch, body: str) -> pa.RecordBatch:
 
 
 class _Produce:
-    """The part that batch and stream sink share; runs in a task."""
+    """The common part of batch and stream sink; runs in a task."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         self._body = check_columns(schema)
@@ -120,7 +120,7 @@ class _Produce:
             _check_there(replace(options.server, queue=options.bad_rows))
 
     def write(self, batches: Iterator[pa.RecordBatch], prefix: str, sequence: int | None = None) -> Written:
-        """Write a task's rows; those that no queue can take go, keyed alike, to the queue for bad rows, if there is one."""
+        """Write a task's rows; unacceptable ones go, with similar keys, to the queue for bad rows, if there is one."""
         options, number = self._options, _task().partitionId()
         sieve = Sieve(self._body, number, keep=options.bad_rows is not None)
         rows = (to_items(batch, self._body) for batch in sieve.good(map(in_lower_case, batches)) if batch.num_rows)
@@ -128,7 +128,8 @@ class _Produce:
         written = _send_all(options.server, sent, options.chunk_items, prefix, sequence)
         bad = sieve.bad()
         if options.bad_rows is not None and bad:
-            # Cut as by default, whatever this write's options are: repeated, it has the same keys. Other queues' bad rows may be there.
+            # With default chunks, whatever this write's options: a repetition has the same keys. The queue's name separates them from
+            # others' rows.
             elsewhere = replace(options.server, queue=options.bad_rows)
             told = _send_all(elsewhere, iter(bad), CHUNK_ITEMS, f"{options.server.queue}/{prefix}", sequence)
             written = replace(written, bad=told.items)
@@ -136,14 +137,14 @@ class _Produce:
 
 
 def _check_there(server: Server) -> None:
-    """Raises `invalid_request` if there is no such queue for bad rows: before anything is written, and although no row may be bad."""
+    """Raises `invalid_request` if that queue for bad rows does not exist: before anything is written, even if no row is bad."""
     client = Client(server)
     try:
         client.call("/v1/queues.info", {"queue_name": server.queue})
     except SluicewayError as error:
         if error.code == "queue_not_found":
             raise invalid("badRows", f"there is no queue {server.queue!r}; create it first") from None
-        # A key that may write there need not be able to look.
+        # A key that may write there may lack the right to read.
         if error.code != "forbidden":
             raise
     finally:
@@ -151,7 +152,7 @@ def _check_there(server: Server) -> None:
 
 
 def _whole(batches: Iterator[pa.RecordBatch], number: int) -> Iterator[pa.RecordBatch]:
-    """The items, once it is clear that one call takes all of them. Raises `invalid_request` otherwise, before anything is sent."""
+    """The items, once it is clear that one call takes all of them. Otherwise raises `invalid_request`, before anything is sent."""
     kept: list[pa.RecordBatch] = []
     rows = size = calls = 0
     for batch in batches:
@@ -206,7 +207,7 @@ def _send(client: Client, query: dict[str, object], chunk: pa.RecordBatch) -> di
 
 
 class BatchSink(DataSourceArrowWriter):
-    """`df.write`. Every task attempt of one write uses the same keys; with `writeId`, so does every repetition of the write."""
+    """`df.write`. Every task attempt of a write uses the same keys; with `writeId`, so does every repetition of the write."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         self._produce = _Produce(schema, options)
@@ -220,7 +221,7 @@ class BatchSink(DataSourceArrowWriter):
 
 
 class StreamSink(DataSourceStreamArrowWriter):
-    """`df.writeStream`. A batch that runs again adds nothing: keys of a query's last batch are remembered for 30 days."""
+    """`df.writeStream`. Repeating a batch adds nothing: keys of a query's last batch are remembered for 30 days."""
 
     def __init__(self, schema: StructType, options: SinkOptions) -> None:
         if options.write_id is not None:
@@ -249,6 +250,6 @@ def _report(messages: Sequence[WriterCommitMessage | None], what: str) -> None:
     items, chunks = sum(each.items for each in written), sum(each.chunks for each in written)
     log.info("%s: %d items in %d chunks, %d of them written before", what, items, chunks, sum(each.deduplicated for each in written))
     if bad := sum(each.bad for each in written):
-        # Of a write that is repeated they were there before.
+        # In a repeated write they were there before.
         rows = "row that no queue takes is" if bad == 1 else "rows that no queue takes are"
         log.warning("%s: %d %s in the queue for bad rows", what, bad, rows)

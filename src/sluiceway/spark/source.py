@@ -1,9 +1,9 @@
-"""The stream source: the driver leases, tasks read what was leased, and the next trigger closes it.
+"""Stream source: the driver leases a batch, tasks read the leased items, and the next trigger closes the leases.
 
-What makes a replay exact: the offset that Spark logs before a batch runs names the batch's leases, and a lease always reads
-the same. What makes a crash harmless: leases are taken under a key made from the start offset, so that a driver which died
-before Spark logged the batch finds them again. Leases are closed in the next `latestOffset`, whose `start` is in Spark's
-commit log by then; Spark's own `commit` comes a batch later and is not needed.
+Exact replay: the offset that Spark logs before a batch runs names the batch's leases, and a lease always reads the same. Harmless crashes:
+leases are taken under a key made from the start offset, so a driver that died before Spark logged the batch finds them again. Leases are
+closed in the next `latestOffset`, whose `start` is in Spark's commit log by then; Spark's own `commit` comes a batch later and is not
+needed.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from sluiceway.spark.server_calls import Client
 log = logging.getLogger("sluiceway.spark")
 
 _UNLOGGED_HOLD: Millis = 5 * 60_000
-"""Lease timeout of a checkpoint's first batch until Spark has logged it: before that, nothing remembers its nonce."""
+"""Lease timeout of a checkpoint's first batch until Spark has logged it: before that, its nonce is stored nowhere."""
 
 _IDLE_WAIT: Millis = 500
-"""How long a trigger waits at the server for a first item. Spark asks again 10 ms after an empty answer."""
+"""Timeout of a trigger's wait at the server for a first item. Spark asks again 10 ms after an empty answer."""
 
 _DONE = ("completed", "settled")
-"""Why a lease is gone that this query closed itself. The second says so of what the server does not remember any more."""
+"""Reasons of leases that this query closed itself. The server says `settled` once it has forgotten the details."""
 
 _GONE = {
     "expired": "ran out",
@@ -51,10 +51,10 @@ _GONE = {
     "not_yours": "is leased by another consumer",
     "unknown": "is not known to the server: the queue was deleted and created anew, or restored from a backup",
 }
-"""Why a lease is gone, by the server's reason. Of the others it was closed by another client."""
+"""Texts for the server's reasons why a lease is gone. With any other reason it was closed by another client."""
 
 _NAMED = 5
-"""How many leases a message names."""
+"""Maximum leases named in a message."""
 
 _NO_ASYNC = (
     "asynchronous progress tracking cannot be used with this source: leave out asyncProgressTrackingEnabled, and start the query again "
@@ -63,7 +63,7 @@ _NO_ASYNC = (
 
 
 class Task(InputPartition):
-    """What one Spark task reads."""
+    """Work of one Spark task."""
 
     def __init__(self, slices: tuple[Slice, ...]) -> None:
         super().__init__(slices)
@@ -71,16 +71,16 @@ class Task(InputPartition):
 
 
 class Part(NamedTuple):
-    """What an equal part of each batch comes from: a queue, or one partition of it."""
+    """A source of an equal part of each batch: a queue, or one partition of it."""
 
     queue: str
     partition: int | None = None
 
 
 class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One streaming query's side of the queues. Spark keeps one in a process of its own beside the driver, and copies for tasks.
+    """One streaming query's reader. Spark keeps one in its own process beside the driver, and copies for tasks.
 
-    The rows are those of SCHEMA, unless `columns` make others of them.
+    Rows follow SCHEMA, unless `columns` transform them.
     """
 
     def __init__(self, options: SourceOptions, columns: JsonColumns | None = None) -> None:
@@ -95,23 +95,23 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._partitions_checked = False
         self._available_now = False
         self._tails: dict[str, dict[str, int]] = {}
-        """Of each queue, by partition, the offset at which it ended when an `availableNow` run began."""
+        """End offset at the beginning of an `availableNow` run, by queue and partition."""
 
     def initialOffset(self) -> dict[str, Any]:
         return self._named(Offset(self._nonce))
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # Spark carries one limit only, so that of bytes is looked up where it is needed.
+        # Spark carries a single limit, so the byte limit is looked up where needed.
         return ReadMaxRows(self._options.max_items_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Close the batch that ends at `start`, lease the next one. Nothing to lease: `start` itself."""
+        """Close the batch that ends at `start`, and lease the next one. Returns `start` itself if there is nothing to lease."""
         at = Offset.parse(start)
         self._close(at)
-        # After that, for what a run before this one has put back is for this one.
+        # After closing: items put back by an earlier run belong to this one.
         self._note_tails()
         by_part = self._lease(at, limit)
         several = len(self._options.queues) > 1
@@ -122,20 +122,20 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._named(at.following(leases, self._options.min_partitions))
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The batch that ends at `end` is in Spark's logs. Its leases are closed in `latestOffset` already; see `_check_logged`."""
+        """Note that the batch ending at `end` is in Spark's logs. Its leases are closed in `latestOffset`; see `_check_logged`."""
         self._committed_sequence = Offset.parse(end).sequence
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of the batch that ends at `end`. Its offset is logged, so its leases are held from now on."""
         before, batch = Offset.parse(start), Offset.parse(end)
         if batch.sequence == before.sequence:
-            # Nothing is in it. Spark logs such a batch when it begins, and the nonce in it is that of the start which did.
+            # An empty batch. Spark logs one at the start, with the nonce of the start that did so.
             return []
         if batch.sequence != before.sequence + 1:
             what = f"Spark asks for batches {before.sequence + 1} to {batch.sequence} at once"
             raise invalid("asyncProgressTrackingEnabled", f"{what}, and the checkpoint names the leases of the last one only; {_NO_ASYNC}")
         self._check_logged(before, batch)
-        # A batch that is run again, after a restart: what it puts back is for the next run.
+        # After a restart, a re-run batch: what it puts back is for the next run.
         self._note_tails()
         if self._keeper is None:
             self._checked()
@@ -153,22 +153,22 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_slices(partition.slices, self._options, self._columns)
 
     def stop(self) -> None:
-        """Leases stay: a restart from the checkpoint finds them, or they expire."""
+        """Stop, keeping the leases: a restart from the checkpoint finds them, or they expire."""
         if self._keeper is not None:
             self._keeper.stop()
         if self._client is not None:
             self._client.close()
 
     def _named(self, offset: Offset) -> dict[str, Any]:
-        """The offset, and whose it is: for people, and for who listens to the query. A replay does not read that."""
+        """The offset with its consumer, queue and URL, for people and listeners. A replay ignores these."""
         about = {"consumer": self._options.consumer, "queue": ",".join(self._options.queues), "url": _shown(self._options.server.url)}
         return dict(sorted({**offset.to_dict(), **about}.items()))
 
     def _check_logged(self, before: Offset, batch: Offset) -> None:
-        """Raises `invalid_request` if Spark keeps its logs behind the batches that it runs.
+        """Raises `invalid_request` if Spark writes its logs asynchronously behind the batches it runs.
 
-        Otherwise it has told of the batch before by now: once it has logged this one, and before it asks for its tasks. It does not
-        for a batch that it runs again.
+        Otherwise Spark has committed the previous batch by now: it does so after logging this one, before asking for its tasks. Re-run
+        batches are exempt.
         """
         if batch.sequence == self._leased_sequence and self._committed_sequence < before.sequence:
             what = f"batch {batch.batch_id} is about to run, and Spark has not told that batch {before.batch_id} is in its logs"
@@ -177,7 +177,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _checked(self) -> Client:
         if self._client is None:
             client = Client(self._options.server)
-            # To lease takes the scope `consume`, to read what was leased `read`. A key without that must not take items first.
+            # Leasing requires the scope `consume`, reading `read`. A key without `read` must not take items first.
             most = [client.call("/v1/queues.info", {"queue_name": queue})["max_lease_timeout"] for queue in self._options.queues]
             if self._options.hold_for_is_default:
                 allowed = min(parse_duration(each, "max_lease_timeout") for each in most)
@@ -188,8 +188,8 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _close(self, at: Offset) -> None:
         """Close the leases of the batch that ends at `at`, which Spark has committed.
 
-        Leases that ran out before are served again, although the batch is done. After a restart that raises `lease_not_found`, unless
-        `fail_on_lease_loss` is off; a batch of this run is only warned about, because its query goes on.
+        The items of leases that ran out before are served again, although the batch is done. After a restart that raises `lease_not_found`,
+        unless `fail_on_lease_loss` is off; for a batch of this run it is only a warning, since its query continues.
         """
         if self._closed_sequence >= at.sequence:
             return
@@ -198,7 +198,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lost: dict[str, str] = {}
         for queue, some in portions(at.leases, self._options):
             answer = self._checked().call("/v1/queue.complete", {"queue_name": queue, "lease_ids": some})
-            # A call that is repeated, and a restart, find leases that this query has closed before.
+            # A repeated call, or a restart, finds leases that this query has closed before.
             lost |= {entry["id"]: entry["reason"] for entry in answer["ignored"] if entry["reason"] not in _DONE}
         if lost:
             what = _not_closed(at, lost, self._options)
@@ -208,7 +208,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._closed_sequence = at.sequence
 
     def _parts(self) -> list[Part]:
-        """What is leased from. Partitions that the queue does not have any more are passed over: what was in them is elsewhere."""
+        """The sources to lease from. Skips partitions that the queue no longer has: their items are elsewhere."""
         queues, chosen = self._options.queues, self._options.partitions
         if chosen is None:
             return [Part(queue) for queue in queues]
@@ -221,11 +221,11 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [Part(queues[0], each["partition"]) for each in wanted]
 
     def _check_partitions(self, chosen: Sequence[int], there: Sequence[int], incarnation: str) -> None:
-        """Raises `invalid_request` for a partition that the queue never had; warns of those that a rebalance has removed."""
+        """Raises `invalid_request` for a partition that never existed; warns about those that a rebalance has removed."""
         missing = [number for number in chosen if number not in there]
         if not missing:
             return
-        # Of a partition that is not there, this only tells whether it ever was.
+        # For a missing partition, this call only tells whether it ever existed.
         body = {"queue_name": self._options.queues[0], "lease_ids": [f"{incarnation}.{number}.L1" for number in missing]}
         ignored = self._checked().call("/v1/queue.extend", body)["ignored"]
         never = [entry["id"].split(".")[1] for entry in ignored if entry["reason"] == "unknown"]
@@ -236,10 +236,9 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         log.warning("a rebalance has removed partitions %s of %s, so nothing is read from them; %s", gone, self._options.queues[0], has)
 
     def _lease(self, at: Offset, limit: ReadLimit) -> dict[Part, list[HeldLease]]:
-        """Lease the next batch, by part. Each has an equal part of the limits, which does not depend on what the others have: so a
-        driver that died in between finds the same leases again, whatever has come in meanwhile. Unless with `partitions=draining` others
-        drain by then: what it had leased is then partly found, or not, and stays leased for `hold_for`.
-        """
+        """Lease the next batch, by part. The limits are divided equally, independent of the other parts' items, so that a restarted driver
+        finds the same leases again, whatever has arrived meanwhile. Exception: with `partitions=draining`, if other partitions drain by
+        then, earlier leases are found partly or not at all, and stay leased for `hold_for`."""
         parts, options = self._parts(), self._options
         if not parts:
             if not self._available_now:
@@ -261,12 +260,12 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except SluicewayError as error:
                 if error.field != "partition":
                     raise
-                # A rebalance has removed it since `_parts`. Nothing was leased in it, or it would still be there.
+                # A rebalance has removed it since `_parts`. Nothing was leased in it, or it would still exist.
                 leases[part] = []
         return leases
 
     def _note_tails(self) -> None:
-        """Where each partition ends when an `availableNow` run begins: what comes later, or comes back, is for the next run."""
+        """Record each partition's end when an `availableNow` run begins: items that arrive or return later are for the next run."""
         if not self._available_now or self._tails:
             return
         for queue in self._options.queues:
@@ -279,7 +278,7 @@ class LeaseStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class RefusedReader(LeaseStreamReader):
-    """In the place of a reader that cannot be made: raises the error as soon as Spark asks it for an offset."""
+    """Stand-in for a reader that cannot be created: raises the error as soon as Spark asks it for an offset."""
 
     def __init__(self, error: SluicewayError) -> None:
         self._error = error
@@ -300,11 +299,11 @@ class RefusedReader(LeaseStreamReader):
         raise self._error
 
     def stop(self) -> None:
-        """It holds nothing."""
+        """Nothing to release."""
 
 
 class LeaseKeeper:
-    """Holds the leases of the batch in flight: extends them at once and then every third of `holdFor`, in a thread of its own."""
+    """Holds the leases of the batch in flight: a thread extends them at once and then every third of `holdFor`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options
@@ -315,7 +314,7 @@ class LeaseKeeper:
         threading.Thread(target=self._run, name="sluiceway-lease-keeper", daemon=True).start()
 
     def hold(self, leases: tuple[HeldLease, ...]) -> dict[str, str]:
-        """Returns those that are gone, and why: what they held cannot be read as it was logged."""
+        """Hold these leases. Returns the ones that are gone, with the reasons: their items cannot be read as logged."""
         with self._lock:
             self._held = leases
             return self._extend()
@@ -338,14 +337,14 @@ class LeaseKeeper:
         self._client.close()
 
     def _extend(self) -> dict[str, str]:
-        """Extend what is held; return those that are gone, which are held no more, and why."""
+        """Extend the held leases; drop and return the ones that are gone, with the reasons."""
         gone = extend(self._client, self._held, self._options)
         self._held = tuple(lease for lease in self._held if lease.lease_id not in gone)
         return gone
 
 
 def extend(client: Client, leases: Collection[HeldLease], options: SourceOptions) -> dict[str, str]:
-    """Hold them for `hold_for` from now on; returns those that are gone, with the server's reason."""
+    """Extend leases to `hold_for` from now; returns the ones that are gone, with the server's reasons."""
     gone: dict[str, str] = {}
     for queue, some in portions(leases, options):
         until = {"lease_timeout": format_duration(options.hold_for), "request_timeout": client.server_wait}
@@ -355,7 +354,7 @@ def extend(client: Client, leases: Collection[HeldLease], options: SourceOptions
 
 
 def _leave_out(batch: Offset, gone: Mapping[str, str]) -> Offset:
-    """What is left of a batch without the leases that are gone, with a warning of how much that is."""
+    """The batch without the leases that are gone; logs how much that is."""
     left = batch.without(gone)
     items, still = (sum(lease.count for lease in some.leases) for some in (batch, left))
     what = f"batch {batch.batch_id} is read without {items - still} of its {items} items"
@@ -365,7 +364,7 @@ def _leave_out(batch: Offset, gone: Mapping[str, str]) -> Offset:
 
 
 def read_slices(slices: Sequence[Slice], options: SourceOptions, columns: JsonColumns | None) -> Iterator[pa.RecordBatch]:
-    """The items of these slices, in their order, as rows of SCHEMA or as `columns` make them."""
+    """The items of these slices, in order, as rows of SCHEMA or as transformed by `columns`."""
     schema = to_arrow_schema(columns.read if columns else SCHEMA, timezone="UTC")
     client = Client(options.server)
     try:
@@ -386,11 +385,11 @@ def _read_slice(client: Client, options: SourceOptions, part: Slice, schema: pa.
     except SluicewayError as error:
         if error.code != "lease_not_found":
             raise
-        # Only extending tells why. It extends nothing: the lease is gone.
+        # Only an extend call tells why. It extends nothing: the lease is gone.
         answer = client.call("/v1/queue.extend", {"queue_name": queue, "lease_ids": [part.lease_id], "request_timeout": client.server_wait})
         _miss(options, part, part.count, answer["ignored"][0]["reason"] if answer["ignored"] else "expired")
         return
-    # Items that were produced one by one arrive in batches of one, and each batch costs Spark about as much as a thousand rows.
+    # Items produced one by one arrive in batches of one, and each batch costs Spark about as much as a thousand rows.
     items = answer.read_all().combine_chunks()
     if short := part.count - items.num_rows:
         _miss(options, part, short, "short")
@@ -399,7 +398,7 @@ def _read_slice(client: Client, options: SourceOptions, part: Slice, schema: pa.
 
 
 def _miss(options: SourceOptions, part: Slice, items: int, reason: str) -> None:
-    """Items of a running batch cannot be read. Raises `lease_not_found`, unless the query is to go on without them."""
+    """Handle unreadable items of a running batch. Raises `lease_not_found`, unless the query is to continue without them."""
     if reason == "short":
         how = f"is short of {items} items that another client settled"
     else:
@@ -410,7 +409,7 @@ def _miss(options: SourceOptions, part: Slice, items: int, reason: str) -> None:
 
 
 def _lost(lease_id: str, reason: str, how: str | None = None) -> str:
-    """Of a lease whose batch is to be read, and cannot be any more as it was."""
+    """Message for a lease of a batch that can no longer be read as it was."""
     if reason == "unknown":
         where = "Its items went with the queue, unless they are there from a backup"
     else:
@@ -423,7 +422,7 @@ def _lost(lease_id: str, reason: str, how: str | None = None) -> str:
 
 
 def _told(batch: Offset, gone: Mapping[str, str]) -> str:
-    """The leases that are gone, with what they held, and why."""
+    """Message that lists the leases that are gone, with their item counts and reasons."""
     held = _those(batch, gone)
     some = [
         f"lease {lease.lease_id}{f' of {lease.queue}' if lease.queue else ''} with {lease.count} items "
@@ -434,7 +433,7 @@ def _told(batch: Offset, gone: Mapping[str, str]) -> str:
 
 
 def _not_closed(batch: Offset, lost: Mapping[str, str], options: SourceOptions) -> str:
-    """Of a batch that is done, and whose items are served again."""
+    """Message for a finished batch whose items are served again."""
     items, again = (sum(lease.count for lease in leases) for leases in (batch.leases, _those(batch, lost)))
     return (
         f"batch {batch.batch_id} of consumer {options.consumer!r} on {', '.join(options.queues)} is done, but {again} of its {items} items "
@@ -455,13 +454,13 @@ _DONE_AGAIN = (
 
 
 def _shown(url: str) -> str:
-    """The address without who calls it."""
+    """The URL without credentials."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def portions(leases: Collection[HeldLease], options: SourceOptions) -> Iterator[tuple[str, list[str]]]:
-    """Their ids, by queue, as many at a time as a call takes."""
+    """The lease ids by queue, in portions that fit into a call."""
     by_queue: dict[str, list[str]] = {}
     for lease in leases:
         by_queue.setdefault(lease.queue or options.server.queue, []).append(lease.lease_id)

@@ -1,4 +1,4 @@
-"""Spark's errors as ours: their texts go on with the stacks of several processes."""
+"""Conversion of Spark's errors, whose texts include the tracebacks of several processes."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from sluiceway.kernel.errors import SluicewayError
 
 _OURS = re.compile(r"SluicewayError: ([^\n]+)")
 _GIVEN_UP = "option requestTimeout)"
-"""With these words ends what `spark.http` says of a server that it could not reach for long enough."""
+"""Final words of the message of `spark.server_calls` about a server that stayed unreachable for too long."""
 
 
 def ours(error: Exception) -> SluicewayError | None:
-    """The innermost error of ours that Spark's text tells of, in one line; None: there is none."""
+    """The innermost SluicewayError in Spark's text, in one line; None: there is none."""
     text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
     found = _OURS.findall(str(text))
     if not found:
         return None
-    # The innermost is the last that was told.
+    # The innermost comes last.
     return SluicewayError("unavailable" if found[-1].endswith(_GIVEN_UP) else "invalid_request", found[-1])
 
 
 def translated(error: Exception) -> SluicewayError:
-    """Any error of Spark as one of ours."""
+    """Convert any error of Spark to a SluicewayError."""
     if (own := ours(error)) is not None:
         return own
     text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
@@ -38,7 +38,7 @@ def translated(error: Exception) -> SluicewayError:
 
 
 def _cause(error: Exception) -> str:
-    """What the innermost of Spark's exceptions says: the outer ones only name the file or the batch."""
+    """The message of Spark's innermost exception: the outer ones only name the file or the batch."""
     inner: Any = error.java_exception if isinstance(error, Py4JJavaError) else getattr(error, "_origin", None)
     if inner is None:
         return ""

@@ -1,1 +1,1 @@
-"""MetaStores."""
+"""MetaStore implementations."""

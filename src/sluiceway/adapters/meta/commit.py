@@ -1,4 +1,4 @@
-"""What the MetaStores here have in common: what a commit may hold, and how long a delete is remembered."""
+"""Rules shared by the MetaStores: commit limits, and how long a delete is remembered."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, Stamp
 
 HISTORY = 10_000
-"""Commits for which a deleted key leaves a trace. A question about anything older is answered with the safe *it has changed*."""
+"""Commits for which a deleted key leaves a trace. Questions about older stamps get the safe answer *it has changed*."""
 
 
 def check_commit(puts: Mapping[str, bytes], deletes: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""A MetaStore in an etcd, for processes on any number of machines."""
+"""etcd MetaStore, shared by processes on any number of machines."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 
 EARLIER = b"1"
 LAYOUT = b"2"
-"""What the key `layout` says. An instance that finds another value there was not made for it. It makes of the EARLIER one its own: the keys
-are the same, but a queue's record says more, which an older version would lose."""
+"""Value of the key `layout`. An instance that finds another value is too old for the store. It upgrades EARLIER: the keys are the same, but
+queue records have more fields, which an older version would lose."""
 MAX_OPS = 50
-"""Beside one another in a transaction, and keys that it compares. etcd's default of 128 then leaves MAX_GROUPED to each of them that is
-a transaction itself."""
+"""Operations side by side in a transaction, and keys that it compares. etcd's default of 128 then leaves MAX_GROUPED to each nested
+transaction."""
 MAX_GROUPED = 70
 MAX_COMPARED_BYTES = 32 << 10
-"""Of keys that a transaction compares: etcd's default of 1.5 MiB leaves that beside the greatest commit."""
+"""Total of keys that a transaction compares: etcd's default of 1.5 MiB leaves this beside the largest commit."""
 TRACE_BYTES = 128
-"""Of a deleted key in its trace, so that 1,000 long ones fit in beside the deletes. Keys that begin alike may share one."""
+"""Length of a deleted key in its trace, so that 1,000 long ones fit beside the deletes. Keys with a common prefix may share a trace."""
 MAX_FORGOTTEN = 50
-"""Traces in a transaction."""
+"""Traces removed per transaction."""
 MAX_AT_ONCE = 8
-"""Keys and prefixes of a view that are asked for beside one another."""
+"""Keys and prefixes of a view requested concurrently."""
 
 Message = dict[str, object]
 
@@ -39,7 +39,7 @@ class _Value(msgspec.Struct):
     value: bytes = b""
     mod_revision: Stamp = 0
     version: int = 0
-    """How often it has been put since it is there."""
+    """Number of puts since the key was created."""
 
 
 class _Header(msgspec.Struct):
@@ -77,21 +77,21 @@ class _Watched(msgspec.Struct):
 
 class _Streamed(msgspec.Struct):
     result: _Watched = msgspec.field(default_factory=lambda: _Watched(canceled=True))
-    """Where there is none, there is an error."""
+    """Missing in a message that carries an error."""
 
 
 class EtcdMetaStore:
-    """A durable MetaStore that processes on several machines share: the keys of an etcd that begin with a name and a slash.
+    """A durable MetaStore shared across machines: the keys of an etcd that begin with a name and a slash.
 
-    The stamp is etcd's revision, which others' writes raise too. Every commit puts one key, the head, whose revision is therefore the
-    newest stamp. etcd cannot compare revisions of what is gone, so a delete leaves a trace; a trace lives for one to two times HISTORY
-    commits, and a question about anything older is answered as *changed*. Deleting what was not there is a change, too.
+    The stamp is etcd's revision, which other clients' writes raise too. Every commit puts one key, the head, whose revision is therefore
+    the newest stamp. etcd cannot compare revisions of deleted keys, so a delete leaves a trace; a trace lives for one to two times HISTORY
+    commits, and a question about anything older is answered as *changed*. Deleting a missing key counts as a change.
 
-    A view takes one call for the head and one for each key and prefix, all of etcd's revision at the first.
+    A view takes one call for the head and one for each key and prefix, all at etcd's revision of the first.
 
-    A call is given `request_timeout` at each of the endpoints. Whatever keeps a commit from its end is a MetaUnknownError, and a read a
-    StoreUnavailableError. `watch` follows etcd's own, and asks for it anew when that has been silent for `poll_interval`. Raises
-    `invalid_request` for a bad URL. Use from one event loop.
+    A call is given `request_timeout` at each of the endpoints. Any fault during a commit is a MetaUnknownError, during a read a
+    StoreUnavailableError. `watch` follows etcd's own watch, and renews it after `poll_interval` of silence. Raises `invalid_request` for a
+    bad URL. Use from one event loop.
     """
 
     def __init__(self, url: str, *, request_timeout: Millis = 5_000, poll_interval: Millis = 2_000) -> None:
@@ -129,7 +129,7 @@ class EtcdMetaStore:
         return (answer.kvs[0].mod_revision if answer.kvs else 0), answer.header.revision
 
     async def _read(self, spans: Sequence[Message], revision: Stamp) -> list[_Value]:
-        # Not in one transaction: if one that only reads loses its asker, etcd 3.5.0 to 3.5.6 may end.
+        # Separate calls: etcd 3.5.0 to 3.5.6 may crash when the client of a read-only transaction disconnects.
         found: list[_Value] = []
         for start in range(0, len(spans), MAX_AT_ONCE):
             answers = await asyncio.gather(*(self._range({**span, "revision": revision}) for span in spans[start : start + MAX_AT_ONCE]))
@@ -162,11 +162,11 @@ class EtcdMetaStore:
         return stamp
 
     async def _write_after(self, compares: Sequence[Message], writes: Sequence[Message]) -> Stamp | None:
-        """For more compares than one transaction may have: its own is only that nobody has committed anything since they held."""
+        """Commit with more compares than fit into one transaction; its own compare is that no commit has happened since they held."""
         while True:
             newest, _ = await self._newest()
             for start in range(0, len(compares), MAX_OPS):
-                # Something is put, as a transaction that only reads is dangerous.
+                # Include a put, since a read-only transaction is dangerous.
                 probe: list[Message] = [{"request_put": _only(self._probe)}]
                 if not (await self._transact(compares[start : start + MAX_OPS], probe)).succeeded:
                     return None
@@ -175,7 +175,7 @@ class EtcdMetaStore:
                 return stamp
 
     async def _write(self, compares: Sequence[Message], writes: Sequence[Message]) -> Stamp | None:
-        """The stamp, or None if one of the compares did not hold."""
+        """Commit. Returns the stamp, or None if a compare did not hold."""
         head: Message = {"request_put": {"key": self._head, "prev_kv": True}}
         done = await self._transact(compares, [head, *writes], repeatable=False)
         if not done.succeeded:
@@ -195,13 +195,13 @@ class EtcdMetaStore:
             return writes
         return [{"request_txn": {"success": writes[start : start + MAX_GROUPED]}} for start in range(0, len(writes), MAX_GROUPED)]
 
-    # ---- what may be compared ---------------------------------------------------------------------------------
+    # ---- compares ---------------------------------------------------------------------------------------------
 
     def _under(self, prefix: str) -> Message:
         return _span(self._entries + prefix.encode())
 
     def _has_stamp(self, key: str, stamp: Stamp | None) -> Message:
-        # What is not there has revision 0.
+        # A missing key has revision 0.
         return _compare(self._entries + key.encode(), stamp or 0)
 
     def _unchanged(self, unchanged: Mapping[str, Stamp]) -> list[Message]:
@@ -215,7 +215,7 @@ class EtcdMetaStore:
             *({**span, "target": "MOD", "result": "LESS", "mod_revision": since + 1} for span, since in spans),
         ]
 
-    # ---- asking etcd ------------------------------------------------------------------------------------------
+    # ---- calls to etcd ----------------------------------------------------------------------------------------
 
     async def _range(self, span: Message) -> _Range:
         await self._prepare()
@@ -226,7 +226,7 @@ class EtcdMetaStore:
         return await self._etcd.ask("/v3/kv/txn", {"compare": compare, "success": success}, _Done, repeatable=repeatable)
 
     async def _prepare(self) -> None:
-        """Before the first call."""
+        """Check and upgrade the layout, before the first call."""
         if self._prepared:
             return
         begin: list[Message] = [
@@ -240,7 +240,7 @@ class EtcdMetaStore:
         self._prepared = True
 
     async def _upgrade(self, found: _Value) -> None:
-        """Make the layout today's, unless it is."""
+        """Upgrade the layout unless it is current."""
         if found.value not in (EARLIER, LAYOUT):
             raise StoreUnavailableError("this meta store in etcd is of a newer version of Sluiceway: use that, or another name in the URL")
         if found.value == EARLIER:
@@ -250,36 +250,36 @@ class EtcdMetaStore:
                 "/v3/kv/txn", {"compare": [_compare(self._layout, found.mod_revision)], "success": success, "failure": []}, _Done
             )
 
-    # ---- forgetting -------------------------------------------------------------------------------------------
+    # ---- history trimming -------------------------------------------------------------------------------------
 
     async def _forget(self, stamp: Stamp) -> None:
-        """Remove the traces older than the commit before HISTORY others, of which the key `history` says: forgotten so far, and when."""
-        # The next one removes what this one leaves.
+        """Remove traces older than HISTORY commits. The key `history` holds the stamp forgotten so far, and that of the current run."""
+        # The next run removes what this one leaves.
         with contextlib.suppress(StoreUnavailableError):
             found = (await self._range(_only(self._history))).kvs[0]
             remembered = int(found.value.split()[1])
             if remembered >= stamp:
                 return
-            # First, as from then on nobody asks for these traces.
+            # First, since from then on these traces are not consulted.
             history: list[Message] = [{"request_put": {"key": self._history, "value": _number(remembered) + b" " + _number(stamp)}}]
             if not (await self._transact([_compare(self._history, found.mod_revision)], history)).succeeded or not remembered:
                 return
             span = {**_span(self._traces), "max_mod_revision": remembered, "keys_only": True, "limit": MAX_FORGOTTEN}
             while traces := (await self._range(span)).kvs:
-                # One that a new delete has put meanwhile stays.
+                # A trace renewed by a new delete stays.
                 same = [_compare(trace.key, trace.mod_revision) for trace in traces]
                 await self._transact(same, [{"request_delete_range": _only(trace.key)} for trace in traces])
 
-    # ---- watching ---------------------------------------------------------------------------------------------
+    # ---- watch ------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
-        """Shows every change after this call. The first hint may be about an earlier one."""
+        """Yields for every change after this call. The first hint may be about an earlier one."""
         return self._watch(prefix, self._seen)
 
     async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
         while not self._closed.is_set():
             try:
-                # What was before may have been compacted. So may be the newest stamp, where only others have written since.
+                # Earlier revisions may have been compacted; so may the newest stamp, where only other clients have written since.
                 stamp, revision = await self._newest()
                 changed, since = stamp > since, revision
                 if changed:
@@ -289,13 +289,13 @@ class EtcdMetaStore:
                         since = stamp
                         yield stamp
             except StoreUnavailableError:
-                # A fault is for `read` to report; a hint may come late.
+                # `read` reports faults; a hint may come late.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_interval / 1000):
                         await self._closed.wait()
 
     async def _events(self, prefix: str, start: Stamp) -> AsyncIterator[Stamp]:
-        """The stamps of all changes from `start` on, until nothing has come for a while. Raises EtcdError, also if `start` is compacted."""
+        """The stamps of all changes from `start` on, until a period of silence. Raises EtcdError, also if `start` is compacted."""
         message = {"create_request": {**self._under(prefix), "start_revision": start}}
         async for streamed in self._etcd.lines("/v3/watch", message, _Streamed, self._poll_interval):
             if streamed.result.canceled:
@@ -316,7 +316,7 @@ def _only(key: bytes) -> Message:
 
 
 def _span(prefix: bytes) -> Message:
-    """From the first key under the prefix to just past the last: no UTF-8 text has the byte 0xff."""
+    """The range from the first key under the prefix to just past the last: UTF-8 never contains the byte 0xff."""
     return {"key": prefix, "range_end": prefix + b"\xff"}
 
 
@@ -325,5 +325,5 @@ def _compare(key: bytes, revision: Stamp) -> Message:
 
 
 def _number(number: int) -> bytes:
-    """As text that compares as the number does."""
+    """The number as a text with the same order."""
     return b"%020d" % number

@@ -1,4 +1,4 @@
-"""An etcd, asked over its JSON gateway: endpoints, logging in, time-outs, and what an answer that is none means."""
+"""Client of etcd's JSON gateway: endpoints, authentication, time-outs, and the meaning of faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FILES = ("ca_file", "cert_file", "key_file")
 OUT_OF_RANGE = 11
 """etcd's code for a revision that has been compacted."""
 _AILING = (None, 2, 4, 14)
-"""The codes of a member that cannot do what another one may be able to do: unknown, deadline exceeded, unavailable. None: no answer."""
+"""Codes of a member whose call another may be able to serve: unknown, deadline exceeded, unavailable. None: no answer."""
 _UNAUTHENTICATED = 16
 _OLD_TOKEN = "revision of auth store is old"
 _HINTS = {
@@ -35,12 +35,12 @@ _HINTS = {
     "database space exceeded": "have it compacted (--auto-compaction-retention), defragment it, and disarm the alarm",
     "user name is empty": "put the user and the password into the URL",
 }
-"""What to do about what etcd says."""
+"""Advice for messages of etcd."""
 _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 
 
 class EtcdError(StoreUnavailableError):
-    """What was asked was not done, or nobody knows. `code` is etcd's, if it was etcd that said so."""
+    """The call was not done, or its outcome is unknown. `code` is etcd's, if the error came from etcd."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
@@ -49,11 +49,11 @@ class EtcdError(StoreUnavailableError):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where an etcd is, and who we are there."""
+    """An etcd's endpoints, and the credentials there."""
 
     endpoints: tuple[httpx.URL, ...]
     name: str
-    """That of the deployment: all its keys begin with it and a slash."""
+    """Name of the deployment: all its keys begin with it and a slash."""
     login: Mapping[str, str] | None
     files: Mapping[str, str]
 
@@ -68,7 +68,7 @@ class _Problem(msgspec.Struct):
 
 
 def parse_address(url: str) -> Address:
-    """Raises `invalid_request`, which quotes nothing: an unencoded password may have ended up anywhere."""
+    """Parse a meta-store URL. Raises `invalid_request`, which quotes nothing: an unencoded password may have ended up anywhere."""
     try:
         parts = urlsplit(url)
         given = parse_qs(parts.query, strict_parsing=True) if parts.query else {}
@@ -123,11 +123,12 @@ class EtcdGateway:
         self._token = ""
         self._request_timeout = request_timeout
         verify = _trust(address.files) if address.endpoints[0].scheme == "https" else False
-        # A transport, and no client of httpx: the environment's proxies are not for a meta store.
+        # A bare transport, not an httpx client: the environment's proxies are not for a meta store.
         self._transport = httpx.AsyncHTTPTransport(verify=verify, limits=httpx.Limits(max_connections=None, keepalive_expiry=30.0))
 
     async def ask(self, path: str, message: object, kind: type[T], *, repeatable: bool = True) -> T:
-        """The answer. After a fault another endpoint is asked; if not `repeatable`, only as long as nothing was sent. Raises EtcdError."""
+        """Return the answer. After a fault another endpoint is tried; unless `repeatable`, only as long as nothing was sent. Raises
+        EtcdError."""
         body = msgspec.json.encode(message)
         for left in reversed(range(len(self._endpoints))):
             endpoint = self._endpoints[0]
@@ -135,14 +136,15 @@ class EtcdGateway:
                 return await self._ask(endpoint, path, body, kind)
             except EtcdError as error:
                 if error.code in _AILING and self._endpoints[0] is endpoint:
-                    # Others ask it last, too, from now on.
+                    # Later calls try it last, too.
                     self._endpoints.append(self._endpoints.pop(0))
                 if not left or error.code not in _AILING or not (repeatable or isinstance(error.__cause__, _NOT_SENT)):
                     raise
         raise AssertionError("an address has an endpoint")
 
     async def lines(self, path: str, message: object, kind: type[T], silence_timeout: Millis) -> AsyncIterator[T]:
-        """A stream of answers, until there was none for `silence_timeout`. Raises EtcdError; also if none ever came, or etcd ends it."""
+        """Stream answers until `silence_timeout` passes without one. Raises EtcdError, also if none ever came, or if etcd ends the
+        stream."""
         endpoint, silent = self._endpoints[0], True
         try:
             async with self._sent(endpoint, path, msgspec.json.encode(message), silence_timeout) as answer:
@@ -170,12 +172,12 @@ class EtcdGateway:
 
     @contextlib.asynccontextmanager
     async def _sent(self, endpoint: httpx.URL, path: str, body: bytes, read_timeout: Millis) -> AsyncIterator[httpx.Response]:
-        """The answer to a call by who is logged in. Raises EtcdError if etcd refuses, httpx.HTTPError."""
+        """Send an authenticated call and yield the answer. Raises EtcdError if etcd refuses, httpx.HTTPError."""
         token = await self._log_in(endpoint, "")
         try:
             answer = await self._post(endpoint, path, body, token, read_timeout)
         except EtcdError as error:
-            # etcd looks at the token before anything else, so what was asked has not been done.
+            # etcd checks the token before anything else, so the call was not carried out.
             if token and (error.code == _UNAUTHENTICATED or _OLD_TOKEN in str(error)):
                 answer = await self._post(endpoint, path, body, await self._log_in(endpoint, token), read_timeout)
             else:

@@ -1,4 +1,4 @@
-"""A MetaStore in memory: for tests, and for a single instance that keeps nothing."""
+"""In-memory MetaStore, for tests, and for a single instance without durability."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from sluiceway.ports.meta_store import ConflictError, Entry, Stamp, View
 
 
 class MemoryMetaStore:
-    """A MetaStore as long as the object lives. Use from one event loop. A deleted key leaves a trace for HISTORY commits."""
+    """A MetaStore that lives as long as the object. Use from one event loop. A deleted key leaves a trace for HISTORY commits."""
 
     def __init__(self) -> None:
         self._stamp: Stamp = 0
         self._entries: dict[str, Entry] = {}
         self._deleted: dict[str, Stamp] = {}
-        """When a key was last deleted. Put again it may stay here: its entry has the later stamp."""
+        """Stamp of each key's last delete. A key put again may stay here: its entry has the later stamp."""
         self._traces: deque[tuple[Stamp, str]] = deque()
         self._watchers: set[asyncio.Event] = set()
         self._closed = False
@@ -70,7 +70,7 @@ class MemoryMetaStore:
                 del self._deleted[key]
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
-        """Shows every change after this call. The first hint may be about an earlier one."""
+        """Yields for every change after this call. The first hint may be about an earlier one."""
         return self._watch(prefix, self._stamp)
 
     async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:

@@ -1,4 +1,4 @@
-"""From a URL to a MetaStore."""
+"""Opening of a MetaStore by URL."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from sluiceway.ports.meta_store import MetaStore
 
 
 def open_meta_store(url: str) -> MetaStore:
-    """`sqlite:PATH` (the processes of one machine share the file), `postgresql://…` or `etcd://…` (those of many), or `memory:` (this
-    process alone).
+    """Open `sqlite:PATH` (shared by the processes of one machine), `postgresql://…` or `etcd://…` (shared across machines), or `memory:`
+    (this process alone).
 
     Raises `invalid_request` for another URL, StoreUnavailableError if it cannot be opened.
     """
@@ -22,7 +22,7 @@ def open_meta_store(url: str) -> MetaStore:
     if kind in ("postgresql", "postgres") and rest.startswith("//"):
         return _open_postgres(url)
     if kind in ("etcd", "etcds"):
-        # Only where it is needed, since it loads an HTTP client.
+        # Imported on demand, since it loads an HTTP client.
         from sluiceway.adapters.meta.etcd import EtcdMetaStore
 
         return EtcdMetaStore(url)
@@ -39,5 +39,5 @@ def _open_postgres(url: str) -> MetaStore:
     try:
         return PostgresMetaStore(url)
     except Exception:
-        # What the driver says may quote the URL, and so a password.
+        # The driver's message may quote the URL, and so a password.
         raise invalid("meta", "neither a PostgreSQL URL nor a connection string") from None

@@ -1,4 +1,4 @@
-"""A MetaStore in a PostgreSQL database, for processes on any number of machines."""
+"""PostgreSQL MetaStore, shared by processes on any number of machines."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.ports.meta_store import ConflictError, Entry, MetaUnknownError, Stamp, View
 from sluiceway.ports.partition_store import StoreUnavailableError
 
-# A key is its UTF-8 bytes, so that a prefix is one range of the index whatever the database's collation is.
+# Keys are UTF-8 bytes, so that a prefix is one index range whatever the database's collation.
 MIGRATIONS: tuple[LiteralString, ...] = (
     """
     CREATE TABLE store (one int PRIMARY KEY CHECK (one = 1), stamp bigint NOT NULL) WITH (fillfactor = 10);
@@ -25,8 +25,8 @@ MIGRATIONS: tuple[LiteralString, ...] = (
     CREATE INDEX trace ON entry (stamp) WHERE value IS NULL;
     INSERT INTO store VALUES (1, 0);
     """,
-    # A commit is one call: its lock, for which all others wait, is held for as long as the server takes, and not while a client is away.
-    # Taking the row's lock puts the commits of all processes into one order; each statement after it sees all the commits before.
+    # A commit is one call, so the lock that all others wait for is held only for the server's work, not for a client's absence. The row
+    # lock serialises the commits of all processes; each statement after it sees all earlier commits.
     """
     CREATE FUNCTION commit_entries(
         check_keys bytea[], check_stamps bigint[], prefixes text[], firsts bytea[], pasts bytea[], sinces bigint[],
@@ -61,10 +61,11 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         PERFORM pg_notify(channel, '');
     END $$;
     """,
-    # A queue's record says since then where its idempotency keys are at home, and which partitions drain: an older version would lose that.
+    # Since this version a queue's record has the homes of its idempotency keys, and its draining partitions: an older version would lose
+    # that.
     "",
 )
-"""Number n takes the layout from version n to n + 1. One that was released is never changed."""
+"""Migration number n takes the layout from version n to n + 1. Released ones never change."""
 
 # One statement is one snapshot. The row without a key is the store's.
 _READ = """
@@ -79,19 +80,20 @@ _CHANGED = "SELECT 1 FROM entry WHERE key >= %s AND key < %s AND stamp > %s LIMI
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """From the first key under the prefix to just past the last: no UTF-8 text has the byte 0xff."""
+    """The range from the first key under the prefix to just past the last: UTF-8 never contains the byte 0xff."""
     start = prefix.encode()
     return start, start + b"\xff"
 
 
 class PostgresMetaStore:
-    """A durable MetaStore that processes on several machines share: a schema of its own, made at the first use.
+    """A durable MetaStore shared across machines, in a schema of its own, created at the first use.
 
-    As with the SQLite store, the stamp is a counter row that each commit raises inside its transaction, and a deleted key leaves a trace
-    for HISTORY commits. `watch` listens for notifications, and also looks every `poll_interval`: a notification may be lost with its line.
+    As in the SQLite store, the stamp is a counter row that each commit raises inside its transaction, and a deleted key leaves a trace for
+    HISTORY commits. `watch` listens for notifications, and also polls every `poll_interval`: a notification may be lost with its
+    connection.
 
-    A statement takes at most `statement_timeout`, and a second more if the server is hung. Whatever keeps a commit from its end is a
-    MetaUnknownError, and a read a StoreUnavailableError. Use from one event loop.
+    A statement takes at most `statement_timeout`, plus a second if the server is hung. Any fault during a commit is a MetaUnknownError,
+    during a read a StoreUnavailableError. Use from one event loop.
     """
 
     def __init__(
@@ -164,10 +166,10 @@ class PostgresMetaStore:
                     self._migrated = True
             yield link
 
-    # ---- watching ---------------------------------------------------------------------------------------------
+    # ---- watch ------------------------------------------------------------------------------------------------
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
-        """Shows every change after this call. The first hint may be about an earlier one."""
+        """Yields for every change after this call. The first hint may be about an earlier one."""
         return self._watch(prefix, self._seen)
 
     async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
@@ -179,13 +181,13 @@ class PostgresMetaStore:
             while not self._closed:
                 watcher.clear()
                 changed = False
-                # A fault is for `read` to report; a hint may come late.
+                # `read` reports faults; a hint may come late.
                 with contextlib.suppress(psycopg.Error, StoreUnavailableError):
                     changed, since = await self._changed_since(prefix, since)
                 if changed:
                     yield since
                     continue
-                # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+                # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_interval / 1_000):
                         await watcher.wait()
@@ -198,7 +200,7 @@ class PostgresMetaStore:
             return await self._changed(link, prefix, since, now), now
 
     async def _listen(self) -> None:
-        """Wake the watchers at each notification; without a line, they look by themselves."""
+        """Wake the watchers at each notification; without a connection they poll."""
         while not self._closed:
             with contextlib.suppress(StoreUnavailableError, psycopg.Error):
                 link = await self._connections.connect()

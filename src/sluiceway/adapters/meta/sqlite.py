@@ -1,4 +1,4 @@
-"""A MetaStore in one SQLite file, which the processes of one machine may share."""
+"""SQLite MetaStore: one file, shared by the processes of one machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluiceway.ports.partition_store import DamagedError, StoreUnavailableError
 
 T = TypeVar("T")
 
-# A key is its UTF-8 bytes, so that a prefix is one range of the index whatever characters it has.
+# Keys are UTF-8 bytes, so that a prefix is one index range whatever its characters.
 MIGRATIONS: tuple[str, ...] = (
     """
     CREATE TABLE store (one INTEGER PRIMARY KEY CHECK (one = 1), stamp INTEGER NOT NULL);
@@ -31,14 +31,15 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX trace ON entry (stamp) WHERE value IS NULL;
     INSERT INTO store VALUES (1, 0);
     """,
-    # A queue's record says since then where its idempotency keys are at home, and which partitions drain: an older version would lose that.
+    # Since this version a queue's record has the homes of its idempotency keys, and its draining partitions: an older version would lose
+    # that.
     "",
 )
-"""Number n takes the layout from version n to n + 1. One that was released is never changed."""
+"""Migration number n takes the layout from version n to n + 1. Released ones never change."""
 
 
 def _range(prefix: str) -> tuple[bytes, bytes]:
-    """From the first key under the prefix to just past the last: no UTF-8 text has the byte 0xff."""
+    """The range from the first key under the prefix to just past the last: UTF-8 never contains the byte 0xff."""
     start = prefix.encode()
     return start, start + b"\xff"
 
@@ -46,13 +47,13 @@ def _range(prefix: str) -> tuple[bytes, bytes]:
 class SqliteMetaStore:
     """A durable MetaStore for the processes of one machine.
 
-    The stamp is a counter row that each commit raises inside its transaction, so stamps become visible in commit order. A deleted
-    key stays as a row without a value, for `unchanged` and `watch` to find; such a trace goes after HISTORY commits, and a question
-    about an older stamp is answered as *changed*, which costs its asker one more read. `watch` wakes at once for commits made through
-    this object and looks for those of other processes every `poll_interval`.
+    The stamp is a counter row that each commit raises inside its transaction, so stamps become visible in commit order. A deleted key stays
+    as a row without a value, for `unchanged` and `watch` to find; such a trace goes after HISTORY commits, and a question about an older
+    stamp is answered as *changed*, which costs the caller one more read. `watch` wakes at once for commits made through this object, and
+    polls for those of other processes every `poll_interval`.
 
-    A transaction waits up to `busy_timeout` for another process. Whatever then keeps a commit from its end is a MetaUnknownError,
-    and a read a StoreUnavailableError; so does the constructor. Use from one event loop.
+    A transaction waits up to `busy_timeout` for another process. Any later fault during a commit is a MetaUnknownError, during a read or
+    the constructor a StoreUnavailableError. Use from one event loop.
     """
 
     def __init__(self, path: Path, *, busy_timeout: Millis = 10_000, poll_interval: Millis = 200) -> None:
@@ -64,7 +65,7 @@ class SqliteMetaStore:
             keep_database_private(path)
             self._db = apsw.Connection(str(path))
             try:
-                # SQLite does not wait for another that turns the new file into one with a write-ahead log, too: it fails at once.
+                # SQLite does not wait for another process that enables the new file's write-ahead log, too: it fails at once.
                 with one_at_a_time(path.parent):
                     self._set_up(path, busy_timeout)
                     sync_directory(path.parent)
@@ -159,7 +160,7 @@ class SqliteMetaStore:
             return self._changed(prefix, since, now), now
 
     def watch(self, prefix: str) -> AsyncIterator[Stamp]:
-        """Shows every change after this call. The first hint may be about an earlier one."""
+        """Yields for every change after this call. The first hint may be about an earlier one."""
         return self._watch(prefix, self._seen)
 
     async def _watch(self, prefix: str, since: Stamp) -> AsyncIterator[Stamp]:
@@ -168,14 +169,14 @@ class SqliteMetaStore:
         try:
             while not self._closed:
                 watcher.clear()
-                # A fault is for `read` to report; a hint may come late.
+                # `read` reports faults; a hint may come late.
                 changed = False
                 with contextlib.suppress(apsw.Error):
                     changed, since = await self._run(partial(self._changed_since, prefix, since))
                 if changed:
                     yield since
                     continue
-                # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+                # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(self._poll_interval / 1_000):
                         await watcher.wait()

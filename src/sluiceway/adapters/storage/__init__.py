@@ -1,1 +1,1 @@
-"""PartitionStores."""
+"""PartitionStore implementations."""

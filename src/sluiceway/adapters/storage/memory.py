@@ -1,4 +1,4 @@
-"""Partitions in memory: for tests, and for queues whose loss at a restart is acceptable."""
+"""In-memory partition store, for tests, and for queues whose loss at a restart is acceptable."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class _Partition:
 
 
 class MemoryDisk:
-    """What outlives a MemoryPartitionStore: stores that are given the same disk see the same partitions."""
+    """The data of a MemoryPartitionStore, which outlives it: stores given the same disk see the same partitions."""
 
     def __init__(self) -> None:
         self.partitions: dict[PartitionRef, _Partition] = {}
@@ -30,7 +30,7 @@ class MemoryDisk:
 
 
 class MemoryPartitionStore:
-    """A PartitionStore whose data lives as long as its disk. DONE means only that it is on that disk. Use from one event loop at a time."""
+    """A PartitionStore whose data lives as long as its disk. DONE only means stored on that disk. Use from one event loop at a time."""
 
     def __init__(self, disk: MemoryDisk | None = None) -> None:
         self._disk = disk or MemoryDisk()
@@ -82,7 +82,7 @@ class MemoryPartitionStore:
         self._partitions.pop(ref, None)
 
     async def release(self, ref: PartitionRef) -> None:
-        """There is nothing but the partition itself."""
+        """Nothing to free besides the partition itself."""
 
     async def close(self) -> None:
         self._partitions = {}

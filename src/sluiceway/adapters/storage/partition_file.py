@@ -1,4 +1,4 @@
-"""One partition as one SQLite database file. Synchronous, and used by one thread at a time.
+"""Partition file: one partition in one SQLite database. Synchronous; used by one thread at a time.
 
 docs/adr/0002-sqlite-layout.md has the reasons and the measurements behind the layout and the settings.
 """
@@ -36,18 +36,18 @@ from sluiceway.ports.partition_store import (
 
 PAGE_BYTES = 8_192
 CHECKPOINT_BYTES = 4 << 20
-"""Log size at which a checkpoint follows. Small, so that a checkpoint is short and the log is overwritten in place, which syncs
-faster than a growing file; large enough that the pages of a short-lived blob are mostly written back once for several uses."""
+"""Log size that triggers a checkpoint. Small, so that a checkpoint is short and the log is overwritten in place, which syncs faster than a
+growing file; large enough that the pages of a short-lived blob are mostly written back once for several uses."""
 
 BUSY_TIMEOUT: Millis = 20
-"""How long a commit waits for another process: one that was the owner, and is about to learn that it is no more."""
+"""Timeout of a commit's wait for another process: a former owner that is about to learn that it is fenced off."""
 
 TAKEOVER_TIMEOUT: Millis = 5_000
-"""How long `open` waits for a commit that another process is in the middle of: longer than a disk commonly takes."""
+"""Timeout of `open` for another process's commit in progress: longer than a disk commonly takes."""
 
 SET_UP_TRIES = 20
-"""How often a process that makes a file lets others go first. Each time one of them is done, so this is enough for all workers of a machine
-that mean the same partition, of which two are rare."""
+"""Times that the creator of a file lets other processes go first. Each time one of them finishes, so this suffices for all workers of a
+machine that open the same partition, of which two are rare."""
 
 MIGRATIONS: tuple[str, ...] = (
     """
@@ -58,17 +58,17 @@ MIGRATIONS: tuple[str, ...] = (
         kind TEXT NOT NULL, key TEXT NOT NULL, crc INTEGER NOT NULL, value BLOB NOT NULL, PRIMARY KEY (kind, key)) WITHOUT ROWID;
     CREATE TABLE blob (number INTEGER PRIMARY KEY, crc INTEGER NOT NULL, data BLOB NOT NULL);
     """,
-    # The sum of the checksums of the partition and its records: pages of several moments, each of them whole, are not a state of it.
+    # The sum of the checksums of the partition and its records detects a mix of intact pages from different moments.
     """
     ALTER TABLE partition ADD COLUMN crcs INTEGER NOT NULL DEFAULT 0;
     UPDATE partition SET crcs = crc + (SELECT coalesce(sum(crc), 0) FROM record);
     """,
-    # A header says since then what the partition takes: an older version would leave that out, and lose what it put into a shut one.
+    # Since this version a header says what the partition takes: an older version would drop that, and lose what it put into a shut one.
     "",
-    # Since then a key's record may be an intent, and a blob compacted: an earlier version reads neither.
+    # Since this version a key's record may be an intent, and a blob compacted: an older version can read neither.
     "",
 )
-"""Number n takes the layout from version n to n + 1. One that was released is never changed."""
+"""Migration number n takes the layout from version n to n + 1. Released ones never change."""
 
 _KINDS = {kind.value: kind for kind in RecordKind}
 
@@ -78,10 +78,10 @@ def _record_crc(kind: str, key: str, value: bytes) -> int:
 
 
 class PartitionFile:
-    """An open partition. Constructing it creates the file if need be, but no partition: `open` does.
+    """An open partition file. The constructor creates the file if needed, but no partition: `open` does.
 
-    `shared`: other processes may have it open at the same time; all of them say so.
-    Errors from the constructor, `open`, `read` and `browse`: DamagedError, StoreUnavailableError (also for a file of a newer version).
+    `shared`: other processes may have it open at the same time; all of them must set it. The constructor, `open`, `read` and `browse` raise
+    DamagedError and StoreUnavailableError (also for a file of a newer version).
     """
 
     def __init__(self, path: Path, *, shared: bool = False) -> None:
@@ -89,7 +89,7 @@ class PartitionFile:
         self._shared = shared
         self._log_pages = 0
         self.commit_took = 0.0
-        """Seconds that the last COMMIT took by itself: nearly all of what a turn waits for the disk."""
+        """Seconds that the last COMMIT took by itself: nearly all of a cycle's wait for the disk."""
         with self._translated():
             created = not path.exists()
             if created:
@@ -108,21 +108,22 @@ class PartitionFile:
         if self._shared:
             db.set_busy_timeout(TAKEOVER_TIMEOUT)
         else:
-            # One connection per file: the lock is kept, and the log's index lives in memory instead of in a third file.
+            # One connection per file: the lock is kept, and the log's index lives in memory instead of a third file.
             db.pragma("locking_mode", "exclusive")
         check_log(db, f"partition {self._name}")
         db.pragma("page_size", PAGE_BYTES)
         self._use_log()
         db.pragma("synchronous", "full")
-        # Twice the checkpoint size, so that in normal work the log is never cut and grown again.
+        # Twice the checkpoint size, so that in normal operation the log is never truncated and regrown.
         db.pragma("journal_size_limit", 2 * CHECKPOINT_BYTES)
-        # Replaces SQLite's own checkpoint inside COMMIT: ours comes after the answer.
+        # Replaces SQLite's own checkpoint inside COMMIT: ours runs after the answer.
         db.set_wal_hook(self._note_log)
         migrate(db, MIGRATIONS, f"partition {self._name}")
         db.set_busy_timeout(BUSY_TIMEOUT)
 
     def _use_log(self) -> None:
-        """Of processes that make the file at the same moment, SQLite tells all that this is locked, and lets none of them wait."""
+        """Enable the write-ahead log. When several processes create the file at once, SQLite reports it as locked to all, without
+        waiting."""
         for _ in range(SET_UP_TRIES):
             with contextlib.suppress(apsw.BusyError):
                 self._db.pragma("journal_mode", "wal")
@@ -182,12 +183,12 @@ class PartitionFile:
         try:
             self._db.execute("COMMIT")
         except (apsw.FullError, apsw.BusyError):
-            # The commit mark is the last thing written, and there was no room for it or no lock to write it under.
+            # The commit mark is written last, and there was no room for it or no lock to write it under.
             self._roll_back()
             return Outcome.REFUSED
         except apsw.Error:
-            # The commit mark may be in the log although its write or sync failed: a crash now could bring it back to life.
-            # The next commit (that of `open`) overwrites it, which settles the matter.
+            # The commit mark may be in the log although its write or sync failed: a crash now could bring it back to life. The next commit
+            # (that of `open`) overwrites it, which settles the matter.
             self._roll_back()
             return Outcome.UNKNOWN
         finally:
@@ -195,7 +196,7 @@ class PartitionFile:
         return Outcome.DONE
 
     def _prepare(self, changes: Changes, fence: Fence) -> Outcome | None:
-        """Write everything but COMMIT, or say why there is nothing to commit."""
+        """Write everything but COMMIT; returns the outcome if there is nothing to commit."""
         db = self._db
         db.execute("BEGIN IMMEDIATE")
         found = db.execute("SELECT era, grant, opening, txn FROM partition").fetchone()
@@ -216,7 +217,7 @@ class PartitionFile:
         return None
 
     def _write_records(self, changes: Changes) -> int:
-        """Returns by how much the sum of the records' checksums changes."""
+        """Write the records. Returns the change in the sum of their checksums."""
         gone: Iterator[tuple[Any, ...]] = self._db.executemany(
             "DELETE FROM record WHERE kind = ? AND key = ? RETURNING crc",
             ((kind.value, key) for kind, key in itertools.chain(changes.deletes, changes.puts)),
@@ -228,7 +229,7 @@ class PartitionFile:
         return change + sum(row[2] for row in rows)
 
     def read(self, blobs: Sequence[int]) -> dict[int, bytes]:
-        """PartitionStore.read. A blob that has a record and is not there is damage as well."""
+        """PartitionStore.read. A missing blob that has a record is damage, too."""
         found: dict[int, bytes] = {}
         with self._translated(), self._moment():
             rows: Iterator[tuple[Any, ...]] = self._db.executemany(
@@ -251,7 +252,7 @@ class PartitionFile:
 
     @property
     def log_bytes(self) -> int:
-        """Bytes of the log that are not in the database file yet."""
+        """Bytes of the log not yet in the database file."""
         return self._log_pages * PAGE_BYTES
 
     @property
@@ -260,20 +261,20 @@ class PartitionFile:
         return self.log_bytes >= CHECKPOINT_BYTES
 
     def checkpoint(self) -> None:
-        """Move what the log holds into the database file. If that fails, the log keeps it, and the next commit tries again."""
+        """Move the log's content into the database file. On failure the log keeps it, and the next commit tries again."""
         with contextlib.suppress(apsw.Error):
             self._db.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
             self._log_pages = 0
 
     def reusable(self) -> int:
-        """Bytes of pages that hold nothing any more, after a checkpoint."""
+        """Bytes of free pages, after a checkpoint."""
         self.checkpoint()
         with self._translated():
             return int(self._db.pragma("freelist_count")) * PAGE_BYTES
 
     @property
     def is_gone(self) -> bool:
-        """Whether what lies at the path is not this file any more: another process has dropped the partition."""
+        """Whether the path no longer names this file: another process has dropped the partition."""
         moved = ctypes.c_int()
         self._db.file_control("main", apsw.SQLITE_FCNTL_HAS_MOVED, ctypes.addressof(moved))
         return bool(moved.value)
@@ -283,7 +284,7 @@ class PartitionFile:
 
     @contextlib.contextmanager
     def _moment(self) -> Iterator[None]:
-        """All that is read in the block was there at one moment."""
+        """A block whose reads are consistent as of one moment."""
         self._db.execute("BEGIN")
         try:
             yield
@@ -319,12 +320,12 @@ class PartitionFile:
         try:
             yield
         except (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, TypeError, ValueError) as error:
-            # The last two: what stands in a column is not even of its type, or no text.
+            # The last two: a column's value has the wrong type, or is not text.
             raise DamagedError(f"partition {self._name}: the database file is damaged ({error})") from error
         except (apsw.Error, OSError) as error:
             raise StoreUnavailableError(f"partition {self._name}: {error}") from error
 
 
 def _row_crc(era: int, grant: int, opening: int, txn: int, header: bytes | None) -> int:
-    # The flag tells a header that was never written from an empty one.
+    # The flag distinguishes a header that was never written from an empty one.
     return crc32(header or b"", crc32(f"{era}.{grant}.{opening}.{txn}.{header is None}".encode()))

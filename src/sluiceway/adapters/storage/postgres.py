@@ -1,4 +1,4 @@
-"""Partitions in a PostgreSQL database: a few tables that all of them share, one transaction and one round trip per turn.
+"""PostgreSQL partition store: all partitions share a few tables; one transaction and one round trip per scheduling cycle.
 
 docs/adr/0007-postgres-layout.md has the reasons and the measurements behind the layout, the settings and the outcomes.
 """
@@ -37,24 +37,24 @@ T = TypeVar("T")
 _KINDS = {kind.value.encode(): kind for kind in RecordKind}
 
 TAKEOVER_TIMEOUT: Millis = 500
-"""How long `open` waits for a transaction in flight before it ends that transaction's connection."""
+"""Milliseconds that `open` waits for a transaction in flight before it ends that transaction's connection."""
 
 DROP_ROWS = 1_000
-"""Rows that one statement of `drop` deletes, so that a large partition stays within the statement time-out."""
+"""Rows deleted per statement of `drop`, so that a large partition stays within the statement time-out."""
 
 _FIELDS: LiteralString = "id, fence_era, fence_grant, fence_opening, txn, header, crc"
 _LOOK: LiteralString = f"SELECT {_FIELDS} FROM partition WHERE incarnation = %s AND partition = %b"
 
 _LOCK: LiteralString = f"{_LOOK} FOR UPDATE"
 
-# Creates the row or locks the one that is there, and gives its newest state either way.
+# Creates the row or locks the existing one, and returns its newest state either way.
 _CLAIM: LiteralString = f"""
 INSERT INTO partition (incarnation, partition, fence_era, fence_grant, fence_opening, txn, header, crc)
 VALUES (%s, %b, %b, %b, %b, 0, NULL, %b)
 ON CONFLICT (incarnation, partition) DO UPDATE SET txn = partition.txn
 RETURNING {_FIELDS}, xmax = 0"""
 _MADE = 7
-"""The place of `xmax = 0`: no row was there to be locked."""
+"""Index of `xmax = 0` in the row: the row was newly created."""
 _RAISE = "UPDATE partition SET fence_era = %b, fence_grant = %b, fence_opening = %b, crc = %b WHERE id = %b"
 _RECORDS = "SELECT key, crc, value FROM record WHERE partition_id = %b"
 _END_BLOCKERS = "SELECT pg_terminate_backend(pid) FROM unnest(pg_blocking_pids(%b::int)) AS pid"
@@ -63,8 +63,8 @@ SELECT wanted.number, found.crc, found.data FROM partition, unnest(%b::int8[]) A
     SELECT crc, data FROM blob WHERE blob.partition_id = partition.id AND blob.number = wanted.number LIMIT 1) AS found
 WHERE incarnation = %s AND partition = %b"""
 
-# A turn is one statement, hence one transaction: whatever it changes hangs on the row that `turn` found and locked.
-# Rows are looked up one by one in a subquery: of a join, the planner would read all rows as long as it believes that they are few.
+# A cycle is one statement, hence one transaction: all its changes depend on the row that `turn` found and locked. Rows are looked up one by
+# one in a subquery: for a join, the planner would read all rows while it believes that they are few.
 _TURN: LiteralString = """
 WITH turn AS (
     UPDATE partition SET txn = %b, header = %b, crc = %b
@@ -99,16 +99,16 @@ _DROP_RECORDS = "DELETE FROM record WHERE ctid = ANY (ARRAY (SELECT ctid FROM re
 
 
 class PostgresPartitionStore:
-    """A PartitionStore in a schema of a PostgreSQL database (14 or newer). DONE means flushed to the server's log
-    (`synchronous_commit=on`, whatever the server's default), and to its synchronous standbys if it has any.
+    """A PartitionStore in a schema of a PostgreSQL database (14 or newer). DONE means flushed to the server's log (`synchronous_commit=on`,
+    whatever the server's default), and to its synchronous standbys if it has any.
 
-    `dsn` is a connection string or URL; the tables are made in `schema` at the first call. Any number of stores, in any number of
-    processes, may use one schema at once. At most `max_connections` calls are with the server at a time, the others wait.
-    A call that has begun is carried to its end even if its caller is cancelled. A statement ends on the server after `statement_timeout`
-    milliseconds; a server that is then still silent is taken to be hung a second later, and the outcome of a turn to be UNKNOWN.
-    A record key that has more than about 2,600 bytes after compression is REFUSED by the server's index.
+    `dsn` is a connection string or URL; the tables are created in `schema` at the first call. Any number of stores and processes may use
+    one schema concurrently. At most `max_connections` calls are with the server at a time; the others wait. A call that has begun is
+    carried to its end even if its caller is cancelled. The server ends a statement after `statement_timeout` milliseconds; if it is still
+    silent a second later it counts as hung, and a commit's outcome as UNKNOWN. The server's index REFUSES record keys of more than about
+    2,600 bytes after compression.
 
-    Used in one event loop. The constructor raises psycopg.ProgrammingError if `dsn` cannot be read, and does not connect.
+    Used in one event loop. The constructor raises psycopg.ProgrammingError for an unreadable `dsn`, and does not connect.
     """
 
     def __init__(self, dsn: str, *, schema: str = "sluiceway", max_connections: int = 8, statement_timeout: Millis = 10_000) -> None:
@@ -140,7 +140,7 @@ class PostgresPartitionStore:
         await self._carry_out(self._drop(ref))
 
     async def release(self, ref: PartitionRef) -> None:
-        """Connections are of all partitions."""
+        """Nothing to free: connections are shared by all partitions."""
 
     async def close(self) -> None:
         if self._calls:
@@ -148,7 +148,7 @@ class PostgresPartitionStore:
         await self._connections.close()
 
     async def _carry_out(self, call: Coroutine[Any, Any, T]) -> T:
-        # The driver's answer to being cancelled in mid-statement would be to cancel on the server, and to wait for that.
+        # Cancelled in mid-statement, the driver would cancel on the server, and wait for that.
         task = asyncio.create_task(call)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
@@ -165,7 +165,7 @@ class PostgresPartitionStore:
 
     async def _identify(self, new: str | None) -> str | None:
         try:
-            # Where it is only asked for, nothing is made: this may be another database.
+            # A query creates nothing: this may be a different database.
             async with self._connections.one() if new is None else self._link() as link:
                 return await identity_of(link, self._schema, new)
         except psycopg.Error as error:
@@ -174,7 +174,7 @@ class PostgresPartitionStore:
     async def _open(self, ref: PartitionRef, fence: Fence, least: Least | None) -> Snapshot:
         with _translated(ref):
             async with self._link() as link:
-                # Looked at before locking: an owner of the past must not end the transactions of the present one.
+                # Checked before locking: a former owner must not end the current owner's transactions.
                 for row in await link.execute(_LOOK, _place(ref)):
                     _check_fence(ref, row, fence)
                 async with link.transaction():
@@ -185,11 +185,11 @@ class PostgresPartitionStore:
                     LostError.check(_name(ref), Least(Fence(*row[1:4]), row[4]), least)
                     number, txn, header = row[0], row[4], row[5]
                     await link.execute(_RAISE, [*map(Int8, fence), Int8(_row_crc(fence, txn, header)), Int8(number)])
-                    # A statement of its own, so that it sees everything that was committed before the row was locked.
+                    # A separate statement, so that it sees everything committed before the row was locked.
                     return await _load(link, ref, row)
 
     async def _claim(self, link: Link, ref: PartitionRef, fence: Fence, least: Least | None) -> tuple[Any, ...]:
-        """Lock the partition's row, which shuts out every other transaction that would change the partition."""
+        """Lock the partition's row, which excludes every other transaction that would change the partition."""
         if least is None:
             params = [*_place(ref), *map(Int8, fence), Int8(_row_crc(fence, 0, None))]
             claiming = asyncio.create_task(link.execute(_CLAIM, params))
@@ -197,7 +197,7 @@ class PostgresPartitionStore:
             claiming = asyncio.create_task(link.execute(_LOCK, _place(ref)))
         done, _ = await asyncio.wait([claiming], timeout=TAKEOVER_TIMEOUT / 1000)
         if not done:
-            # If this fails, claiming will fail too, at its lock time-out.
+            # If this fails, claiming fails too, at its lock time-out.
             with contextlib.suppress(StoreUnavailableError, psycopg.Error):
                 await self._end_blockers(link.backend_pid)
         rows = await claiming
@@ -206,7 +206,7 @@ class PostgresPartitionStore:
         return rows[0]
 
     async def _end_blockers(self, backend_pid: int) -> None:
-        """End the connections whose locks that backend waits for. What they had not committed is undone."""
+        """Terminate the connections whose locks that backend waits for. Their uncommitted work is undone."""
         helper = await self._connections.connect()
         try:
             await helper.execute(_END_BLOCKERS, [Int8(backend_pid)])
@@ -218,7 +218,7 @@ class PostgresPartitionStore:
             async with self._link() as link:
                 return await _commit(link, ref, txn, fence, query, params)
         except (StoreUnavailableError, psycopg.Error):
-            # There was no connection or no schema, so that nothing of the turn was sent.
+            # No connection or no schema: nothing of the cycle was sent.
             return Outcome.REFUSED
 
     async def _read(self, ref: PartitionRef, blobs: Sequence[int]) -> dict[int, bytes]:
@@ -260,7 +260,7 @@ async def _commit(link: Link, ref: PartitionRef, txn: int, fence: Fence, query: 
             return Outcome.DONE
         rows = await link.execute(_LOOK, _place(ref))
     except psycopg.Error:
-        # An error on a connection that goes on came in place of the commit. On a connection that broke, the commit may be on its way.
+        # An error on a surviving connection came in place of the commit. On a broken connection, the commit may be on its way.
         return Outcome.UNKNOWN if link.closed else Outcome.REFUSED
     return Outcome.DONE if any(Fence(*row[1:4]) == fence and row[4] >= txn for row in rows) else Outcome.REFUSED
 
@@ -328,7 +328,7 @@ def _record_crc(key: bytes, value: bytes) -> int:
 
 
 def _row_crc(fence: Fence, txn: int, header: bytes | None) -> int:
-    # The flag tells a header that was never written from an empty one.
+    # The flag distinguishes a header that was never written from an empty one.
     return crc32(header or b"", crc32(f"{fence.era}.{fence.grant}.{fence.opening}.{txn}.{header is None}".encode()))
 
 

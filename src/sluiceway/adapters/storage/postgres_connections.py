@@ -1,6 +1,6 @@
-"""Connections to a PostgreSQL server that never wait longer than they were told to.
+"""PostgreSQL connections with bounded waits.
 
-docs/adr/0007-postgres-layout.md has the reasons for the settings, and for a pool of our own.
+docs/adr/0007-postgres-layout.md has the reasons for the settings, and for a custom pool.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.ports.partition_store import StoreUnavailableError
 
 MARGIN = 1_000
-"""Milliseconds that a server which still works gets on top of its own time-out to say so. After that, it is taken to be hung."""
+"""Milliseconds that a working server gets beyond its own time-out to report it. After that it counts as hung."""
 
 _SET = "SELECT set_config(name, value, false) FROM unnest(%s::text[], %s::text[]) AS setting (name, value)"
 
@@ -33,12 +33,12 @@ def _session(schema: str, statement_timeout: Millis) -> dict[str, str]:
         "default_transaction_isolation": "read committed",
         "lock_timeout": str(max(1, statement_timeout // 2)),
         "idle_in_transaction_session_timeout": str(statement_timeout + MARGIN),
-        # The server's side of a dead line: what a vanished client left open must not keep its locks.
+        # The server's side of a dead line: connections of vanished clients must not keep their locks.
         "tcp_keepalives_idle": "5",
         "tcp_keepalives_interval": "2",
         "tcp_keepalives_count": "3",
         "tcp_user_timeout": str(statement_timeout),
-        # Every statement looks rows up by key. The plan, which is made once, must not depend on a table having been small then.
+        # Every statement looks rows up by key. The plan is made once, and must not depend on a table having been small then.
         "enable_seqscan": "off",
         "plan_cache_mode": "force_generic_plan",
         "jit": "off",
@@ -46,13 +46,13 @@ def _session(schema: str, statement_timeout: Millis) -> dict[str, str]:
 
 
 class Link:
-    """One connection. A statement without an answer after `patience` seconds ends with psycopg.OperationalError, and the link is closed."""
+    """One connection. A statement without an answer within `patience` seconds raises psycopg.OperationalError, and the link is closed."""
 
     def __init__(self, connection: psycopg.AsyncConnection[tuple[Any, ...]], patience: float) -> None:
         self._connection = connection
         self._patience = patience
         self.warnings = 0
-        """Warnings that the server has sent so far."""
+        """Number of warnings received from the server."""
         connection.add_notice_handler(self._note)
 
     @property
@@ -61,7 +61,7 @@ class Link:
 
     @property
     def idle(self) -> bool:
-        """It can be used, and is in no transaction."""
+        """Whether it is usable, and in no transaction."""
         return self._connection.pgconn.transaction_status == TransactionStatus.IDLE
 
     @property
@@ -69,19 +69,19 @@ class Link:
         return self._connection.pgconn.backend_pid
 
     async def execute(self, query: LiteralString, params: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """The rows of one prepared statement, outside of a transaction also committed. Raises psycopg.Error."""
+        """Run one prepared statement and return its rows; outside of a transaction it is also committed. Raises psycopg.Error."""
         with self._bounded():
             cursor = await self._connection.execute(query, params, prepare=True, binary=True)
             return await cursor.fetchall() if cursor.description else []
 
     async def run(self, script: LiteralString | sql.Composed) -> None:
-        """Statements without parameters or rows. Raises psycopg.Error."""
+        """Run statements without parameters or rows. Raises psycopg.Error."""
         with self._bounded():
             await self._connection.execute(script, prepare=False)
 
     @contextlib.asynccontextmanager
     async def transaction(self, mode: LiteralString = "ISOLATION LEVEL READ COMMITTED") -> AsyncIterator[None]:
-        """A transaction that is durable once the block has been left; an exception rolls it back."""
+        """A transaction, durable once the block has been left; an exception rolls it back."""
         await self.run(f"BEGIN {mode}; SET LOCAL synchronous_commit = on")
         try:
             yield
@@ -93,13 +93,13 @@ class Link:
         await self.run("COMMIT")
 
     async def notified(self) -> AsyncIterator[None]:
-        """Once for each notification on the channels that this link listens to, as long as the line holds."""
+        """Yield once per notification on this link's channels, until the connection breaks."""
         with contextlib.suppress(psycopg.Error):
             async for _ in self._connection.notifies():
                 yield
 
     def still_there(self) -> bool:
-        """Look, without asking the server, whether it has closed the connection while nobody used it."""
+        """Check, without asking the server, whether it has closed the idle connection."""
         try:
             self._connection.pgconn.consume_input()
         except psycopg.OperationalError:
@@ -114,7 +114,7 @@ class Link:
 
     @contextlib.contextmanager
     def _bounded(self) -> Iterator[None]:
-        # Cancelling would not do: psycopg then asks the server to cancel, and waits for a server that is hung.
+        # Cancelling is no option: psycopg then asks the server to cancel, and waits for a hung server.
         timer = asyncio.get_running_loop().call_later(self._patience, self._hang_up)
         try:
             yield
@@ -127,7 +127,7 @@ class Link:
 
 
 class Connections:
-    """At most `limit` links at a time, opened when needed and used again. Used in one event loop."""
+    """A pool of at most `limit` links, opened on demand and reused. Used in one event loop."""
 
     def __init__(self, dsn: str, schema: str, limit: int, statement_timeout: Millis) -> None:
         self._session = _session(schema, statement_timeout)
@@ -157,7 +157,7 @@ class Connections:
             self._slots.release()
 
     async def connect(self) -> Link:
-        """A link beside the limit, for the caller to close. Raises StoreUnavailableError."""
+        """Open a link beyond the limit, for the caller to close. Raises StoreUnavailableError."""
         try:
             async with asyncio.timeout(self._patience):
                 connection = await psycopg.AsyncConnection.connect(self._conninfo, autocommit=True, prepare_threshold=0)
@@ -189,7 +189,7 @@ class Connections:
 
 
 def _with_defaults(given: Mapping[str, Any], statement_timeout: Millis) -> dict[str, Any]:
-    """What the user did not set. `read-write`, since a standby among several hosts cannot be written to."""
+    """Add defaults for unset parameters. `read-write`, since a standby among several hosts cannot be written to."""
     return {
         "target_session_attrs": "read-write",
         "application_name": "sluiceway",

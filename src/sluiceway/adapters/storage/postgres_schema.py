@@ -1,4 +1,4 @@
-"""The tables of a PostgreSQL partition store, and how they came to be. docs/adr/0007-postgres-layout.md has the reasons."""
+"""Tables of a PostgreSQL partition store, and their migrations. docs/adr/0007-postgres-layout.md has the reasons."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ MIGRATIONS: tuple[LiteralString, ...] = (
         toast.autovacuum_vacuum_cost_delay = 0, toast.vacuum_truncate = off);
     ALTER TABLE blob ALTER COLUMN data SET STORAGE EXTERNAL;
     """,
-    # A header says since then what the partition takes: an older version would leave that out, and lose what it put into a shut one.
+    # Since this version a header says what the partition takes: an older version would drop that, and lose what it put into a shut one.
     "",
-    # Since then a key's record may be an intent, and a blob compacted: an earlier version reads neither.
+    # Since this version a key's record may be an intent, and a blob compacted: an older version can read neither.
     "",
 )
-"""Number n takes the layout from version n to n + 1. One that was released is never changed."""
+"""Migration number n takes the layout from version n to n + 1. Released ones never change."""
 
 
 async def migrate(link: Link, schema: str, migrations: Sequence[LiteralString]) -> None:
-    """Bring the schema to the newest of these layouts; any number of processes may do so at once.
+    """Upgrade the schema to the newest of these layouts; any number of processes may do so concurrently.
 
-    Raises StoreUnavailableError if a newer Sluiceway has been here, psycopg.Error.
+    Raises StoreUnavailableError if a newer Sluiceway wrote the schema, psycopg.Error.
     """
     if await _version(link, schema) == len(migrations):
         return
@@ -63,7 +63,7 @@ async def migrate(link: Link, schema: str, migrations: Sequence[LiteralString]) 
 
 
 async def identity_of(link: Link, schema: str, new: str | None) -> str | None:
-    """PartitionStore.identify. Raises psycopg.Error. The table is no part of the layout: an earlier version passes over it."""
+    """PartitionStore.identify. Raises psycopg.Error. The table is not part of the layout: older versions ignore it."""
     known = "SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'identity'"
     if not await link.execute(known, [schema]):
         if new is None:
@@ -77,7 +77,7 @@ async def identity_of(link: Link, schema: str, new: str | None) -> str | None:
 
 
 async def _version(link: Link, schema: str) -> int:
-    """0: there is nothing yet."""
+    """The schema's layout version; 0: it is empty."""
     if not await link.execute("SELECT 1 FROM pg_tables WHERE schemaname = %s AND tablename = 'layout'", [schema]):
         return 0
     rows = await link.execute("SELECT version FROM layout")

@@ -1,4 +1,4 @@
-"""Partitions on a local disk: one SQLite database file each, in one directory that one process owns, or a cluster's processes share."""
+"""SQLite partition store: one database file per partition, in a directory owned by one process, or shared by a cluster's processes."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from sluiceway.ports.partition_store import (
 T = TypeVar("T")
 
 ON_LOOP_BYTES = 256 << 10
-"""Blob bytes of a turn that may be committed on the event loop: copying and checking more takes too long by itself."""
+"""Blob bytes of a cycle that may be committed on the event loop: copying and checking more takes too long."""
 
 ON_LOOP_RECORDS = 300
-"""Small records of such a turn, put or deleted: each takes about 3 µs."""
+"""Small records, put or deleted, of such a cycle: each takes about 3 µs."""
 
 
 IDENTITY = "identity"
-"""The file that has the directory's name."""
+"""The file with the directory's identity."""
 
 
 def identity_of(directory: Path, new: str | None) -> str | None:
-    """PartitionStore.identify, of a directory that may not be there yet. Raises OSError."""
+    """PartitionStore.identify, for a directory that may not exist yet. Raises OSError."""
     path = directory / IDENTITY
     if path.exists() or new is None:
         return path.read_text().strip() if path.exists() else None
     keep_private(directory)
-    # The instances of a cluster may all begin at the same moment.
+    # The instances of a cluster may all start at the same moment.
     with one_at_a_time(directory):
         if not path.exists():
             write_durably(path, new + "\n", private=True)
@@ -54,28 +54,28 @@ def identity_of(directory: Path, new: str | None) -> str | None:
 
 
 class Pace:
-    """Whether commits are quick enough to be made on the event loop: waking a thread and being woken takes longer than they do.
+    """Decides whether commits are quick enough for the event loop: a round trip through a thread takes longer than a quick commit.
 
-    On the loop their average counts, since that is what they hold up, however it is distributed: every disk is slow once in a while. In
-    threads there is a proof to be made, of so many quick ones more than slow ones: the median, since a thread also waits for the
-    interpreter, which says nothing of the disk. (It does so after each statement; hence there only COMMIT is measured.) Each time the
-    average is too high a longer proof is asked for, until it went well for a long time.
+    On the loop the average counts, since it is the actual delay, whatever the distribution: every disk is slow once in a while. In threads
+    a proof is required, of a surplus of quick commits over slow ones: that is the median, since a thread also waits for the interpreter,
+    which says nothing about the disk. (It does so after each statement; hence only COMMIT is measured there.) Each time the average gets
+    too high a longer proof is required, until it has gone well for a long time.
     """
 
     QUICK = 0.002
     """Seconds: where loop and threads do the same work in the same time."""
     AVERAGED = 64
-    """Commits on the loop that the average is of, roughly."""
+    """Approximate window of the average, in commits on the loop."""
     FIRST = 100
-    """At the start so many are proof enough: that is a second's work of a server with many callers, who share commits."""
+    """Initial proof: one second's work of a server whose many callers share commits."""
     PROOF, LONGEST_PROOF = 1_000, 32_000
-    """After the loop: the first time, and the longest, to which each is twice as long as the one before."""
+    """Proofs after the loop was left: the first, and the longest; each is twice the previous one."""
     WELL = 10_000
-    """Commits on the loop, after which what was before is forgotten."""
+    """Commits on the loop after which earlier failures are forgotten."""
 
     def __init__(self) -> None:
         self._missing = self.FIRST
-        """Quick ones in threads."""
+        """Surplus of quick commits in threads still required."""
         self._next_proof = self.PROOF
         self._average = 0.0
         self._well = 0
@@ -85,7 +85,7 @@ class Pace:
         return self._missing <= 0
 
     def note(self, seconds: float, on_loop: bool) -> None:
-        """A commit took so long, there, or COMMIT by itself in a thread."""
+        """Record the duration of a commit on the loop, or of COMMIT by itself in a thread."""
         if not on_loop:
             if not self.is_quick:
                 self._missing += -1 if seconds <= self.QUICK else 1
@@ -101,7 +101,7 @@ class Pace:
 
 
 class _Strand:
-    """The jobs of one partition, in order, and its file while it is open. Only the job that runs touches the file."""
+    """The jobs of one partition, in order, and its file while open. Only the running job touches the file."""
 
     def __init__(self, path: Path, shared: bool) -> None:
         self.path = path
@@ -119,7 +119,7 @@ class _Strand:
         return self._opened()
 
     def _look(self) -> None:
-        """What another process has dropped is still open here: who went on with it would write into a file that nobody finds."""
+        """Close a file that another process has dropped: later writes would go into an unlinked file."""
         if self._shared and self.file is not None and self.file.is_gone:
             self.close()
 
@@ -151,8 +151,8 @@ class _Strand:
 
     def drop(self) -> None:
         self.close()
-        # The database before its log: after a crash in between, the rest is a log that belongs to nothing. The log's index, which those
-        # have who share the file, goes first: a file that is made anew must not find the index of this one.
+        # The database before its log: after a crash in between, the rest is an orphaned log. The log's index, used by shared files, goes
+        # first: a recreated file must not find this one's index.
         try:
             for suffix in ("-shm", "", "-journal", "-wal"):
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
@@ -167,17 +167,17 @@ class _Strand:
 
 
 class SqlitePartitionStore:
-    """A PartitionStore in a directory of this machine. DONE means synced to the disk (as far as the disk tells the truth).
+    """A PartitionStore in a local directory. DONE means synced to the disk (as far as the disk tells the truth).
 
-    Everything runs in threads, one job at a time per partition, several partitions in parallel; but small commits run on the event
-    loop once they have proved quick on this disk (docs/adr/0010). A job that has begun is carried
-    to its end even if its caller is cancelled. At most `max_open` files are kept open, plus those that are in use at the moment;
-    each costs two handles, three if `shared`. An incarnation is of ASCII letters and digits, anything else a ValueError.
+    Jobs run in threads, one at a time per partition, several partitions in parallel; but small commits run on the event loop once they have
+    proved quick on this disk (docs/adr/0010). A job that has begun is carried to its end even if its caller is cancelled. At most
+    `max_open` files are kept open, plus those in use at the moment; each costs two handles, three if `shared`. Raises ValueError for an
+    incarnation that is not ASCII letters and digits.
 
-    `shared`: stores of other processes of this machine, all of them shared, may use the directory at the same time, for other partitions
-    and one after the other for the same. `open` then waits up to TAKEOVER_TIMEOUT for a commit that the owner before is in the middle of.
+    `shared`: stores of other processes of this machine, all of them shared, may use the directory concurrently, for other partitions, and
+    for the same partition one after the other. `open` then waits up to TAKEOVER_TIMEOUT for a commit of the previous owner.
 
-    The constructor raises DirectoryInUseError if others own the directory, OSError if it cannot be used.
+    The constructor raises DirectoryInUseError if the directory is owned by another process, OSError if it cannot be used.
     """
 
     def __init__(self, directory: Path, *, shared: bool = False, max_open: int = 256, threads: int = 8) -> None:
@@ -190,7 +190,7 @@ class SqlitePartitionStore:
         self._mutex = threading.Lock()
         self._pace = Pace()
         self._strands: OrderedDict[PartitionRef, _Strand] = OrderedDict()
-        """Those that have a job or an open file; the least recently used first. Guarded by the mutex, as are their jobs."""
+        """Strands with a job or an open file, least recently used first. Guarded by the mutex, as are their jobs."""
 
     def at_once(self, ref: PartitionRef) -> bool:
         strand = self._strands.get(ref)
@@ -229,12 +229,12 @@ class SqlitePartitionStore:
         return await self._run(ref, lambda strand: strand.browse())
 
     async def reusable(self, ref: PartitionRef) -> int:
-        """Bytes that the file of an open partition has free. Also moves its log into it, which then begins anew and does not grow."""
+        """Free bytes in the file of an open partition. Also checkpoints its log, which then restarts and does not grow."""
         return await self._run(ref, lambda strand: 0 if strand.file is None else strand.file.reusable())
 
     @property
     def owed(self) -> int:
-        """Bytes of all logs that the database files still have to take: as much as these may grow, while no log becomes smaller."""
+        """Bytes of all logs not yet in the database files: these may grow by as much, while no log shrinks."""
         with self._mutex:
             files = [strand.file for strand in self._strands.values()]
         return sum(file.log_bytes for file in files if file is not None)
@@ -247,7 +247,7 @@ class SqlitePartitionStore:
             strand = self._strands.get(ref)
             closing = None if strand is None else self._submit(ref, strand, strand.close)
         if closing is not None:
-            # What a close leaves undone, the next opening makes up for.
+            # The next opening makes up for what a close leaves undone.
             with contextlib.suppress(Exception):
                 await asyncio.wrap_future(closing)
 
@@ -283,7 +283,7 @@ class SqlitePartitionStore:
 
     @property
     def _crowded(self) -> bool:
-        """More were in use at one time than may stay open, as at a start with many partitions."""
+        """Whether more files are open than may stay open, as at a start with many partitions."""
         return len(self._strands) > self._max_open
 
     def _make_room(self) -> None:
@@ -293,7 +293,7 @@ class SqlitePartitionStore:
                 self._submit(*idle, idle[1].close)
 
     def _submit(self, ref: PartitionRef, strand: _Strand, call: Callable[[], T]) -> Future[T]:
-        """Put a job into the line. If it begins one, a thread works on it."""
+        """Queue a job; if the strand is idle, hand it to a thread."""
         future: Future[T] = Future()
         strand.jobs.append((call, future))
         if not strand.running:
@@ -306,7 +306,7 @@ class SqlitePartitionStore:
         self._tidy(ref, strand)
 
     def _leave(self, ref: PartitionRef, strand: _Strand) -> None:
-        """After a job on the event loop: a checkpoint or a close would hold it up, so that and what follows is left to a thread."""
+        """Finish a job on the event loop. A checkpoint or a close would block the loop, so a thread does those."""
         if strand.file is not None and (strand.file.checkpoint_is_due or self._crowded):
             self._pool.submit(self._tidy, ref, strand)
         else:
@@ -322,16 +322,16 @@ class SqlitePartitionStore:
                 future.set_exception(error)
 
     def _tidy(self, ref: PartitionRef, strand: _Strand) -> None:
-        """After a job, and after its answer: the log, and whoever comes next."""
+        """After a job and its answer: checkpoint the log if due, and start the next job."""
         if strand.file is not None and strand.file.checkpoint_is_due:
             strand.file.checkpoint()
         if self._crowded and not strand.jobs:
-            # What a close leaves undone, the next opening makes up for.
+            # The next opening makes up for what a close leaves undone.
             with contextlib.suppress(Exception):
                 strand.close()
         with self._mutex:
             if strand.jobs:
-                # Back to the end of the line, so that a busy partition does not keep a thread to itself.
+                # Back to the end of the line, so that a busy partition does not monopolise a thread.
                 self._pool.submit(self._work, ref, strand)
                 return
             strand.running = False

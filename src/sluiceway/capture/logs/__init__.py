@@ -1,3 +1,3 @@
-"""Sync logs, and what goes with them: the log that a group of tasks shares, its election, the positions of its partitions."""
+"""Sync logs, elections and position stores for groups of tasks."""
 
 from __future__ import annotations

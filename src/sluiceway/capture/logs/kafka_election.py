@@ -1,4 +1,4 @@
-"""An Election by a Kafka consumer group: whose assignor is called leads."""
+"""Kafka election: an Election by a consumer group; the member whose assignor runs leads."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from sluiceway.model.task_records import Group
 log = logging.getLogger(__name__)
 
 AGAIN: Millis = 1_000
-"""After so long it tries to take part again."""
+"""Delay before another attempt to take part."""
 LEAVE_TIMEOUT: Millis = 5_000
-"""As long as that it tries to leave in good order. Otherwise others learn it when its session has run out."""
+"""Time limit for leaving in order. Beyond it, others notice when the member's session has run out."""
 
 
 class _Said(msgspec.Struct, frozen=True, array_like=True):
-    """What the leader tells all with their assignments."""
+    """The leader's announcement, sent to all members with their assignments."""
 
     leader: str
     members: tuple[str, ...]
@@ -37,23 +37,22 @@ class _Said(msgspec.Struct, frozen=True, array_like=True):
 class KafkaElection:
     """The consumer group `<name>` of the topic `<name>_connector_control`, in which each process is a member; the topic stays empty.
 
-    The servers name one consumer that divides the partitions of the topic: it leads. What the assignments carry tells all members who
-    that is, and who they are. Generations are the group's own, which the servers keep as long as the group has members.
+    The servers choose one consumer to divide the topic's partitions: it leads. The assignments announce the leader and the members to all.
+    Generations are the group's own, which the servers keep as long as the group has members.
 
-    A member is told that nobody leads as soon as the group is being formed anew, and when its servers have not answered for nearly as long
-    as a session lasts: then they may have named another one.
+    A member is told that there is no leader as soon as the group rebalances, and when its servers have not answered for nearly a session:
+    then they may have named another one.
     """
 
     def __init__(self, bootstrap: str, name: str, *, session_timeout: Millis = 6_000, heartbeat: Millis = 1_500) -> None:
-        """`bootstrap`: `HOST:PORT[,HOST:PORT]`. `session_timeout`: after so long the servers take a silent member for dead; they allow
-        `group.min.session.timeout.ms`, 6 s by default, and more. Raises `invalid_request` for a bad name or bad servers.
-        """
+        """`bootstrap`: `HOST:PORT[,HOST:PORT]`. `session_timeout`: silence after which the servers consider a member dead; their minimum is
+        `group.min.session.timeout.ms`, 6 s by default. Raises `invalid_request` for a bad name or bad servers."""
         assert 2 * heartbeat < session_timeout
         self._bootstrap = check_bootstrap(bootstrap)
         self._name = check_queue_name(name, "name")
         self._topic = f"{name}_connector_control"
         self._session, self._heartbeat = session_timeout, heartbeat
-        # The servers keep the answer to one who joins until all others have joined too, for a session at most.
+        # The servers hold the answer to a join until all others have joined too, for a session at most.
         self._answer = session_timeout + 5_000
         self._task: asyncio.Task[None] | None = None
         self._consumer: AIOKafkaConsumer | None = None
@@ -61,9 +60,9 @@ class KafkaElection:
         self._tell: Callable[[Group], None] | None = None
         self._told: Group | None = None
         self._forming = False
-        """The group is being formed, and nobody leads yet."""
+        """The group is rebalancing, without a leader."""
         self._heard: Millis = 0
-        """When something was asked to which the servers have answered."""
+        """Send time of the last request that the servers have answered."""
 
     async def join(self, name: str, told: Callable[[Group], None]) -> None:
         assert self._task is None, "one member takes part once"
@@ -71,7 +70,7 @@ class KafkaElection:
         self._task = asyncio.create_task(self._run(name))
 
     async def leave(self) -> None:
-        """Nothing is told from the call on. Takes LEAVE_TIMEOUT at most."""
+        """Leave. No notification follows the call. Takes at most LEAVE_TIMEOUT."""
         self._tell = None
         if self._task is None:
             return
@@ -88,15 +87,15 @@ class KafkaElection:
             except SluicewayError as error:
                 log.error("group %s: %s cannot take part: %s", self._name, name, error)
             except Exception:
-                # The client's own fault. A member that took part no more would be taken for alive by itself, and hear of nobody who leads.
+                # An error inside the client. A member that gave up would consider itself alive, and never learn the leader.
                 log.exception("group %s: %s has no place", self._name, name)
             self._nobody()
-            # Others are not made to wait for a member that comes again by a new name among the servers while its old one is there.
+            # Stop first: other members would otherwise wait for the old membership while this member rejoins under a new id.
             await self._stop(self._answer)
             await asyncio.sleep(AGAIN / 1000)
 
     async def _take_part(self, name: str) -> None:
-        """Until the place is lost, or may be: raises KafkaError, OSError, TimeoutError."""
+        """Take part until the place is lost, or may be: raises KafkaError, OSError, TimeoutError."""
         await ensure(self._bootstrap, self._topic, self._answer, {}, {})
         consumer = self._consumer = AIOKafkaConsumer(
             bootstrap_servers=self._bootstrap,
@@ -113,15 +112,15 @@ class KafkaElection:
         async with asyncio.timeout(2 * self._answer / 1000):
             await consumer.start()
         while True:
-            # The client's own errors come out here. Waits as long as the group is being formed.
+            # The client's own errors surface here. Waits while the group is rebalancing.
             async with asyncio.timeout(2 * self._answer / 1000):
                 await consumer.getmany(timeout_ms=self._heartbeat)
             await self._ask(consumer)
 
     async def _ask(self, consumer: AIOKafkaConsumer) -> None:
-        """Whether the servers answer; raises TimeoutError if they have not for so long that the session may be over.
+        """Check that the servers answer; raises TimeoutError if they have not for so long that the session may be over.
 
-        The client's heartbeats, which go to the same server, say whether the place is kept, but not that they have gone unanswered.
+        The client's heartbeats, which go to the same server, report a lost place, but not that they have gone unanswered.
         """
         asked = system.steady()
         try:
@@ -129,16 +128,16 @@ class KafkaElection:
                 await consumer.committed(TopicPartition(self._topic, 0))
             self._heard = max(self._heard, asked)
         except TimeoutError:
-            # Behind the question that forms the group, which is answered late, this one is not answered either.
+            # Requests queue behind the join, which is answered late.
             if not self._forming and self._left <= 0:
                 raise TimeoutError(f"no answer from Kafka for {system.steady() - self._heard} ms") from None
 
     @property
     def _left(self) -> Millis:
-        """Until the session may be over, by the last heartbeat that may have been heard."""
+        """Milliseconds until the session may be over, counted from the last heartbeat possibly received."""
         return self._heard + self._session - self._heartbeat - system.steady()
 
-    # ---- what the client tells ----------------------------------------------------------------------------------------
+    # ---- callbacks of the client --------------------------------------------------------------------------------------
 
     def _revoked(self) -> None:
         self._forming = True
@@ -148,7 +147,7 @@ class KafkaElection:
         self._forming = False
         self._heard = system.steady()
         assert self._consumer is not None
-        # The client says it nowhere else.
+        # The client exposes it nowhere else.
         generation: int = self._consumer._coordinator.generation
         self._say(Group(generation, said.leader, said.members))
 
@@ -163,7 +162,7 @@ class KafkaElection:
         self._tell(group)
 
     async def _stop(self, timeout: Millis) -> None:
-        """Leave the group, or go on trying without being waited for."""
+        """Leave the group; after `timeout` the attempt continues in the background."""
         consumer, self._consumer = self._consumer, None
         if consumer is not None:
             self._stopping = asyncio.create_task(self._close(consumer))
@@ -185,11 +184,12 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]
         self._revoked()
 
     def on_partitions_assigned(self, assigned: object) -> None:
-        """The assignor has been told more."""
+        """Nothing to do: the assignor has the details."""
 
 
 class _Assignor(AbstractPartitionAssignor):  # type: ignore[misc]
-    """Gives whoever runs it all partitions, and says so to all. An object where the client usually has a class: it has a member's name."""
+    """Assigns all partitions to the member that runs it, and announces that to all. An instance where the client expects a class: it holds
+    a member's name."""
 
     name = "sluiceway-tasks"
     version = 0

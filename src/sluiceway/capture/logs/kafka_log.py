@@ -1,4 +1,4 @@
-"""A SyncLog in a Kafka topic with one partition."""
+"""Sync log in a Kafka topic with a single partition."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ log = logging.getLogger(__name__)
 MAX_RECORD = 2 << 20
 """Bytes. A snapshot of 2,000 partitions has a sixth of that."""
 BATCH_BYTES = 1 << 19
-"""Small records that are appended together are written together, up to so many bytes."""
+"""Maximum bytes of small records appended together in one write."""
 SETTINGS = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
-"""Of the topic: what may go only a member can know, so nothing goes by itself."""
+"""Topic settings without retention limits: only a member knows what may be deleted."""
 LEAST = {"max.message.bytes": MAX_RECORD + (64 << 10)}
 AT_ONCE = 1_000
-"""Records that are taken from the client at a time."""
+"""Records taken from the client at a time."""
 SLICE: Millis = 500
-"""So long one who waits keeps others from reading by the same log."""
+"""Maximum time that a waiting call blocks other reads of the same log."""
 CLOSING: Millis = 2_000
-"""As long as that the end waits for what is on its way."""
+"""Time limit for pending work on closing."""
 
 
 class KafkaSyncLog:
     """The topic `<name>_connector_sync`. Entry n is the record with the offset n - 1. Use from one event loop.
 
-    As durable as the topic: appends are acknowledged by all replicas that are in step. It is made, if it is missing, with as many replicas
-    as the servers give by themselves; retention is unlimited, and what is trimmed is deleted by the servers.
+    As durable as the topic: appends are acknowledged by all in-sync replicas. A missing topic is created with the servers' default
+    replication; retention is unlimited, and trimmed records are deleted by the servers.
 
-    Nothing is opened before the first call. A call is given up after `timeout`, and connections are made again as needed. An append that
-    was given up may be carried out as long as the log is open.
+    No connection is opened before the first call. A call is given up after `timeout`, and connections are re-established as needed. An
+    append that was given up may still be carried out while the log is open.
     """
 
     def __init__(self, bootstrap: str, name: str, *, create: bool = True, timeout: Millis = 10_000, longest_poll: Millis = SLICE) -> None:
-        """`bootstrap`: `HOST:PORT[,HOST:PORT]`. Not `create`: a log without a topic is empty, and remains so while nobody else makes one.
+        """`bootstrap`: `HOST:PORT[,HOST:PORT]`. Without `create`, a log without a topic is empty, until another process creates it.
 
-        `longest_poll`: so long the server keeps a question for what comes next; whoever reads elsewhere meanwhile waits for that.
-        Raises `invalid_request` for a bad name or bad servers. Calls raise it too if there is such a topic and it cannot be used.
+        `longest_poll`: how long the server holds a fetch for new records; concurrent reads wait for it. Raises `invalid_request` for a bad
+        name or bad servers. So do calls if the topic exists and is unusable.
         """
         self._bootstrap = check_bootstrap(bootstrap)
         self.topic = f"{check_queue_name(name, 'name')}_connector_sync"
@@ -61,17 +61,17 @@ class KafkaSyncLog:
         self._timeout, self._longest_poll = timeout, min(longest_poll, timeout)
         self._partition = TopicPartition(self.topic, 0)
         self._sound = False
-        """The topic is there, and as it must be."""
+        """The topic exists, with the required settings."""
         self._opening, self._reading = asyncio.Lock(), asyncio.Lock()
         self._producer: AIOKafkaProducer | None = None
-        # Two, as the server answers the questions of a connection one after the other, and one of these waits for news.
+        # Two consumers: the server answers a connection's requests in order, and one of these waits for news.
         self._reader: AIOKafkaConsumer | None = None
         self._asker: AIOKafkaConsumer | None = None
         self._ahead: deque[tuple[int, bytes]] = deque()
-        """What was fetched and not yet read: all from `_from` up to `_at`."""
+        """Fetched and unread entries: all from `_from` up to `_at`."""
         self._from = self._at = -1
         self._end = 0
-        """The highest number that was seen."""
+        """The highest number seen."""
         self._closing: set[asyncio.Task[None]] = set()
 
     # ---- appending ----------------------------------------------------------------------------------------------------
@@ -92,11 +92,11 @@ class KafkaSyncLog:
                     self._end = max(self._end, (await said[0]).offset + 1)
                     said.popleft()
             except KafkaError:
-                # It cannot tell any more where its records begin. A new one can.
+                # The idempotent producer no longer knows its sequence. A new one does.
                 self._drop_producer(producer)
                 raise
             finally:
-                # Nobody asks what became of the rest. It is written all the same, if it can be.
+                # The outcome of the rest does not matter. It is still written, if possible.
                 for one in said:
                     if not one.cancel() and not one.cancelled():
                         one.exception()
@@ -155,7 +155,7 @@ class KafkaSyncLog:
             span = min(left, SLICE)
             try:
                 async with self._limited(), self._reading:
-                    # Another one may have seen it meanwhile.
+                    # Another call may have seen it meanwhile.
                     heard = self._end > after or await self._listen(after, span)
             except LogUnavailableError as error:
                 log.debug("%s: %s", self.topic, error)
@@ -164,7 +164,7 @@ class KafkaSyncLog:
                 await asyncio.sleep(min(span, max(0, deadline - system.steady())) / 1000)
 
     async def _listen(self, after: int, span: Millis) -> bool:
-        """Ask for what comes after that number, for so long. False: it was of no use, and came to nothing at once."""
+        """Fetch entries after that number for up to `span` ms. False: impossible, without any delay."""
         if not await self._open_readers():
             return False
         self._go(after)
@@ -177,7 +177,7 @@ class KafkaSyncLog:
         return True
 
     def _go(self, position: int) -> None:
-        """What is read next comes after that number."""
+        """Continue reading after that number."""
         if not self._from <= position <= self._at:
             assert self._reader is not None
             self._ahead.clear()
@@ -192,7 +192,7 @@ class KafkaSyncLog:
         self._from = self._at = -1
 
     async def _fetch(self, timeout: Millis) -> None:
-        """Take what has come to where the reader is, or comes in that time."""
+        """Fetch entries at the reader's position, waiting up to `timeout` ms."""
         assert self._reader is not None
         found = await self._reader.getmany(self._partition, timeout_ms=timeout, max_records=AT_ONCE)
         for record in found.get(self._partition, ()):
@@ -201,9 +201,9 @@ class KafkaSyncLog:
         self._end = max(self._end, self._at)
 
     async def _bounds(self) -> tuple[int, int]:
-        """The offset of the first record that is left, and that of the next one to come."""
+        """The offsets of the first remaining record, and of the next one to come."""
         assert self._asker is not None
-        # In this order: what is trimmed in between seems to be there, and is then looked for in vain.
+        # In this order: a record trimmed in between seems to exist, and the read then fails and retries.
         beginning, ending = await asyncio.gather(
             self._asker.beginning_offsets([self._partition]), self._asker.end_offsets([self._partition])
         )
@@ -212,7 +212,7 @@ class KafkaSyncLog:
         return first, end
 
     async def _open_readers(self) -> bool:
-        """False: there is nothing to read from."""
+        """Open the consumers. False: there is no topic."""
         async with self._opening:
             if not self._sound and not self._create and not await exists(self._bootstrap, self.topic, self._timeout):
                 return False
@@ -267,7 +267,7 @@ class KafkaSyncLog:
 
     @contextlib.asynccontextmanager
     async def _limited(self) -> AsyncIterator[None]:
-        """What fails, or takes too long, is LogUnavailableError."""
+        """A block whose failures and time-outs become LogUnavailableError."""
         try:
             async with asyncio.timeout(self._timeout / 1000):
                 yield
@@ -277,7 +277,7 @@ class KafkaSyncLog:
             raise LogUnavailableError(f"{self.topic}: {error or type(error).__name__}") from error
 
     async def close(self) -> None:
-        """Takes CLOSING at most, if the servers do not answer."""
+        """Close. Takes at most 2 · CLOSING if the servers do not answer."""
         async with self._opening:
             producer, self._producer = self._producer, None
             consumers, self._reader, self._asker = (self._reader, self._asker), None, None
@@ -290,7 +290,7 @@ class KafkaSyncLog:
             await asyncio.wait(self._closing, timeout=2 * CLOSING / 1000)
 
     def _later(self, ending: Coroutine[object, object, None]) -> None:
-        """Carry it out in its own time."""
+        """Run it in the background."""
         task = asyncio.create_task(ending)
         self._closing.add(task)
         task.add_done_callback(self._ended)
@@ -302,13 +302,13 @@ class KafkaSyncLog:
 
 
 async def _stop_producer(producer: AIOKafkaProducer) -> None:
-    """By itself it would wait for what it has to write as long as the servers are away."""
+    """Stop the producer with a time limit: on its own it waits for unwritten records as long as the servers are away."""
     try:
         async with asyncio.timeout(CLOSING / 1000):
             await producer.flush()
         await producer.stop()
     except TimeoutError:
-        # It has no way of its own to be given up.
+        # The producer has no way to give up.
         producer._closed = True
         await producer._sender.close()
         await producer.client.close()

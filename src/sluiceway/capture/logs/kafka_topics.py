@@ -1,4 +1,4 @@
-"""Kafka topics with one partition, made if they are missing, and what both users of them share."""
+"""Kafka topics with a single partition, created on demand, and helpers shared by the log and the election."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SERVER = re.compile(r"[^\s,:/@]+:\d{1,5}")
 
 
 def check_bootstrap(bootstrap: str) -> str:
-    """The same: `HOST:PORT`, or several with commas between them. Raises `invalid_request`."""
+    """Validate and return `HOST:PORT`, or several separated by commas. Raises `invalid_request`."""
     if not all(_SERVER.fullmatch(server) for server in bootstrap.split(",")):
         raise invalid("log", f"{bootstrap[:80]!r} does not name Kafka servers; expected kafka:HOST:PORT[,HOST:PORT]")
     return bootstrap
@@ -29,7 +29,7 @@ def check_bootstrap(bootstrap: str) -> str:
 
 @contextlib.asynccontextmanager
 async def administrator(bootstrap: str, timeout: Millis) -> AsyncIterator[AIOKafkaAdminClient]:
-    """For the length of a block. Raises KafkaError."""
+    """An administration client for the length of a block. Raises KafkaError."""
     client = AIOKafkaAdminClient(bootstrap_servers=bootstrap, request_timeout_ms=timeout)
     try:
         await client.start()
@@ -39,20 +39,20 @@ async def administrator(bootstrap: str, timeout: Millis) -> AsyncIterator[AIOKaf
 
 
 async def exists(bootstrap: str, topic: str, timeout: Millis) -> bool:
-    """Whether there is such a topic. Raises KafkaError."""
+    """Whether the topic exists. Raises KafkaError."""
     async with administrator(bootstrap, timeout) as client:
-        # All of them, since some servers make a topic that is asked for by its name.
+        # List all topics, since some servers create a topic that is requested by name.
         return topic in await client.list_topics()
 
 
 async def ensure(bootstrap: str, topic: str, timeout: Millis, settings: Mapping[str, str], least: Mapping[str, int]) -> None:
-    """Make the topic, with one partition, as many replicas as the server gives by itself and these settings; or see that it is like that.
+    """Create the topic, with one partition, the server's default replication and these settings; or check an existing one.
 
-    `least`: settings that may be more. Raises `invalid_request` if it is otherwise than it must be, KafkaError.
+    `least`: settings that may be higher. Raises `invalid_request` if an existing topic differs, KafkaError.
     """
     wanted = {**settings, **{name: str(value) for name, value in least.items()}}
     async with administrator(bootstrap, timeout) as client:
-        # The empty mapping is how this client is told that the number of replicas is the server's affair.
+        # With an empty mapping this client leaves the number of replicas to the server.
         new = NewTopic(topic, 1, -1, replica_assignments={}, topic_configs=wanted)
         ((_, code, *_),) = (await client.create_topics([new])).topic_errors
         error = for_code(code)
@@ -72,7 +72,7 @@ async def ensure(bootstrap: str, topic: str, timeout: Millis, settings: Mapping[
 
 
 async def _partitions(client: AIOKafkaAdminClient, topic: str, timeout: Millis) -> int:
-    """How many it has. That a topic was just made by somebody else is not known everywhere at once. Raises KafkaError."""
+    """The number of partitions. A topic just created by another process is not known everywhere at once. Raises KafkaError."""
     end = stopwatch() + timeout / 1000
     while True:
         (described,) = await client.describe_topics([topic])
@@ -85,16 +85,16 @@ async def _partitions(client: AIOKafkaAdminClient, topic: str, timeout: Millis) 
 
 
 async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
-    """Raises KafkaError, OSError; then it is stopped all the same."""
+    """Stop the consumer, also if that raises KafkaError, OSError."""
     try:
         await consumer.stop()
     finally:
-        # It stops half way if a question of its own has just failed.
+        # The consumer stops half way if a request of its own has just failed.
         await consumer._client.close()
 
 
 async def _settings(client: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
-    """Empty if we may not see them."""
+    """The topic's settings; empty without permission to see them."""
     try:
         (response,) = await client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     except KafkaError:

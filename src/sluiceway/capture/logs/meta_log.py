@@ -1,4 +1,4 @@
-"""A SyncLog in a MetaStore."""
+"""Sync log in a MetaStore."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.ports.sync_log import LogPage, LogUnavailableError
 
 DIGITS = 16
-"""Of a number in its key, so that keys are in the order of numbers."""
+"""Digits of a number in its key, so that keys sort like numbers."""
 HEAD_BYTES = 64
-"""Of the head's value, at most."""
+"""Maximum bytes of the head's value."""
 AHEAD = 4
-"""So many entries are asked for that may not be there, when something is said to have come: then they come together with the head."""
+"""Entries requested beyond the known end after a notification, to arrive together with the head."""
 TRIES = 2
-"""Who is overtaken so often goes by way of the inbox."""
+"""Conflicts before an append goes through the inbox."""
 FIRST_PAUSE: Millis = 4
 LONGEST_PAUSE: Millis = 500
-"""After a conflict, at random: none up to so long, twice as long each time."""
+"""Maximum random pause after a conflict, doubled each time."""
 TRIMS = 8
-"""Tries to trim while others append."""
+"""Attempts to trim while other members append."""
 
 
 class _Head(msgspec.Struct, frozen=True, array_like=True):
-    """`first` is the least number that is there, `end` the last that was given; of a log without entries `first` is `end + 1`."""
+    """`first` is the lowest existing number, `end` the last one given; in a log without entries `first` is `end + 1`."""
 
     first: int
     end: int
 
 
 class _Known(NamedTuple):
-    """The head as it was seen, and its stamp. None: there was none."""
+    """The head as last seen, and its stamp. None: there was none."""
 
     head: _Head
     stamp: Stamp | None
@@ -54,48 +54,49 @@ class _Letter(NamedTuple):
 
 
 class _Inbox(NamedTuple):
-    """What was in it, in its order, at that stamp."""
+    """The inbox's content at that stamp, in order."""
 
     stamp: Stamp
     letters: Sequence[_Letter]
 
 
 class MetaSyncLog:
-    """As durable as the store, and shared by as many processes. The store is not closed with the log. Use from one event loop.
+    """A sync log with the store's durability, shared by the store's processes. Does not own the store. Use from one event loop.
 
-    Entry n is the key `log/n`; the record `log-head`, which is written in the same commit, says which there are. An append is one commit
-    that checks the head, or one for each MAX_COMMIT_KEYS records or MAX_COMMIT_BYTES: of two at once one has to look again.
+    Entry n is the key `log/n`; the record `log-head`, written in the same commit, gives their range. An append is one commit that checks
+    the head, or one for each MAX_COMMIT_KEYS records or MAX_COMMIT_BYTES: of two concurrent ones one must retry.
 
-    Whoever is overtaken once more puts its records into the *inbox*, which nobody can keep it from. From then on no append lands that does
-    not take them along: each checks that the inbox is as it has seen it. So all come through, however many there are and however busy one
-    of them is. What somebody left there who died comes with the next append.
+    After TRIES conflicts an append puts its records into the *inbox*, which cannot conflict. From then on no append lands without taking
+    them along: each checks that the inbox is as it has seen it. So all come through, however many members there are and however busy one of
+    them is. Letters of a dead member come with the next append.
     """
 
     def __init__(self, store: MetaStore, name: str, *, poll_interval: Millis = 500) -> None:
-        """`poll_interval`: so often `wait` looks by itself, as a hint of the store may be lost. Raises `invalid_request` for a bad name."""
+        """`poll_interval`: interval at which `wait` polls, since a hint of the store may be lost. Raises `invalid_request` for a bad
+        name."""
         prefix = f"tasks/{check_queue_name(name, 'name')}/"
         self._store = store
         self._name = name
         self._head_key, self._entries, self._inbox = f"{prefix}log-head", f"{prefix}log/", f"{prefix}log-inbox/"
-        # Nobody else's, so that nothing in the inbox is written over.
+        # Unique, so that letters in the inbox are never overwritten.
         self._sender = system.new_secret()[:16]
         self._sent = 0
         self._room = MAX_COMMIT_BYTES - len(self._head_key) - HEAD_BYTES
-        """Bytes of a commit beside the head."""
+        """Bytes of a commit besides the head."""
         self._cost = len(self._key(0)) + len(self._letter(0, 0))
-        """Bytes of a record in a commit beside its own, at most: it may have to leave the inbox in the same one."""
+        """Maximum bytes that a record adds to a commit besides its own: the commit may also have to delete it from the inbox."""
         self._poll_interval = poll_interval
         self._appending = asyncio.Lock()
         self._known: _Known | None = None
         self._mail: _Inbox | None = None
-        """The inbox as it was last, if that is known."""
+        """The inbox's last known content."""
         self._end = 0
         self._seen: Stamp = -1
-        """That of the newest view."""
+        """Stamp of the newest view."""
         self._looked_at = 0.0
         self._hinted: Stamp = -1
         self._news = asyncio.Event()
-        """Set, and replaced by a new one, at each hint."""
+        """Set, and replaced, at each hint."""
         self._listening: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
@@ -113,13 +114,13 @@ class MetaSyncLog:
 
     async def append(self, records: Sequence[bytes]) -> None:
         parts = self._parts(records)
-        # Those of one process need not get into each other's way.
+        # Appends of one process need not conflict with each other.
         async with self._appending:
             for part in parts:
                 await self._append(part)
 
     def _parts(self, records: Sequence[bytes]) -> list[Sequence[bytes]]:
-        """What goes into one commit each. Raises ValueError."""
+        """Split the records into one part per commit. Raises ValueError."""
         parts: list[Sequence[bytes]] = []
         start = size = 0
         for at, record in enumerate(records):
@@ -143,7 +144,7 @@ class MetaSyncLog:
         # The busier the store, the longer.
         pause = max(FIRST_PAUSE, min(2 * (system.steady() - begun), LONGEST_PAUSE))
         while letters:
-            # Others may take them along meanwhile.
+            # Meanwhile others may take them along.
             await asyncio.sleep(system.chance() * pause / 1000)
             pause = min(2 * pause, LONGEST_PAUSE)
             inbox = await self._look_into_inbox()
@@ -152,7 +153,7 @@ class MetaSyncLog:
                 await self._land(())
 
     async def _post(self, records: Sequence[bytes]) -> set[str]:
-        """Put them into the inbox: the keys."""
+        """Put the records into the inbox. Returns their keys."""
         self._sent += 1
         letters = {self._letter(self._sent, at): record for at, record in enumerate(records)}
         try:
@@ -162,20 +163,20 @@ class MetaSyncLog:
         return set(letters)
 
     async def _look_into_inbox(self) -> _Inbox:
-        """What is there, and the head as of the same moment."""
+        """Read the inbox and the head as of one moment."""
         view, self._known = await self._look(prefix=self._inbox)
         found = [_Letter(entry.stamp, key, entry.value) for key, entry in view.prefix(self._inbox).items()]
         self._mail = _Inbox(view.stamp, sorted(found))
         return self._mail
 
     async def _land(self, records: Sequence[bytes]) -> bool:
-        """Commit what is in the inbox, as much as fits, and then the records, if they do: whether these are in the log."""
+        """Commit as much of the inbox as fits, then the records, if they fit. Returns whether these are in the log."""
         known, mail = self._known, self._mail
         self._mail = None
         if known is None or mail is None:
             return False
         inbox, room, taken = mail.letters, self._room, 0
-        # Two keys each, and the head's.
+        # Two keys each, plus the head's.
         while taken < len(inbox) and 2 * taken + 3 <= MAX_COMMIT_KEYS and self._cost + len(inbox[taken].record) <= room:
             room -= self._cost + len(inbox[taken].record)
             taken += 1
@@ -185,18 +186,18 @@ class MetaSyncLog:
         entries = [*carried, *records] if fits else carried
         puts = {self._key(number): record for number, record in enumerate(entries, known.head.end + 1)}
         head = _Head(known.head.first, known.head.end + len(entries))
-        # Who only carries others' along takes nobody's turn; what came there since then comes with the next one.
+        # An append that carries only letters need not exclude new ones; those come with the next append.
         unchanged = {self._inbox: mail.stamp} if records else {}
         stamp = await self._commit(known, head, puts, [letter.key for letter in inbox[:taken]], unchanged)
         if unchanged and stamp is not None:
-            # Nothing had come there until then, or the check had failed.
+            # The check shows that nothing had been added until then.
             self._mail = _Inbox(stamp, inbox[taken:])
         return stamp is not None and fits
 
     async def _commit(
         self, known: _Known, head: _Head, puts: Mapping[str, bytes], deletes: Sequence[str], unchanged: Mapping[str, Stamp] | None = None
     ) -> Stamp | None:
-        """None: others came first. Raises LogUnavailableError."""
+        """Commit. None: another append came first. Raises LogUnavailableError."""
         self._known = None
         try:
             puts = {self._head_key: msgspec.json.encode(head), **puts}
@@ -204,7 +205,7 @@ class MetaSyncLog:
         except ConflictError:
             return None
         except MetaUnknownError as error:
-            # Whether it has landed the member sees in the log; said again now it could be there twice.
+            # The member sees in the log whether it has landed; repeating it now could duplicate it.
             raise LogUnavailableError(str(error)) from error
         self._learn(_Known(head, stamp))
         return stamp
@@ -235,19 +236,20 @@ class MetaSyncLog:
             view, (head, _) = await self._look(start, stop)
             begin = max(start, head.first)
             numbers = range(begin, min(begin + limit - 1, head.end) + 1)
-            # Otherwise there is more than was asked for.
+            # Otherwise there is more than was requested.
             if not numbers or numbers[-1] <= stop:
                 return LogPage(head.first, tuple((number, self._entry(view, number)) for number in numbers), head.end)
 
     def _entry(self, view: View, number: int) -> bytes:
         entry = view.entries.get(self._key(number))
         if entry is None:
-            # The head is of the same moment: somebody has put his hand into the store.
+            # Head and entries are of the same moment, so the store was modified from outside.
             raise LogUnavailableError(f"record {number} of the log of {self._name} is missing in the meta store")
         return entry.value
 
     async def _look(self, start: int = 1, stop: int = 0, prefix: str | None = None) -> tuple[View, _Known]:
-        """The head, those entries as far as they are there, and what is under the prefix, as of one moment. Raises LogUnavailableError."""
+        """Read the head, the existing entries in that range, and the keys under the prefix, as of one moment. Raises
+        LogUnavailableError."""
         keys, spans = _spans(start, stop)
         prefixes = [self._entries + span for span in spans] + ([] if prefix is None else [prefix])
         try:
@@ -262,7 +264,7 @@ class MetaSyncLog:
         return view, known
 
     def _learn(self, known: _Known) -> None:
-        """Answers may overtake each other: the head's stamp says which is the newest."""
+        """Update the known head. Answers may overtake each other: the higher stamp wins."""
         if self._known is None or (known.stamp or 0) >= (self._known.stamp or 0):
             self._known = known
         self._end = max(self._end, known.head.end)
@@ -278,7 +280,7 @@ class MetaSyncLog:
 
     async def _hint_or_look(self) -> None:
         news = self._news
-        # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
+        # Not `wait_for`, which in Python 3.11 swallows a cancellation that coincides with the event.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(self._looked_at + self._poll_interval / 1000):
                 await news.wait()
@@ -286,11 +288,11 @@ class MetaSyncLog:
         try:
             await self._look()
         except LogUnavailableError:
-            # That is for `read` to report.
+            # `read` reports it.
             self._looked_at = asyncio.get_running_loop().time()
 
     def _listen(self) -> None:
-        """From before the first look on, so that nothing falls in between."""
+        """Subscribe before the first read, so that no change is missed in between."""
         if self._listening is None:
             self._listening = asyncio.create_task(self._hear(self._store.watch(self._head_key)))
 
@@ -302,7 +304,7 @@ class MetaSyncLog:
 
 
 def _spans(start: int, stop: int) -> tuple[list[str], list[str]]:
-    """The keys and the prefixes that have these numbers and no others, few of them: 1,000 numbers are some 30."""
+    """A small set of keys and prefixes that covers exactly these numbers: some 30 for 1,000 numbers."""
     keys: list[str] = []
     prefixes: list[str] = []
     while start <= stop:

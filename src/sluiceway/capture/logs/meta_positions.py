@@ -1,4 +1,4 @@
-"""A PositionStore in a MetaStore."""
+"""Position store in a MetaStore."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 from sluiceway.ports.position_store import FencedError, Kept, Opening, PositionUnknownError, Stored
 
 LONGEST_PLAIN = 200
-"""Characters of a token in its key. A longer one is there by its digest, as PostgreSQL's keys cannot be as long as a token's escapes."""
+"""Maximum characters of a token in its key. Longer ones use a digest, since PostgreSQL's keys cannot hold a long escaped token."""
 MAX_REMEMBERED = 4_096
-"""Openings whose last stamp is known. A commit under another one reads first."""
+"""Openings whose last stamp is cached. A commit under another one reads first."""
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept of a partition. `grant` and `number` are those of the opening that may commit."""
+    """The record of a partition. `grant` and `number` identify the opening that may commit."""
 
     token: str
     grant: int
@@ -32,10 +32,10 @@ class _Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MetaPositions:
-    """As durable as the store, and shared by as many processes. The store is not closed with it. Use from one event loop.
+    """A position store with the store's durability, shared by the store's processes. Does not own the store. Use from one event loop.
 
-    One record for each partition, with its fence and what is kept. Every write checks the record's stamp: one whose answer was lost
-    cannot land after a later one. A commit is one commit of the store; to open takes a read before.
+    One record per partition, with its fence and state. Every write checks the record's stamp: one whose answer was lost cannot land after a
+    later one. A commit is one commit of the store; opening also takes a read.
     """
 
     def __init__(self, store: MetaStore, name: str) -> None:
@@ -43,7 +43,7 @@ class MetaPositions:
         self._store = store
         self._prefix = f"tasks/{check_queue_name(name, 'name')}/positions/"
         self._stamps: dict[Opening, Stamp] = {}
-        """Of the last write under each opening; those used last come last."""
+        """Stamp of the last write under each opening, most recently used last."""
 
     async def open(self, token: str, grant: int) -> tuple[Opening, Kept]:
         key = self._key(token)
@@ -51,7 +51,7 @@ class MetaPositions:
             record, stamp, newest = await self._look(key)
             if record is not None and record.grant > grant:
                 raise FencedError(token, record.grant)
-            # Greater than that of any opening there was, also of those that are forgotten.
+            # Greater than the number of any previous opening, including forgotten ones.
             number = max(newest, record.number if record else 0) + 1
             kept = record.kept if record else Kept()
             opened = _Record(token=token, grant=grant, number=number, written_at=system.now(), kept=kept)
@@ -103,8 +103,8 @@ class MetaPositions:
         return msgspec.json.decode(entry.value, type=_Record), entry.stamp, view.stamp
 
     async def _write(self, key: str, opening: Opening, stamp: Stamp | None, record: _Record) -> bool:
-        """False: the record has another stamp. Raises PositionUnknownError."""
-        # Unless it is surely written, the next one has to look.
+        """Write the record. False: it has another stamp. Raises PositionUnknownError."""
+        # Unless the write surely succeeds, the next one has to read first.
         self._stamps.pop(opening, None)
         try:
             written = await self._store.commit({key: stamp}, puts={key: msgspec.json.encode(record)})
@@ -118,7 +118,7 @@ class MetaPositions:
         return True
 
     def _key(self, token: str) -> str:
-        """Of any text one of its own; one that is easy to read for most."""
+        """A unique key for any token; readable for most."""
         plain = quote(token, safe="")
         if len(plain) > LONGEST_PLAIN:
             # Longer than any plain one.

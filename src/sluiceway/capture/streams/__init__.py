@@ -1,1 +1,1 @@
-"""Change streams of other systems, as ChangeStreams."""
+"""Change streams of external systems, as ChangeStreams."""

@@ -1,7 +1,7 @@
-"""An Amazon Kinesis data stream as a ChangeStream: its shards split and merge, and each is a partition.
+"""Amazon Kinesis data stream as a ChangeStream: each shard is a partition, and shards split and merge.
 
-It needs `kinesis:ListShards`, `GetShardIterator`, `GetRecords` and `DescribeStreamSummary`, and finds its credentials as boto3 does.
-Records that the Kinesis Producer Library has aggregated are handed on as they come, many of its user's records in one.
+Requires `kinesis:ListShards`, `GetShardIterator`, `GetRecords` and `DescribeStreamSummary`; credentials are found as boto3 does. Records
+aggregated by the Kinesis Producer Library are handed on as they come, several user records in one.
 """
 
 from __future__ import annotations
@@ -36,28 +36,27 @@ from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, 
 
 OPTIONS = ("stream", "region", "endpoint", "from")
 MOST = 10_000
-"""Records that one GetRecords gives."""
+"""Maximum records per GetRecords."""
 
 MIN_RETENTION: Millis = 24 * 3_600_000
-"""No stream keeps records for less long."""
+"""Minimum retention of any stream."""
 NEAR: Millis = 3_600_000
-"""Whoever reads records that are less than this from the least retention looks whether they can have been dropped."""
+"""Within this margin of the minimum retention, a read checks whether records may have been dropped."""
 MARK_EVERY: Millis = 3_600_000
-"""So often the position of a shard that has no new records says anew up to when there were none."""
+"""Interval at which the position of an idle shard is renewed to record that nothing came."""
 ITERATOR_LIVES: Millis = 280_000
-"""The service forgets an iterator after five minutes."""
+"""Lifetime of an iterator, which the service forgets after five minutes."""
 LISTED_EVERY: Millis = 5_000
 SUMMARY_LIVES: Millis = 60_000
 SECOND: Millis = 1_000
 PATIENCE: Millis = 30_000
-"""So long a batch is read again before that counts as broken off."""
+"""Time limit for re-reading a batch, after which it counts as broken off."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """The service takes five GetRecords a second of a shard, from all that read it: `calls` apart. `idle`: so long after one that had
-    nothing. `wait`: so long a reading waits for records.
-    """
+    """Request pacing in ms. The service takes five GetRecords per second and shard, over all readers: `calls` apart. `idle`: pause after an
+    empty one. `wait`: how long a read waits for records."""
 
     calls: Millis = 210
     idle: Millis = 1_000
@@ -65,9 +64,9 @@ class Pace:
 
 
 def from_options(name: str, options: Mapping[str, str]) -> KinesisStream:
-    """Options: `stream`, `region`, `endpoint` (a URL, if it is not the region's own), `from` (`beginning` or `latest`).
+    """Options: `stream`, `region`, `endpoint` (a URL, if not the region's own), `from` (`beginning` or `latest`).
 
-    Their names without regard to case. Raises `invalid_request` for others. `name` of the capture is not needed: nothing is kept at the
+    Option names are case-insensitive. Raises `invalid_request` for others. The capture's `name` is unused: nothing is stored at the
     service.
     """
     given = named(options, OPTIONS)
@@ -84,30 +83,30 @@ def from_options(name: str, options: Mapping[str, str]) -> KinesisStream:
 
 @dataclass
 class _Reader:
-    """A place in a shard, and the iterator for what comes next; an empty one is to be had anew."""
+    """A place in a shard, and the iterator for what follows; an empty one must be requested anew."""
 
     place: Position
     text: str
-    """The position from which whoever reads will go on."""
+    """The position from which the caller will continue."""
     iterator: str = ""
     iterator_at: Millis = 0
     sure: bool = False
-    """Whether the record at `place` was seen to be there, or need not be, since this was opened."""
+    """Whether the record at `place` has been seen to exist since this was opened, or need not exist."""
     closed: bool = False
-    """Everything was read."""
+    """Whether everything was read."""
     again_at: Millis = 0
-    """When the service may be asked again."""
+    """Earliest time of the next request."""
     throttled: int = 0
     nothing: int = 0
-    """How often in a row it said that there is nothing more."""
+    """Consecutive answers that there is nothing more."""
 
     @property
     def over(self) -> bool:
-        """Only the end is left to be told."""
+        """Whether only the end is left to report."""
         return self.closed or self.place.origin == GONE
 
     def advance(self, page: Page, limit: int) -> Page:
-        """Stand after the page, or after so many records of it. In one step: a reading may be given up wherever it waits."""
+        """Move behind the page, or behind its first `limit` records. Atomic, since a read may be abandoned wherever it waits."""
         self.throttled = 0
         self.iterator, self.iterator_at, self.closed = page.following, system.steady(), not page.following
         if len(page.records) > limit:
@@ -124,22 +123,22 @@ class _Reader:
 
 
 class KinesisStream:
-    """The shards of one stream. `latest`: begin with what arrives from now on, not with the oldest record that there is.
+    """The shards of one stream. `latest`: start with records arriving from now on, not with the oldest available.
 
-    **Seeds** are the shards whose parents' records are all gone, or, for `latest`, those that are open. A shard of whose two parents only
-    one is gone has both nevertheless; the one that is gone is a seed without records. Shards that come later are children, or belong
-    to a part of the tree whose beginning was dropped unread. A point is the highest name of a shard: names rise.
+    **Seeds** are the shards whose parents' records are all gone, or, with `latest`, the open shards. A shard with two parents of which one
+    is gone still has both; the missing one is a seed without records. Later shards are children, or belong to a part of the tree whose
+    beginning was dropped unread. A point is the highest shard name: names rise.
 
-    **Lost records.** The service drops old records without a word to whoever reads on. So a position says when it was known that nothing
-    after it had been dropped, and where that is longer ago than the stream keeps records, reading goes on only if the record at the
-    position is still there; otherwise it is an UnknownPositionError. A shard without new records has its position renewed each hour.
-    (So whoever is as far behind as records are kept may be stopped when nothing was lost yet.)
+    **Lost records.** The service silently drops old records, even from a shard being read. So a position records when it was known that
+    nothing after it had been dropped. If that is longer ago than the stream's retention, reading continues only if the record at the
+    position still exists; otherwise it is an UnknownPositionError. The position of an idle shard is renewed every hour. (So a reader a full
+    retention behind may be stopped although nothing was lost yet.)
 
-    **The end** of a shard is what GetRecords says by giving no way on, and its children are those that name it, once they have all of its
-    hashes among them. (Of an emulator, which may always give a way on, it is also that the last number of the closed shard has been read.
-    The real service's is above those of all records, so where `endpoint` is the real service, that never counts.)
+    **The end** of a shard is a GetRecords answer without a next iterator; its children are the shards that name it as a parent, once they
+    cover all of its hashes. (With an emulator, which may always give a next iterator, reading the last number of a closed shard also
+    counts. The real service's last number is above those of all records, so there this never applies, even with `endpoint`.)
 
-    `records` have the number as `position`, the key of the partition as `key` and no `kind`. Use from one event loop.
+    `records` have the sequence number as `position`, the partition key as `key`, and no `kind`. Use from one event loop.
     """
 
     def __init__(
@@ -152,7 +151,7 @@ class KinesisStream:
         pace: Pace | None = None,
         session: boto3.session.Session | None = None,
     ) -> None:
-        """`session` is where credentials come from, if not from where boto3 finds them. Raises `invalid_request` if there is no region."""
+        """`session`: source of credentials instead of boto3's default. Raises `invalid_request` if there is no region."""
         self._calls = Calls(stream, region, endpoint, session)
         self._stream, self._latest, self._pace = stream, latest, pace or Pace()
         self._emulated = endpoint is not None
@@ -166,7 +165,7 @@ class KinesisStream:
         await self._calls.close()
 
     async def kept(self, partition: str, position: str) -> None:
-        """The stream keeps its records for as long as it is set to, whoever has read them."""
+        """Nothing to do: the stream keeps its records for its retention."""
 
     def left(self, partition: str) -> None:
         self._readers.pop(partition, None)
@@ -197,7 +196,7 @@ class KinesisStream:
         return SeedsUpto(upto, tuple(sorted(found, key=lambda born: born.token)))
 
     async def _check_whole(self, listing: Listing) -> Millis:
-        """The first seeds are all there are, so all open shards must be listed. Since when the stream has records."""
+        """Check that all open shards are listed, since the first seeds must be complete. Returns since when the stream has records."""
         summary = await self._describe()
         whole = covered(0, HASHES - 1, [shard for shard in listing.shards.values() if shard.closed is None])
         if summary.status not in ("ACTIVE", "UPDATING") or not whole:
@@ -205,7 +204,7 @@ class KinesisStream:
         return max(summary.created_at, listing.now - summary.retention) - SLACK
 
     async def _list(self, recent: Millis | None = None) -> Listing:
-        """The shards; as they were so long ago, if that is known."""
+        """The shards; a cached list up to `recent` ms old will do."""
         async with self._listed:
             if recent is None or self._listing is None or system.steady() - self._listing.asked_at > recent:
                 self._listing = await self._calls.listing()
@@ -223,7 +222,7 @@ class KinesisStream:
         try:
             if upto is not None:
                 return await self._again(partition, place, parse_position(upto), upto)
-            # Taken out, so that another one who reads the same shard at the same time begins anew.
+            # Taken out, so that a concurrent read of the same shard starts its own.
             reader = self._readers.pop(partition, None)
             if reader is None or reader.text != position:
                 reader = _Reader(place._replace(first=""), position, again_at=0 if reader is None else reader.again_at)
@@ -237,7 +236,7 @@ class KinesisStream:
             raise BrokenOffError(str(error)) from error
 
     async def _missing(self, shard: str, error: Exception) -> Exception:
-        """The service does not know a shard, or the stream."""
+        """The error for a shard, or stream, that the service does not know."""
         try:
             listing = await self._list()
         except ThrottledError:
@@ -252,7 +251,7 @@ class KinesisStream:
         return invalid("stream", f"there is no such stream: {error}; check its name and its region, or create it")
 
     async def _next(self, shard: str, reader: _Reader, limit: int) -> Batch:
-        """The next records, or nothing after a while."""
+        """The next records, or an empty batch after a while."""
         give_up_at = system.steady() + self._pace.wait
         while not reader.over:
             page = await self._page(shard, reader, limit, give_up_at)
@@ -265,17 +264,17 @@ class KinesisStream:
             if page.following and page.behind == 0 and reader.sure:
                 return await self._caught_up(shard, reader, page)
             if page.behind == 0:
-                # It says so a few times before it is believed that the position's record is not there: that is worth the wait.
+                # Only after several such answers is the position's record believed to be missing: worth the wait.
                 give_up_at = system.steady() + self._pace.wait
-            # Nothing, though there is more: the records lie further on. Or this was the end.
+            # Empty, although there is more: the records lie further on. Or this was the end.
         end = await self._end(shard, reader)
         if end is None:
-            # The service has closed the shard, and does not show all of its children yet.
+            # The service has closed the shard, but does not list all of its children yet.
             await asyncio.sleep(self._pace.wait / 1_000)
         return _batch((), end=end)
 
     async def _page(self, shard: str, reader: _Reader, limit: int, give_up_at: Millis) -> Page | None:
-        """What the service gives next, but for what was read before; None: not now. The reader stands after it."""
+        """The service's next page without records already read, behind which the reader then stands; None: not now."""
         refused = 0
         while await self._may_ask(reader, give_up_at):
             try:
@@ -283,7 +282,7 @@ class KinesisStream:
                     reader.sure = not reader.place.is_record
                     reader.iterator = await self._open(shard, reader.place, "AT_SEQUENCE_NUMBER")
                     reader.iterator_at = system.steady()
-                # One more, if the first is the one that was read last.
+                # One more, if the first is the last one already read.
                 page = await self._calls.records(reader.iterator, min(limit + (not reader.sure), MOST))
             except ThrottledError:
                 reader.again_at = system.steady() + self._pace.calls * 2 ** min(reader.throttled, 5)
@@ -299,7 +298,7 @@ class KinesisStream:
         return None
 
     async def _may_ask(self, reader: _Reader, give_up_at: Millis) -> bool:
-        """Wait until the service may be asked about this shard; False: not before it is time to answer."""
+        """Wait until the service may be asked about this shard; False: not before `give_up_at`."""
         pause = min(reader.again_at, give_up_at) - system.steady()
         if pause > 0:
             await asyncio.sleep(pause / 1_000)
@@ -309,19 +308,19 @@ class KinesisStream:
         return True
 
     async def _open(self, shard: str, place: Position, kind: str) -> str:
-        """An iterator for what comes with, or after, that place."""
+        """An iterator at, or after, that place."""
         if place.is_record:
             try:
                 return await self._calls.iterator(shard, kind, number=place.origin)
             except RefusedError:
-                # The record has been dropped. Whether more was will be seen by its not being there.
+                # The record has been dropped. Its absence will show whether more was.
                 return await self._calls.iterator(shard, TRIM_HORIZON)
         return await self._calls.iterator(shard, place.origin, at=place.at or 0 if place.origin == AT_TIMESTAMP else 0)
 
-    # ---- what may have been dropped --------------------------------------------------------------------------------------
+    # ---- dropped records ---------------------------------------------------------------------------------------------------
 
     async def _checked(self, shard: str, reader: _Reader, page: Page) -> Sequence[Record]:
-        """The records after the reader's place, if nothing between was dropped unread; UnknownPositionError if that may be."""
+        """The records after the reader's place. Raises UnknownPositionError if some in between may have been dropped unread."""
         place, records = reader.place, page.records
         if not reader.sure:
             reader.sure = any(record.number == place.origin for record in records[:1])
@@ -337,13 +336,14 @@ class KinesisStream:
         return records
 
     async def _excuse(self, shard: str, place: Position, now: Millis) -> None:
-        """The record of a position is not there. That is well if it is old, and yet it is known that nothing after it is."""
+        """Accept a position's missing record if it is old enough to be dropped, and nothing after it can have been; else raise
+        UnknownPositionError."""
         retention = (await self._describe()).retention
         if place.at is None or now - place.at < retention - SLACK or place.since is None or now - place.since >= retention:
             raise UnknownPositionError(f"{shard} of Kinesis stream {self._stream} has no record {place.origin} (any more): {place}")
 
     async def _is_there(self, shard: str, place: Position) -> bool:
-        """Whether the record at that place is still to be had: then nothing after it was dropped."""
+        """Whether the record at that place still exists: then nothing after it was dropped."""
         if not place.is_record:
             return False
         try:
@@ -359,10 +359,10 @@ class KinesisStream:
         except ExpiredError as error:
             raise BrokenOffError(str(error)) from error
 
-    # ---- where there is nothing more ---------------------------------------------------------------------------------------
+    # ---- end of the records ------------------------------------------------------------------------------------------------
 
     async def _caught_up(self, shard: str, reader: _Reader, page: Page) -> Batch:
-        """All that has arrived was read."""
+        """The batch for a reader that has read everything that has arrived."""
         reader.again_at = system.steady() + self._pace.idle
         seen = page.now - SLACK
         since = parse_position(reader.text).since
@@ -375,7 +375,7 @@ class KinesisStream:
         return _batch((), text, at=seen, behind=0, end=end)
 
     async def _ends_here(self, shard: str, place: Position) -> bool:
-        """Whether the last number of a closed shard has been read. That of the real service is above those of all records."""
+        """Whether the last number of a closed shard has been read. The real service's is above those of all records."""
         if not self._emulated:
             return False
         try:
@@ -388,24 +388,24 @@ class KinesisStream:
         try:
             return await self._end(shard, reader)
         except (BrokenOffError, ThrottledError, NotFoundError, SluicewayError):
-            # What was read is handed on now, and the end another time.
+            # Hand on what was read now, and report the end later.
             return None
 
     async def _end(self, shard: str, reader: _Reader) -> End | None:
-        """With all children, once all of them are listed."""
+        """The end with all children, or None until all of them are listed."""
         listing = await self._list()
         own, children = listing.shards.get(shard), listing.children(shard)
         if not children or (own is not None and not covered(own.low, own.high, children)):
             return None
-        # They have only what arrived after all that this one has.
+        # They contain only what arrived after everything in this shard.
         since = reader.place.since
         start = str(Position(TRIM_HORIZON, seen=since))
         return End(tuple(Born(each.token, each.parents, start) for each in sorted(children, key=lambda each: each.token)), since or 0)
 
-    # ---- again ---------------------------------------------------------------------------------------------------------
+    # ---- re-reading --------------------------------------------------------------------------------------------------------
 
     async def _again(self, shard: str, place: Position, upto: Position, text: str) -> Batch:
-        """The records of a batch that was read before, or UnknownPositionError if they are not all there."""
+        """Re-read the records of an earlier batch. Raises UnknownPositionError if they are incomplete."""
         if upto.origin == place.origin:
             return _batch((), text, at=upto.since)
         missing = UnknownPositionError(f"{shard} of Kinesis stream {self._stream} has not all records from {place} up to {upto} (any more)")
@@ -440,23 +440,23 @@ class KinesisStream:
 
 
 def _roots(listing: Listing, after: str) -> list[tuple[str, tuple[str, ...], str]]:
-    """The shards beyond that point whose parents are all gone: their name, parents, and where to begin."""
+    """The shards beyond that point whose parents are all gone: name, parents, and starting point."""
     roots: list[tuple[str, tuple[str, ...], str]] = []
     for shard in listing.shards.values():
         gone = [parent for parent in shard.parents if parent not in listing.shards]
         if shard.token > after and len(gone) == len(shard.parents):
             roots.append((shard.token, shard.parents, TRIM_HORIZON))
         elif shard.token > after:
-            # One of two: the child waits for both, so this one must be there, to end at once.
+            # One of two: the child waits for both parents, so the missing one must exist, to end at once.
             roots += [(parent, (), GONE) for parent in gone if parent > after]
     return roots
 
 
 def _behind(page: Page, limit: int) -> Millis | None:
-    """How long a page of records is behind the end of the stream, by the clock; as long as its last record is old, if that is longer.
+    """Lag of a page behind the end of the stream, in ms of wall time; at least the age of its last record.
 
-    `MillisBehindLatest` may count from the newest record, which an emulator does, so that records which came close together are 0 apart;
-    hence the 0 of a full page, too, is not believed. The service's clock tells whole seconds.
+    `MillisBehindLatest` may count from the newest record, as in an emulator, so that records arriving close together are 0 apart; hence the
+    0 of a full page is not trusted either. The service's clock has whole seconds.
     """
     if page.behind == 0 and len(page.records) < limit:
         return 0

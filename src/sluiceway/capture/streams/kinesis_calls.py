@@ -1,4 +1,4 @@
-"""Calls to Amazon Kinesis Data Streams from an event loop, and what their errors mean for who reads."""
+"""Amazon Kinesis calls from an event loop, and the classification of their errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.ports.change_stream import BrokenOffError
 
 THREADS = 32
-"""So many calls at once; each waits for the service most of its time."""
+"""Concurrent calls; each mostly waits for the service."""
 
 _THROTTLED = {
     "KMSThrottlingException",
@@ -66,7 +66,7 @@ _NO_CREDENTIALS = (NoCredentialsError, PartialCredentialsError, ProfileNotFound,
 T = TypeVar("T")
 
 HASHES = 2**128
-"""The open shards of a stream divide so many hashes of keys."""
+"""Size of the hash-key space, divided among a stream's open shards."""
 
 
 class ThrottledError(Exception):
@@ -74,20 +74,20 @@ class ThrottledError(Exception):
 
 
 class ExpiredError(Exception):
-    """The iterator was not used for five minutes."""
+    """The iterator was unused for five minutes."""
 
 
 class RefusedError(Exception):
-    """The service does not take the place that the call names."""
+    """The service rejects the place named in the call."""
 
 
 class NotFoundError(Exception):
-    """There is no such shard, or no such stream."""
+    """The shard or the stream does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """As ListShards tells of it. `closed`: its last number, if it has been split or merged."""
+    """A shard as in ListShards. `closed`: its last number, if it has been split or merged."""
 
     token: str
     parents: tuple[str, ...]
@@ -97,7 +97,7 @@ class Shard:
 
 
 class Listing(NamedTuple):
-    """All shards that the stream has records of, by name; `asked_at` by the steady clock, `now` by that of the service."""
+    """All shards with records, by name; `asked_at` by the steady clock, `now` by the service's."""
 
     shards: dict[str, Shard]
     asked_at: Millis
@@ -108,7 +108,7 @@ class Listing(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """`status` of the stream; how long it keeps records; when it was made."""
+    """The stream's `status`, retention, and creation time."""
 
     status: str
     retention: Millis
@@ -123,7 +123,7 @@ class Record(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What GetRecords answers. `following` is where to go on; empty: the shard is closed, and this was all. `now`: by the service."""
+    """The answer of GetRecords. `following`: the next iterator; empty: the shard is closed and exhausted. `now`: by the service's clock."""
 
     records: Sequence[Record]
     following: str
@@ -132,7 +132,7 @@ class Page(NamedTuple):
 
 
 def covered(low: int, high: int, shards: Sequence[Shard]) -> bool:
-    """Whether these have all hashes from `low` to `high` among them."""
+    """Whether these shards cover all hashes from `low` to `high`."""
     for shard in sorted(shards, key=lambda each: each.low):
         if shard.low > low:
             return False
@@ -141,16 +141,16 @@ def covered(low: int, high: int, shards: Sequence[Shard]) -> bool:
 
 
 class Calls:
-    """The calls that are needed of one stream, each in a thread of its own pool.
+    """The calls for one stream, each in a thread of an own pool.
 
-    A call that nobody waits for any more goes on in its thread; none of them changes anything at the service. Each may raise
-    BrokenOffError, ThrottledError, NotFoundError, and SluicewayError for what it may not do, besides what it says itself.
+    An abandoned call continues in its thread; no call changes anything at the service. Each may raise BrokenOffError, ThrottledError,
+    NotFoundError, and SluicewayError for a lack of rights, besides its own.
     """
 
     def __init__(self, stream: str, region: str | None, endpoint: str | None, session: boto3.session.Session | None) -> None:
         """Raises `invalid_request` if no region is given, neither here nor to boto3."""
         self.stream = stream
-        # Who reads repeats a call, at its own pace: one that the library repeats would count against the limits unseen.
+        # The caller retries at its own pace: the library's retries would count against the limits unseen.
         config = Config(
             connect_timeout=5,
             read_timeout=15,
@@ -188,7 +188,7 @@ class Calls:
         return await self._call("describe_stream_summary", {"StreamName": self.stream}, _summary)
 
     async def iterator(self, shard: str, kind: str, number: str = "", at: Millis = 0) -> str:
-        """Raises RefusedError."""
+        """An iterator of that kind. Raises RefusedError."""
         wanted: dict[str, object] = {"StreamName": self.stream, "ShardId": shard, "ShardIteratorType": kind}
         if number:
             wanted["StartingSequenceNumber"] = number
@@ -197,7 +197,7 @@ class Calls:
         return await self._call("get_shard_iterator", wanted, lambda answer: str(answer["ShardIterator"]))
 
     async def records(self, iterator: str, limit: int) -> Page:
-        """At most so many, of 10,000 and 10 MB that the service gives. Raises RefusedError, ExpiredError."""
+        """At most `limit` records; the service gives up to 10,000 and 10 MB. Raises RefusedError, ExpiredError."""
         return await self._call("get_records", {"ShardIterator": iterator, "Limit": limit}, _page)
 
     async def _call(self, name: str, wanted: dict[str, Any], understood: Callable[[dict[str, Any]], T]) -> T:
@@ -219,10 +219,10 @@ class Calls:
         except _NO_CREDENTIALS as error:
             raise SluicewayError("unauthenticated", f"Kinesis stream {self.stream}: {error}; {_NEEDS}") from error
         except BotoCoreError as error:
-            # No connection, no answer in time, half an answer.
+            # No connection, no answer in time, or a partial one.
             raise BrokenOffError(f"Kinesis stream {self.stream}: {error}") from error
         except Exception as error:
-            # An answer that makes no sense, such as one of something in between: whatever `understood` and the library stumble over.
+            # A malformed answer, such as a proxy's: any error of `understood` or the library.
             raise BrokenOffError(f"Kinesis stream {self.stream}: {type(error).__name__}: {error}") from error
 
 
@@ -273,7 +273,7 @@ def _millis(at: Any) -> Millis | None:
 
 
 def _now(answer: dict[str, Any]) -> Millis:
-    """The service's clock: ours may be another, and times of arrival are by that one."""
+    """The service's clock, which arrival times follow; the local one may differ."""
     stated = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         return round(parsedate_to_datetime(stated).timestamp() * 1_000)

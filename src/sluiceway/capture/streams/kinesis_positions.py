@@ -1,4 +1,4 @@
-"""Positions in a shard, as text, and what they say besides the place."""
+"""Positions in a Kinesis shard, as text with metadata."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from sluiceway.ports.change_stream import UnknownPositionError
 TRIM_HORIZON, AT_TIMESTAMP, GONE = "TRIM_HORIZON", "AT_TIMESTAMP", "GONE"
 
 SLACK: Millis = 10_000
-"""Times of arrival are approximate, and records of one shard may be a little out of their order."""
+"""Arrival times are approximate, and a shard's records may be slightly out of order."""
 
 _TEXT = re.compile(r"([0-9]{1,128}|TRIM_HORIZON|AT_TIMESTAMP|GONE)(?:@([0-9]{1,16}))?(?:~([0-9]{1,16}))?(?:<([0-9]{1,128}))?")
 
 
 class Position(NamedTuple):
-    """A place in a shard. As text: `ORIGIN@AT~SEEN<FIRST`, where all but the origin may be missing.
+    """A place in a shard. As text: `ORIGIN@AT~SEEN<FIRST`, where all but the origin are optional.
 
-    `origin` is the number of the last record that was read, or where reading begins: `TRIM_HORIZON` (with the oldest record there is),
-    `AT_TIMESTAMP` (with the first that arrived at `at` or later), `GONE` (all records of the shard had been dropped before it was known).
+    `origin` is the number of the last record read, or the starting point: `TRIM_HORIZON` (the oldest record available), `AT_TIMESTAMP` (the
+    first that arrived at `at` or later), `GONE` (all records of the shard had been dropped before it was known).
 
-    `at`: when the record of that number arrived. Of a child, at its beginning: none of its records arrived earlier. `seen`: none of the
-    records after this position had arrived by then. So if that is less long ago than the stream keeps records, none of them was dropped
-    unread. `first`: the number of the first record of the batch that this position ends.
+    `at`: arrival time of the record of that number; at the beginning of a child, a lower bound for its records. `seen`: none of the records
+    after this position had arrived by then. So if `seen` is more recent than the stream's retention, none was dropped unread. `first`:
+    number of the first record of the batch that this position ends.
     """
 
     origin: str
@@ -34,7 +34,7 @@ class Position(NamedTuple):
 
     @property
     def number(self) -> int:
-        """That of the last record that was read; below all of them if there is none."""
+        """The number of the last record read; 0, below all numbers, if there is none."""
         return int(self.origin) if self.origin.isdigit() else 0
 
     @property
@@ -43,7 +43,7 @@ class Position(NamedTuple):
 
     @property
     def since(self) -> Millis | None:
-        """No record after this position arrived earlier."""
+        """Lower bound for the arrival of records after this position, or None."""
         bounds = [bound for bound in (self.seen, None if self.at is None else max(self.at - SLACK, 0)) if bound is not None]
         return max(bounds, default=None)
 
@@ -54,7 +54,7 @@ class Position(NamedTuple):
 
 
 def parse_position(text: str) -> Position:
-    """Raises UnknownPositionError for what is none."""
+    """Parse a position. Raises UnknownPositionError for an invalid text."""
     found = _TEXT.fullmatch(text)
     if found is None:
         raise UnknownPositionError(f"{text[:200]!r} is no position in a shard")

@@ -1,22 +1,22 @@
-"""What PostgreSQL's plugin `pgoutput` says (protocol 1), as transactions of records. Pure: bytes in, records out.
+"""Decoder of PostgreSQL's `pgoutput` plugin (protocol 1) into transactions of records. Pure: bytes in, records out.
 
 A record's payload is a JSON object:
 
-* `table`: `schema.name`; a part with a dot or a double quote in it is in double quotes, as SQL writes it;
+* `table`: `schema.name`; a part that contains a dot or a double quote is in double quotes, as in SQL;
 * `op`: `insert`, `update`, `delete` or `truncate`;
 * `key`: the columns of the replica identity, as they were *before* the change (of an insert: as they are). With REPLICA IDENTITY FULL that
   is the whole old row. null: there is none;
 * `new`: the row after the change, or null;
-* `unchanged`: names of columns that are not in `new`, because they are large, stored apart and as they were; only there if there are any;
-* `committed_at`: when it was committed, by the server's clock, in microseconds;
-* `lsn`, `xid`, `seq`: where its commit is in the log, the transaction's number, and the record's number within the transaction, from 1.
+* `unchanged`: names of columns missing in `new`, since they are large, stored separately and unchanged; only present if there are any;
+* `committed_at`: commit time by the server's clock, in microseconds;
+* `lsn`, `xid`, `seq`: location of the commit in the log, transaction number, and the record's number within the transaction, from 1.
 
-Whoever applies a change removes `key` and then puts `new`; `unchanged` columns stay as they were. An update that changes the key has the
-old one in `key`.
+To apply a change, remove `key` and then put `new`; `unchanged` columns stay as they were. An update that changes the key has the old one in
+`key`.
 
-Booleans, `smallint`, `integer`, `bigint`, `real` and `double precision` are JSON's own (NaN and the infinities are texts); `json` and
-`jsonb` are there as they are; `numeric` and everything else is PostgreSQL's text. Bytes that are no UTF-8, which only a database in
-SQL_ASCII has, are replaced by U+FFFD.
+Booleans, `smallint`, `integer`, `bigint`, `real` and `double precision` are native JSON (NaN and the infinities are texts); `json` and
+`jsonb` are embedded as they are; `numeric` and everything else is PostgreSQL's text. Bytes that are not UTF-8, which occur only in a
+SQL_ASCII database, are replaced by U+FFFD.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from sluiceway.kernel.clock import Millis
 __all__ = ["Decoder", "Lsn", "ProtocolError", "Record", "Transaction", "format_lsn", "parse_lsn"]
 
 Lsn = int
-"""A place in the server's log, in bytes."""
+"""A location in the server's log, in bytes."""
 
 MAX_KEY_BYTES = 512
-"""A record's key that is longer is replaced by its hash."""
+"""A longer record key is replaced by its hash."""
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _EPOCH_MILLIS = round(_EPOCH.timestamp()) * 1_000
@@ -46,13 +46,13 @@ _BEGIN = struct.Struct(">QqI")
 _COMMIT = struct.Struct(">BQQq")
 _INSERT, _UPDATE, _DELETE, _TRUNCATE, _BEGUN, _COMMITTED, _RELATION = b"IUDTBCR"
 _PASSED_OVER = b"YOM"
-"""Types (texts are what they are without their type's name), origins, and messages that are about no table."""
+"""Ignored messages: types (texts need no type name), origins, and messages that concern no table."""
 _OLD_KEY, _OLD_ROW, _NEW_ROW = b"KON"
 _TEXT, _NULL, _UNCHANGED = b"tnu"
 
 
 class ProtocolError(ValueError):
-    """This is not what `pgoutput` says in protocol 1."""
+    """The data is not `pgoutput` protocol 1."""
 
 
 class Record(NamedTuple):
@@ -64,23 +64,23 @@ class Record(NamedTuple):
 
 @dataclass(slots=True)
 class Transaction:
-    """What was committed at once. Another one may have begun earlier and is committed later."""
+    """An atomic commit. Another transaction may have begun earlier and commit later."""
 
     lsn: Lsn
-    """Where its commit begins in the log."""
+    """Start of its commit in the log."""
     at: Millis
-    """When it was committed, by the server's clock. Those of later commits may be a little older."""
+    """Commit time by the server's clock. Later commits may have slightly earlier times."""
     end: Lsn = 0
-    """Where its commit ends: reading goes on from there."""
+    """End of its commit, from which reading continues."""
     upto: int = 0
-    """How many messages there were up to its end, counted from the first that the decoder was fed."""
+    """Number of messages up to its end, counted from the first that the decoder was fed."""
     size: int = 0
     """Bytes of its payloads."""
     records: list[Record] = field(default_factory=list)
 
 
 def parse_lsn(text: str) -> Lsn:
-    """`16/B374D848` → a number. Raises ValueError."""
+    """Parse `16/B374D848` to a number. Raises ValueError."""
     high, separator, low = text.partition("/")
     if not separator or not 1 <= len(high) <= 8 or not 1 <= len(low) <= 8:
         raise ValueError(f"{text[:40]!r} is no LSN")
@@ -88,7 +88,7 @@ def parse_lsn(text: str) -> Lsn:
 
 
 def format_lsn(lsn: Lsn) -> str:
-    """As PostgreSQL writes it."""
+    """Format as PostgreSQL does."""
     return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
@@ -121,11 +121,11 @@ _AS_JSON: Mapping[int, Callable[[bytes], bytes]] = {
     701: _float,
     3802: _sound,
 }
-"""By the OIDs of the built-in types, which never change. What is not here is a text."""
+"""By the OIDs of the built-in types, which never change. All others are texts."""
 
 
 class _Same:
-    """In place of a value that did not change and was not sent."""
+    """Stands for a value that did not change and was not sent."""
 
 
 _SAME = _Same()
@@ -144,7 +144,7 @@ class _Relation:
         self.keyed = [n for n, (keyed, _, _) in enumerate(columns) if keyed]
 
     def key(self, row: Sequence[_Value]) -> tuple[str | None, bytes]:
-        """Of that row: as the record's key, and as the payload's. What has no replica identity has none."""
+        """The row's key, in the form of the record's key and of the payload's. Without a replica identity there is none."""
         values = [b"null" if (value := row[n]) is None else value for n in self.keyed]
         if not values or any(isinstance(value, _Same) for value in values):
             return None, b"null"
@@ -156,7 +156,7 @@ class _Relation:
         return f"{self.table}:{text.decode()}", b"{" + pairs + b"}"
 
     def row(self, row: Sequence[_Value]) -> bytes:
-        """As the payload's `new`, with `unchanged` after it if need be."""
+        """The row as the payload's `new`, followed by `unchanged` if needed."""
         pairs, same = [], []
         for name, value in zip(self.names, row, strict=True):
             if isinstance(value, _Same):
@@ -168,7 +168,7 @@ class _Relation:
 
 
 class _Message:
-    """One message, read from its start. All of it is checked to be there."""
+    """One message, read from its start, with checks against truncation."""
 
     __slots__ = ("at", "data")
 
@@ -222,9 +222,9 @@ class _Message:
 
 
 class Decoder:
-    """Of one call's messages, from its first on: only there the server describes the tables.
+    """Decodes one call's messages, starting with the first: only there the server describes the tables.
 
-    Of transactions whose commit begins before `after`, no records are made.
+    Transactions whose commit begins before `after` produce no records.
     """
 
     def __init__(self, after: Lsn = 0) -> None:
@@ -236,7 +236,7 @@ class Decoder:
         self._count = 0
 
     def feed(self, messages: Iterable[bytes]) -> list[Transaction]:
-        """The transactions that end among these messages and are not passed over, in their order. Raises ProtocolError."""
+        """Decode messages. Returns the transactions that end in them and are not skipped, in order. Raises ProtocolError."""
         done = []
         for data in messages:
             self._count += 1
@@ -286,7 +286,7 @@ class Decoder:
             columns.append((bool(keyed), column, message.number(4)))
             message.number(4)
         message.end()
-        # The server leaves out the name of its own schema.
+        # The server omits the name of its own schema.
         self._relations[oid] = _Relation(f"{_quoted(schema or 'pg_catalog')}.{_quoted(name)}", columns)
 
     def _relation(self, message: _Message) -> _Relation:
@@ -313,7 +313,7 @@ class Decoder:
                 if (part if old is None else message.number(1)) != _NEW_ROW:
                     raise ProtocolError("an update without a new row")
                 row = message.row(relation)
-                # The old key is only sent if it is another one.
+                # The old key is only sent if it differs.
                 self._add(relation, "update", relation.key(row if old is None else old), relation.row(row))
             else:
                 raise ProtocolError(f"a change with the unknown part {part}")

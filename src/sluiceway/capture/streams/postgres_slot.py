@@ -1,21 +1,21 @@
 """PostgresStream: PostgreSQL's logical replication as a change stream.
 
-A partition is a publication, read by a replication slot of its own. There is one order of changes in each, so whoever wants to read several
-tables side by side divides them over several publications. A publication can be added to a capture later; it begins then.
+A partition is a publication, read through a replication slot of its own. Changes in a publication are totally ordered, so to read several
+tables in parallel, divide them over several publications. A publication can be added to a capture later; it begins then.
 
-* **Needed**: PostgreSQL 13 or newer with `wal_level = logical`; a role with REPLICATION; publications that exist before the capture begins
-  and that nobody drops; `REPLICA IDENTITY` of tables as PostgreSQL demands it for updates and deletes. What was changed before the slot was
-  made is not read.
-* **The slot keeps the server's log** until records are handed on, also when nobody reads. Whoever ends a capture drops its slots
-  (`SELECT pg_drop_replication_slot('sluiceway_…')`).
-* **A batch is whole transactions.** One that has more records than fit is a batch by itself, and is in memory whole: at most 2 GB of
+* **Requirements**: PostgreSQL 13 or newer with `wal_level = logical`; a role with REPLICATION; publications that exist before the capture
+  begins and are never dropped; `REPLICA IDENTITY` of tables as PostgreSQL demands it for updates and deletes. Changes from before the
+  slot's creation are not read.
+* **The slot keeps the server's log** until records are handed on, even without any reader. After ending a capture, drop its slots (`SELECT
+  pg_drop_replication_slot('sluiceway_…')`).
+* **A batch is whole transactions.** One with more records than fit is a batch by itself, held in memory as a whole: at most 2 GB of
   payloads, otherwise it cannot be read.
-* **Only what is durable is read**: nothing that a killed server could lose.
-* A slot is occupied while a call goes on and at no other time, so whoever is stopped or frozen keeps nobody from reading.
+* **Only durable changes are read**: nothing that a killed server could lose.
+* A slot is occupied only during a call, so a stopped or frozen reader blocks no other.
 
-Records are described in `pgoutput`. Reading looks into the slot without consuming; only `kept` lets the server forget. Each look begins at
-a point that the server moves each 15 seconds or so, and decodes again what lies between. That costs about a millisecond for each MB of the
-log, and is least if `kept` is said about as often as batches are read.
+Records are described in `pgoutput`. Reading peeks into the slot without consuming; only `kept` lets the server forget. Each peek begins at
+a point that the server moves about every 15 seconds, and decodes again everything in between. That costs about a millisecond per MB of the
+log, and is least if `kept` is called about as often as batches are read.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ _LOG = logging.getLogger(__name__)
 OPTIONS = ("dsn_env", "dsn_file", "publications")
 
 SLACK: Millis = 10_000
-"""Two that commit at the same moment may note their times in one order, and their commits in the other: by less than that."""
+"""Two concurrent commits may have their times in one order, and their places in the log in the other: by less than this."""
 
 STATEMENT_TIMEOUT: Millis = 30_000
-"""How long the server may take for one answer; doubled, up to an hour, where that was too short for a transaction."""
+"""Time limit for one answer of the server; doubled, up to an hour, when it was too short for a transaction."""
 _LONGEST: Millis = 3_600_000
 
 MAX_BATCH_BYTES = 64 << 20
@@ -60,17 +60,17 @@ _MOST_BYTES = (1 << 31) - 1
 
 MOVE_BYTES = 1 << 20
 MOVE_AFTER = 30.0
-"""Where nothing is published, the position moves on when there is so much more of the log, in bytes, or after so many seconds. Not at once:
-if positions are kept in the same database, keeping one adds to the log."""
+"""Without published changes, the position moves after this many bytes of the log, or seconds. Not at once: if positions are kept in the
+same database, storing one adds to the log."""
 
 WAIT = 0.5
-"""Seconds that a read waits for something."""
+"""Seconds that a read waits for changes."""
 _POLL = 0.1
 _OCCUPIED = 5.0
 """Seconds that a call waits for another one to leave the slot."""
 
 _LASTING = ("0A", "28", "3D", "42", "53400", "55000")
-"""SQLSTATEs, and classes of them, of what lasts until somebody changes something: permissions, names, settings, a slot."""
+"""SQLSTATEs, and classes of them, of lasting errors: permissions, names, settings, a slot."""
 _FORBIDDEN = ("28000", "28P01", "42501")
 _ADVICE = {
     "42501": "; the role needs REPLICATION (ALTER ROLE … REPLICATION)",
@@ -84,7 +84,7 @@ SELECT slot.slot_name IS NOT NULL, slot.plugin = 'pgoutput' AND slot.database = 
     (extract(epoch FROM statement_timestamp()) * 1000)::bigint
 FROM (SELECT %s::name AS name) AS wanted LEFT JOIN pg_replication_slots AS slot ON slot.slot_name = wanted.name"""
 _PEEK = "SELECT data FROM pg_logical_slot_peek_binary_changes(%s::name, %s::pg_lsn, %s::int, VARIADIC %s::text[])"
-# Beyond what is durable the server would take a place in the middle of a commit, and forget that commit.
+# A location beyond the durable log may lie inside a commit, which the server would then forget.
 _KEPT = """
 SELECT pg_replication_slot_advance(slot_name, %s::pg_lsn) FROM pg_replication_slots
 WHERE slot_name = %s::name AND confirmed_flush_lsn < %s::pg_lsn AND %s::pg_lsn <= pg_current_wal_flush_lsn()"""
@@ -92,7 +92,7 @@ _CREATE = "SELECT 1 FROM pg_create_logical_replication_slot(%s::name, 'pgoutput'
 _NEEDED = """
 SELECT current_setting('wal_level'), ARRAY(SELECT pubname::text FROM pg_publication WHERE pubname = ANY (%s::name[])),
     (SELECT rolreplication OR rolsuper FROM pg_roles WHERE rolname = current_user)"""
-# Values come as texts, and the same ones whoever reads: none of it may depend on how a machine, a role or a database is set up.
+# Values come as texts that must not depend on the settings of a machine, a role or a database.
 _SESSION = {
     "TimeZone": "UTC",
     "DateStyle": "ISO, YMD",
@@ -100,7 +100,7 @@ _SESSION = {
     "bytea_output": "hex",
     "extra_float_digits": "1",
     "lc_monetary": "C",
-    # How soon the server notices that a client was killed, and stops what it does for it. Servers before 14 go on to the end.
+    # How soon the server notices a killed client, and stops its work for it. Servers before 14 finish it.
     "client_connection_check_interval": "1000",
 }
 _SET = """
@@ -109,10 +109,10 @@ FROM unnest(%s::text[], %s::text[]) AS wanted (name, value) JOIN pg_settings AS 
 
 
 def from_options(name: str, options: Mapping[str, str]) -> PostgresStream:
-    """The stream of the capture of that name. Names of options are compared without regard to case.
+    """The stream of the capture of that name. Option names are case-insensitive.
 
-    `publications`: their names, separated by commas. `dsn_env` or `dsn_file`: the environment variable, or the file, in which the
-    connection string is. Raises `invalid_request` that names the option.
+    `publications`: their names, separated by commas. `dsn_env` or `dsn_file`: the environment variable, or the file, that contains the
+    connection string. Raises `invalid_request` that names the option.
     """
     given = named(options, OPTIONS)
     publications = [part.strip() for part in given.get("publications", "").split(",")]
@@ -132,15 +132,15 @@ def _dsn(options: Mapping[str, str]) -> str:
     try:
         conninfo_to_dict(dsn)
     except psycopg.Error:
-        # What the driver says may quote a password.
+        # The driver's message may quote a password.
         raise invalid(field, "what is there is neither a PostgreSQL URL nor a connection string") from None
     return dsn
 
 
 def slot_name(name: str, publication: str) -> str:
-    """Of the capture of that name: at most 63 of `a-z 0-9 _`, and another one for each pair of names.
+    """The slot's name: at most 63 of `a-z 0-9 _`, unique for each pair of names.
 
-    `sluiceway_<name>_<publication>` where that is all of these things, with a hash otherwise.
+    `sluiceway_<name>_<publication>` if that qualifies, with a hash otherwise.
     """
     plain = f"sluiceway_{name}_{publication}"
     if re.fullmatch("[a-z0-9]+", name) and re.fullmatch("[a-z0-9_]+", publication) and len(plain) <= 63:
@@ -150,16 +150,16 @@ def slot_name(name: str, publication: str) -> str:
 
 
 class _Look(NamedTuple):
-    """How the slot and the server's log are. No slot: all is None but the log."""
+    """State of the slot and the server's log. Without a slot, all is None but the log."""
 
     exists: bool
     ours: bool | None
     wal_status: str | None
     confirmed: Lsn | None
     inserted: Lsn
-    """Where the log ends."""
+    """The end of the log."""
     flushed: Lsn
-    """Up to there it is durable."""
+    """The end of the durable part."""
     now: Millis
 
 
@@ -172,7 +172,7 @@ class _Found(NamedTuple):
 
 
 class PostgresStream:
-    """A ChangeStream. Positions are LSNs of the ends of commits, as PostgreSQL writes them."""
+    """A ChangeStream. Positions are LSNs of the ends of commits, in PostgreSQL's notation."""
 
     def __init__(self, name: str, dsn: str, publications: Sequence[str]) -> None:
         self._name, self._publications = name, list(publications)
@@ -181,9 +181,9 @@ class PostgresStream:
         self._slots: dict[str, _Slot] = {}
 
     async def seeds(self, after: str) -> SeedsUpto:
-        """Makes the slots that are missing. Also raises `invalid_request`, with what to do, if the server cannot be read from.
+        """Create missing slots. Also raises `invalid_request`, with advice, if the server cannot be read.
 
-        A slot that is there already goes on where it is. Making one waits for the transactions that are open then.
+        An existing slot continues where it is. Creating one waits for the transactions open at that time.
         """
         known = set(after.split(",")) - {""}
         wanted = [publication for publication in self._publications if publication not in known]
@@ -212,11 +212,11 @@ class PostgresStream:
         try:
             await self._slot(partition).keep(parse_lsn(position))
         except SluicewayError as error:
-            # Whatever it is, it is a hint; reading says what can be repaired.
+            # A hint may fail; reading reports what can be repaired.
             raise BrokenOffError(str(error)) from error
 
     def left(self, partition: str) -> None:
-        """Its slot has one idle connection here."""
+        """Nothing to do: its slot has one idle connection here."""
 
     async def close(self) -> None:
         for slot in self._slots.values():
@@ -229,7 +229,7 @@ class PostgresStream:
 
 
 class _Slot:
-    """One replication slot, and a connection to read it by, for one call at a time."""
+    """One replication slot, and a connection to read it, for one call at a time."""
 
     def __init__(self, dsn: str, name: str, publication: str) -> None:
         self._dsn, self._name, self._publication = dsn, name, publication
@@ -239,13 +239,14 @@ class _Slot:
         self._connections = Connections(dsn, "pg_catalog", 1, self._timeout)
         self._link: Link | None = None
         self._ahead = 0
-        """Messages between what is kept and where reading goes on, as far as is known."""
+        """Messages between the kept position and the reading position, as far as known."""
         self._barren: tuple[Lsn, Lsn] | None = None
-        """Between these two there is nothing."""
+        """A range of the log known to be empty."""
         self._moved_at = 0.0
 
     async def check(self, publications: Sequence[str]) -> None:
         async with self._one() as link:
+            """Check the server's settings, the publications and the role. Raises `invalid_request`."""
             ((wal_level, known, may),) = await link.execute(_NEEDED, [list(publications)])
         if wal_level != "logical":
             raise invalid("stream", f"the server runs with wal_level = {wal_level}; set wal_level = logical and restart it")
@@ -254,11 +255,11 @@ class _Slot:
                 quoted = publication.replace('"', '""')
                 raise invalid("publications", f'there is no {publication!r}; make it with: CREATE PUBLICATION "{quoted}" FOR TABLE …')
         if not may:
-            # Services that run PostgreSQL for others have ways of their own to allow it, so the server has the last word.
+            # Managed services have their own ways to permit it, so the server has the last word.
             _LOG.warning("the role does not have REPLICATION; if the slots are refused: ALTER ROLE … REPLICATION")
 
     async def make(self) -> Lsn:
-        """Where the slot is, which is made if there is none."""
+        """The slot's position; creates a missing slot."""
         deadline = asyncio.get_running_loop().time() + _OCCUPIED
         async with self._one() as link:
             while not (look := await self._look(link)).exists:
@@ -280,7 +281,7 @@ class _Slot:
         return look.confirmed
 
     async def next(self, after: Lsn, limit: int) -> Batch:
-        """What comes after that, if there is something."""
+        """The next batch after that position; possibly empty."""
         async with self._one() as link:
             look = await self._look(link)
             self._check(look, after)
@@ -293,7 +294,7 @@ class _Slot:
         else:
             upto = self._idle(after, look, found)
         at = found.transactions[-1].at if found.transactions else None
-        # What is not durable yet has been committed, and comes later.
+        # Changes not durable yet have been committed, and come later.
         heartbeat = look.now if look.inserted <= look.flushed and not found.cut else at
         return Batch(
             _batch(found.transactions),
@@ -303,7 +304,7 @@ class _Slot:
         )
 
     async def again(self, after: Lsn, until: Lsn) -> Batch:
-        """Exactly what lies between."""
+        """Re-read exactly what lies between the two positions."""
         async with self._one() as link:
             look = await self._look(link)
             self._check(look, after)
@@ -322,7 +323,7 @@ class _Slot:
     async def close(self) -> None:
         await self._connections.close()
 
-    # ---- what next is made of -------------------------------------------------------------------------------------------
+    # ---- steps of `next` ------------------------------------------------------------------------------------------------
 
     async def _find(self, link: Link, after: Lsn, limit: int) -> _Found:
         wanted = limit + self._ahead
@@ -332,17 +333,17 @@ class _Slot:
             cut = len(messages) >= wanted
             if transactions or not cut:
                 break
-            # All of that lies before the position, and is not known to be safe yet.
+            # All of it lies before the position, and is not known to be safe yet.
             wanted *= 4
         taken = _first(transactions, limit)
         self._ahead = taken[-1].upto if taken else len(messages)
         return _Found(taken, cut or len(taken) < len(transactions))
 
     def _idle(self, after: Lsn, look: _Look, found: _Found) -> Lsn | None:
-        """Where the position moves although there is nothing: seldom, so that the server may forget its log."""
+        """New position without changes, or None: it moves rarely, to let the server trim its log."""
         upto = max([after, *(transaction.end for transaction in found.transactions)])
         if not found.cut:
-            # This may lie in the middle of a record. The server has read that one to its end, and it was no commit of ours.
+            # This may lie inside a log record. The server has read that record to its end, and it was no published commit.
             upto = max(upto, look.flushed)
             self._barren = after, look.flushed
         now = asyncio.get_running_loop().time()
@@ -353,14 +354,14 @@ class _Slot:
 
     async def _decode(self, after: Lsn, messages: Sequence[bytes]) -> list[Transaction]:
         try:
-            # Other partitions go on meanwhile.
+            # In a thread, so that other partitions continue meanwhile.
             transactions = await asyncio.to_thread(Decoder(after).feed, messages)
         except ProtocolError as error:
             detail = f"the slot {self._name} says what is not understood: {error}. Nothing is skipped; please report it"
             raise SluicewayError("internal", detail) from error
         return [transaction for transaction in transactions if transaction.end > after]
 
-    # ---- asking the server ----------------------------------------------------------------------------------------------
+    # ---- calls to the server --------------------------------------------------------------------------------------------
 
     async def _peek(self, link: Link, until: Lsn | None, wanted: int | None) -> list[bytes]:
         params = [self._name, None if until is None else format_lsn(until), wanted, self._plugin]
@@ -373,7 +374,7 @@ class _Slot:
         return _Look(exists, ours, wal_status, known, parse_lsn(inserted), parse_lsn(flushed), now)
 
     def _check(self, look: _Look, position: Lsn) -> None:
-        """Whether reading can go on from there."""
+        """Check that reading can continue from there. Raises UnknownPositionError, BrokenOffError."""
         if not look.exists or not look.ours:
             raise UnknownPositionError(f"the slot {self._name} is gone, and what it kept with it")
         if look.wal_status == "lost":
@@ -387,7 +388,7 @@ class _Slot:
 
     @contextlib.asynccontextmanager
     async def _one(self) -> AsyncIterator[Link]:
-        """The connection, for one call. What goes wrong with it is BrokenOffError."""
+        """The connection, for one call. Its faults become BrokenOffError."""
         try:
             async with self._connections.one() as link:
                 if link is not self._link:
@@ -415,7 +416,7 @@ class _Slot:
         self._connections = Connections(self._dsn, "pg_catalog", 1, self._timeout)
 
     async def _unoccupied(self, call: Callable[[], Awaitable[list[tuple[Any, ...]]]]) -> list[tuple[Any, ...]]:
-        """Once nobody else uses the slot: another process may be reading the same again, or was killed a moment ago."""
+        """Call once the slot is free: another process may be re-reading it, or was killed a moment ago."""
         deadline = asyncio.get_running_loop().time() + _OCCUPIED
         while True:
             try:
@@ -427,7 +428,7 @@ class _Slot:
 
 
 def _first(transactions: Sequence[Transaction], limit: int) -> list[Transaction]:
-    """As many as make a batch: one at least."""
+    """The first transactions that make a batch: one at least."""
     records = size = 0
     for n, transaction in enumerate(transactions):
         records += len(transaction.records)

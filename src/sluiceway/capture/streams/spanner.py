@@ -1,17 +1,17 @@
-"""A Cloud Spanner change stream as a ChangeStream. **Tested against a fake of its API only**, which is in `tests/spanner_fake.py`.
+"""Cloud Spanner change stream as a ChangeStream. **Tested only against a fake of its API**, in `tests/spanner_fake.py`.
 
-It needs a `ChangeReader`, which makes the queries; what that is with the real client is in `docs/capture.md`. None is shipped.
+Requires a `ChangeReader`, which runs the queries; `docs/capture.md` shows one with the real client. None is shipped.
 
-* **Positions** are commit timestamps: all up to one has been read. A batch has whole timestamps, so it is larger than its limit only where
-  one timestamp has more. A position that the service does not read from any more is an UnknownPositionError.
+* **Positions** are commit timestamps: everything up to one has been read. A batch has whole timestamps, so it exceeds its limit only where
+  one timestamp has more. A position that the service can no longer read from is an UnknownPositionError.
 * **Immutable key ranges** (the default of a stream): a partition ends with its `child_partitions_record`s; a child has one or more parents.
-* **Mutable key ranges**: a partition goes on when others start from it, and keys move between partitions. Here a partition is
-  `TOKEN@START`: it ends at each `partition_start_record`, and has what starts there, and itself from then on, as children. So what starts
-  comes after what was before in the partition that it started from. A move between partitions that are there already
-  (`partition_event_record` with `move_in_events`) has no order here: such a stream is refused, unless `moves` is "unordered".
+* **Mutable key ranges**: a partition continues when others start from it, and keys move between partitions. Here a partition is
+  `TOKEN@START`: it ends at each `partition_start_record`, and its children are the started partitions, and its own continuation. So a
+  started partition comes after the earlier records of its origin. A move between existing partitions (`partition_event_record` with
+  `move_in_events`) has no order here: such a stream is refused, unless `moves` is "unordered".
 
-A record's payload is a JSON object: `table`, `op` (`insert`, `update`, `delete`), `key`, `new`, `old` (as the stream's value capture type
-has them, or null), `committed_at`, `transaction` (the server's id), `sequence` and `mod`: which of the record's changes this is, from 0.
+A record's payload is a JSON object: `table`, `op` (`insert`, `update`, `delete`), `key`, `new`, `old` (as in the stream's value capture
+type, or null), `committed_at`, `transaction` (the server's id), `sequence` and `mod`: the index of the change within the record, from 0.
 """
 
 from __future__ import annotations
@@ -32,44 +32,42 @@ from sluiceway.kernel.errors import SluicewayError, invalid
 from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, End, SeedsUpto, UnknownPositionError
 
 Nanos = int
-"""Since 1970: the precision of the service's timestamps."""
+"""Nanoseconds since 1970, the precision of the service's timestamps."""
 
 MARK_EVERY: Nanos = 60 * 10**9
-"""So often the position of a partition without records moves on, lest it is older than what the service keeps."""
+"""Interval at which the position of an idle partition moves on, so that it does not exceed the service's retention."""
 
 _TIME = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:\.([0-9]{1,9}))?Z")
 _TOKEN = re.compile(r"(.+?)(?:@([^@]+))?")
 _SECOND = 10**9
 
 ChangeRecord = Mapping[str, Any]
-"""A row's ChangeRecord. Each kind of record, under its API's name, is an object, null, not there, or a list of these (ARRAY of STRUCTs).
+"""A row's ChangeRecord. Each kind of record, under its API name, is an object, null, missing, or a list of objects (ARRAY of STRUCTs).
 
-Timestamps are texts as the service writes them (`2026-05-01T12:00:03.120456Z`); what is JSON is a text or an object.
+Timestamps are texts as the service writes them (`2026-05-01T12:00:03.120456Z`); JSON values are texts or objects.
 """
 
 
 class ChangeReader(Protocol):
-    """The way to one change stream, of whatever client. Its methods raise BrokenOffError for what may pass; UnknownPositionError where the
-    service refuses a timestamp that is too old, or that the partition does not have; SluicewayError for what lasts.
-    """
+    """Access to one change stream, through any client. Its methods raise BrokenOffError for transient faults; UnknownPositionError where
+    the service refuses a timestamp that is too old, or not the partition's; SluicewayError for lasting faults."""
 
     def query(
         self, partition_token: str | None, start_timestamp: str, end_timestamp: str | None, heartbeat_milliseconds: int
     ) -> AsyncGenerator[ChangeRecord]:
-        """`SELECT ChangeRecord FROM READ_<stream>(…)` with these arguments, record by record as they come; None is NULL. It may be closed
-        before its end.
-        """
+        """Run `SELECT ChangeRecord FROM READ_<stream>(…)` with these arguments, yielding records as they come; None is NULL. May be closed
+        before its end."""
         ...
 
     async def now(self) -> str:
-        """A timestamp that no transaction which was committed before the call is later than, such as that of a strong read."""
+        """A timestamp not before any transaction committed before the call, such as that of a strong read."""
         ...
 
     async def close(self) -> None: ...
 
 
 def parse_time(text: str) -> Nanos:
-    """Raises ValueError."""
+    """Parse a timestamp. Raises ValueError."""
     found = _TIME.fullmatch(text)
     if found is None:
         raise ValueError(f"{text[:60]!r} is no timestamp such as 2026-05-01T12:00:03.120456Z")
@@ -83,7 +81,7 @@ def format_time(at: Nanos) -> str:
 
 
 class _Place(NamedTuple):
-    """All up to `at` has been read. `ended`: and the partition ended there, which is left to be told."""
+    """Everything up to `at` has been read. `ended`: the partition ended there, which is still to be reported."""
 
     at: Nanos
     ended: bool = False
@@ -102,7 +100,7 @@ def _parse_place(text: str) -> _Place:
 class _Row(NamedTuple):
     at: Nanos
     order: tuple[str, str, int]
-    """Within a timestamp."""
+    """Order within a timestamp."""
     kind: str
     key: str
     payload: bytes
@@ -110,19 +108,19 @@ class _Row(NamedTuple):
 
 @dataclass
 class _Scan:
-    """What a query has said of a partition, up to a timestamp."""
+    """Result of querying a partition up to a timestamp."""
 
     rows: list[_Row] = field(default_factory=list)
     cut: bool = False
     """There is more."""
     ended_at: Nanos | None = None
     over: bool = False
-    """It has not itself as a child, either: there is an end record."""
+    """The partition does not continue as its own child: there is an end record."""
     children: dict[str, Born] = field(default_factory=dict)
 
 
 class SpannerStream:
-    """One change stream. `start`: a timestamp from which on it is read, the same for all members. Use from one event loop."""
+    """One change stream, read from the timestamp `start` on, the same for all members. Use from one event loop."""
 
     def __init__(self, reader: ChangeReader, start: str, *, moves: str = "", wait: float = 1.0, heartbeat: Millis = 1_000) -> None:
         """`wait`: seconds that a read waits for records. Raises `invalid_request`."""
@@ -134,19 +132,19 @@ class SpannerStream:
             raise invalid("moves", f"expected unordered, or nothing, not {moves[:40]!r}")
         self._reader, self._unordered, self._wait, self._heartbeat = reader, bool(moves), wait, heartbeat
         self._quiet: dict[str, tuple[Nanos, Nanos]] = {}
-        """By partition, between which two timestamps there is nothing."""
+        """Range of timestamps known to be empty, by partition."""
 
     async def close(self) -> None:
         await self._reader.close()
 
     async def kept(self, partition: str, position: str) -> None:
-        """The service keeps records for as long as the stream's retention, whoever has read them."""
+        """Nothing to do: the service keeps records for the stream's retention."""
 
     def left(self, partition: str) -> None:
         self._quiet.pop(partition, None)
 
     async def seeds(self, after: str) -> SeedsUpto:
-        """The partitions at `start`. All others begin in these."""
+        """The partitions at `start`. All others descend from these."""
         upto = format_time(self._start)
         if after:
             if after != upto:
@@ -196,7 +194,7 @@ class SpannerStream:
         if scan.rows:
             last = scan.rows[-1].at
             end = _end(scan) if not scan.cut else None
-            # An end at the last record's own timestamp would not be seen again from there.
+            # An end at the last record's own timestamp would not be found again from there.
             upto = _Place(last, end is not None and scan.ended_at == last)
             behind = (now - last) // 1_000_000 + 1 if scan.cut else 0
             return _batch(scan.rows, str(upto), at=last, behind=behind, end=end)
@@ -206,7 +204,7 @@ class SpannerStream:
         return _batch([], format_time(now) if now - place.at >= MARK_EVERY else None, at=now, behind=0)
 
     async def _again(self, partition: str, token: str, place: _Place, until: _Place, text: str) -> Batch:
-        """Exactly what lies between."""
+        """Re-read exactly what lies between the two places."""
         if until.at < place.at or place.ended:
             raise UnknownPositionError(f"{text} is not after {place}")
         scan = await self._scan(partition, token, place.at, until.at, None)
@@ -217,7 +215,7 @@ class SpannerStream:
     # ---- queries --------------------------------------------------------------------------------------------------------
 
     async def _scan(self, partition: str, token: str, after: Nanos, until: Nanos, limit: int | None) -> _Scan:
-        """All after that, up to `until` or the first timestamp that has the limit full, or that ends the partition."""
+        """Query everything after that, up to `until`, the first timestamp that fills the limit, or the partition's end."""
         scan = _Scan()
         try:
             async with aclosing(self._reader.query(token, format_time(after + 1), format_time(until), self._heartbeat)) as records:
@@ -232,7 +230,7 @@ class SpannerStream:
         return scan
 
     async def _all_children(self, scan: _Scan, token: str) -> None:
-        """Of a partition with immutable key ranges: those that the service tells until it has nothing more, which it says at once."""
+        """Collect a partition's children with immutable key ranges: the service lists them until the query ends, at once."""
         assert scan.ended_at is not None
         async with aclosing(self._reader.query(token, format_time(scan.ended_at), None, self._heartbeat)) as records:
             async for record in records:
@@ -240,7 +238,7 @@ class SpannerStream:
                     self._take_children(scan, each)
 
     def _take(self, scan: _Scan, partition: str, record: ChangeRecord, limit: int | None) -> bool:
-        """Whether to go on."""
+        """Add a record to the scan. Returns whether to continue."""
         for each in _all(record, "data_change_record"):
             at = parse_time(each["commit_timestamp"])
             if _is_beyond(scan, at, limit):
@@ -259,7 +257,7 @@ class SpannerStream:
                 scan.children[_epoch(token, at)] = _born(_epoch(token, at), (partition,), at)
             if not scan.over:
                 own = _epoch(_token(partition), at)
-                # It goes on after that timestamp.
+                # It continues after that timestamp.
                 scan.children[own] = Born(own, (partition,), str(_Place(at)), at // 1_000_000)
         for each in _all(record, "partition_end_record"):
             at = parse_time(each["end_timestamp"])
@@ -283,7 +281,7 @@ class SpannerStream:
 
 
 def _is_beyond(scan: _Scan, at: Nanos, limit: int | None) -> bool:
-    """Whether what is at that timestamp belongs to another batch, or comes after the end."""
+    """Whether that timestamp belongs to another batch, or lies after the end."""
     if scan.ended_at is not None and at > scan.ended_at:
         return True
     if limit is not None and len(scan.rows) >= limit and at > scan.rows[-1].at:
@@ -322,7 +320,7 @@ def _rows(record: ChangeRecord, at: Nanos) -> list[_Row]:
 
 
 def _json(value: Any) -> Any:
-    """An object, from a text or as it is; null for an empty one, which stands for what was not captured."""
+    """An object, from text or as is; null for an empty one, which stands for values not captured."""
     decoded = msgspec.json.decode(value) if isinstance(value, str) else None if value is None else dict(value)
     return decoded or None
 
@@ -339,7 +337,7 @@ def _epoch(token: str, at: Nanos) -> str:
 
 
 def _born(token: str, parents: tuple[str, ...], at: Nanos) -> Born:
-    """One that begins with that timestamp."""
+    """A partition that begins with that timestamp."""
     return Born(token, parents, str(_Place(at - 1)), at // 1_000_000)
 
 

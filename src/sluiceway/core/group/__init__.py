@@ -1,3 +1,3 @@
-"""Groups: how members divide items of a resource (heartbeats, rounds, claims, plan), and the partitions of a change stream (tasks)."""
+"""Groups: division of a resource's items among members (heartbeats, rounds, claims, plan), and of a change stream's partitions (tasks)."""
 
 from __future__ import annotations

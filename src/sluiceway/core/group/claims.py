@@ -1,8 +1,8 @@
-"""Claims: members take free items one by one, each by a conditional write. No rounds, no plan.
+"""Claims strategy: members take free items one by one, each by a conditional write. No rounds, no plan.
 
-After the reply to the description of rounds: a member picks free items in an order of its own, so that two seldom want the same, and
-takes no more than its share. What is added: a member that has more than its share gives back while another has less; and a member that
-is silent is struck off, by whoever notices, which frees what it had. An item is never served by two for the same reasons as with rounds.
+After the reply to the description of rounds: a member picks free items in an order of its own, so that two rarely want the same, and takes
+no more than its share. Added here: a member above its share gives back while another is below, and any member that notices a silent one
+strikes it off, which frees its items. Exclusive service rests on the same arguments as with rounds.
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from sluiceway.core.group.heartbeats import Beating
 from sluiceway.kernel.clock import Millis
 
 MAX_CLAIMS = 100
-"""Items that one commit claims or gives back: somebody else's claim of one of them spoils them all."""
+"""Items per commit that claims or gives back: a conflict on one of them fails them all."""
 
 
 @dataclass(frozen=True)
 class Division:
-    """How the items are divided at a look."""
+    """The division of items at one look."""
 
     claims: Mapping[str, Claim]
     mine: dict[str, int]
     free: list[str]
     surplus: int
-    """How many this member has too many of; below 0: how many it may take."""
+    """Items this member has above its share; negative: how many it may take."""
 
 
 class Claims:
-    """The strategy as one member carries it out."""
+    """The strategy as one member runs it."""
 
     def __init__(self, beating: Beating) -> None:
         self._beating = beating
         self._keys, self._name = beating.keys, beating.name
         self._renounced: dict[str, int] = {}
-        """Grants that it has tried to give back. The commit may land late, so it never serves under them again."""
+        """Grants it has tried to give back. The commit may land late, so it never serves under them again."""
 
     def owned(self, look: Look, resource: Resource) -> dict[str, int]:
-        """What this member has and goes on serving."""
+        """The items this member has and continues to serve, with their grants."""
         return self._kept(self._divide(look, resource), resource)
 
     def may_go(self, look: Look) -> bool:
-        """Whether no claim has this member's name any more."""
+        """Whether no claim names this member any more."""
         return all(claim.owner != self._name for claim in look.claims.values())
 
     def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
-        """What the claims need of this member now. Nothing that it could foresee comes with time alone, but silence."""
+        """The claims' next write for this member, if any. Nothing foreseeable becomes due by time alone, except silence."""
         division = self._divide(look, resource)
         give_back = sorted(division.mine.keys() - self._kept(division, resource).keys())
         self._renounce({item: division.mine[item] for item in give_back})
@@ -87,11 +87,11 @@ class Claims:
         larger = [name for name in live if counts[name] > least]
         if has == least:
             return -1 if len(larger) < more else 0
-        # Those that are first by name keep the larger shares.
+        # The first members by name keep the larger shares.
         return has - least - (1 if self._name in larger[:more] else 0)
 
     def _kept(self, division: Division, resource: Resource) -> dict[str, int]:
-        """What it has and goes on serving."""
+        """The items it has and continues to serve."""
         if self._beating.leaving:
             return {}
         mine = {item: division.mine[item] for item in resource.items if item in division.mine}
@@ -105,20 +105,20 @@ class Claims:
         self._renounced = grants
 
     def _liking(self, item: str) -> bytes:
-        """An order of this member's own, so that two seldom want the same item."""
+        """Sort key in an order of this member's own, so that two rarely want the same item."""
         return hashlib.blake2b(f"{self._name}/{item}".encode(), digest_size=8).digest()
 
     def _write(self, look: Look, division: Division, items: list[str], owner: str | None) -> Writes:
-        """Claim the items, or give them back."""
+        """Claim the items, or give them back if `owner` is None."""
         writes = Writes()
         if owner is not None:
-            # Only what there is: of an item that is removed just now no record must stay.
+            # Only existing items: one removed concurrently must leave no record.
             writes.checks[self._keys.resource] = look.stamp(self._keys.resource)
         for item in items:
             key, before = self._keys.claims + item, division.claims.get(item, Claim(owner=None, grant=0))
             writes.checks[key] = look.stamp(key)
             if owner is not None and before.owner is not None:
-                # Were it back, it would be serving the item.
+                # If the former owner came back, it would serve the item.
                 writes.checks[self._keys.member(before.owner)] = None
             writes.put(key, Claim(owner=owner, grant=before.grant + (owner is not None)))
         return writes

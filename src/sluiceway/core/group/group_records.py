@@ -1,4 +1,4 @@
-"""What a group records in the meta store, what a member sees of it at one look, and what it decides to do."""
+"""Records of a group in the meta store, a member's view of them, and its decisions."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from sluiceway.model.meta import Stamp, View
 
 Record = TypeVar("Record", bound=msgspec.Struct)
 Strategy = Literal["rounds", "claims", "static"]
-"""How the items are divided. `static`: no member has any; their one owner is outside of the group, by a lock."""
+"""How items are divided. `static`: members have none; a single owner outside the group, proven by a lock, has all."""
 PATIENCE = 1.25
-"""How much longer than a lease a member must be silent before it is given up: room for clocks that run at different speeds."""
+"""A member is given up after being silent for this multiple of its lease: margin for clocks that run at different speeds."""
 
 MAX_MEMBERS = 200
-"""Who comes later waits outside until somebody has gone: the commit that seals a round names each member up to six times."""
+"""Later members wait outside until one leaves: the commit that seals a round names each member up to six times."""
 MAX_MEMBER_NAME = 140
 _OTHER_RECORDS = 4_096
-"""Bytes, at most, of the round's two records without their participants and of the sealing member's own."""
+"""Upper bound in bytes for the round's two records without their participants, plus the sealing member's own record."""
 ROUNDS_KEPT = 100
-"""As many sealed rounds are kept for people to look at."""
+"""Sealed rounds kept for display."""
 MAX_TOLD = 16_384
-"""Bytes of what a sealed round tells of the items that it moved, at most."""
+"""Upper bound in bytes for the item moves listed in a sealed round."""
 
 
 BOUNDS: Mapping[str, tuple[Millis, Millis]] = {
@@ -37,24 +37,24 @@ BOUNDS: Mapping[str, tuple[Millis, Millis]] = {
     "lease_timeout": (100, 300_000),
     "member_timeout": (125, 900_000),
 }
-"""The least and the most that an operator may set each time of a cluster to. Below, members do nothing but beat; above, nobody takes over
-from one that has died."""
+"""Minimum and maximum an operator may set for each time of a cluster. Below, members do nothing but beat; above, a dead member's items stay
+unserved."""
 
 
 class Token(NamedTuple):
-    """Proof of ownership. Tokens of an item compare: a later owner's is greater, so whoever stores the greatest can refuse the rest."""
+    """Proof of ownership. Tokens of one item are ordered: a later owner's is greater, so a store that keeps the greatest can refuse the
+    rest."""
 
     era: int
     grant: int
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The times of a group, in milliseconds. They are part of its resource: all members follow the same ones.
+    """The times of a group, in milliseconds. They belong to its resource: all members follow the same ones.
 
-    `settle_timeout`: a round is sealed once nobody has joined it for so long. `round_interval`: the least between two rounds.
-    `heartbeat_interval`: there is a round at least so often, whatever happens. `beat_interval`: how often a member shows that it lives.
-    `lease_timeout`: a member that could not show it for so long serves nothing. `member_timeout`: one that has not been seen alive
-    for so long is given up.
+    `settle_timeout`: a round is sealed once no member has joined it for this long. `round_interval`: minimum time between two rounds.
+    `heartbeat_interval`: maximum time between two rounds. `beat_interval`: how often a member beats. `lease_timeout`: a member whose beat
+    was not recorded for this long serves nothing. `member_timeout`: a member not seen alive for this long is given up.
     """
 
     settle_timeout: Millis = 200
@@ -74,8 +74,8 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def with_times(before: Parameters, times: Mapping[str, Millis]) -> Parameters:
-    """Those parameters with other times, by name. Raises `invalid_request` with the name of one that is out of bounds, or does not go with
-    the others."""
+    """Return the parameters with `times` replaced, by name. Raises `invalid_request` naming a time that is out of bounds or inconsistent
+    with the others."""
     for name, time in times.items():
         least, most = BOUNDS[name]
         if not least <= time <= most:
@@ -84,10 +84,10 @@ def with_times(before: Parameters, times: Mapping[str, Millis]) -> Parameters:
 
 
 class Resource(msgspec.Struct, frozen=True, kw_only=True):
-    """What a group divides, and how. `version` rises with each change; `era` with each change of the strategy, and on a restore.
+    """Items, strategy and parameters of a group. `version` rises with each change; `era` with each change of strategy, and on a restore.
 
-    `limits` has on how many members at most the items of a queue lie, those whose names are the same up to their last dot; of no queue
-    that has no items. Claims pass over it.
+    `limits`: maximum number of members that hold items of a queue, that is, of items equal up to their last dot; only for queues with
+    items. Claims ignore it.
     """
 
     items: tuple[str, ...]
@@ -99,10 +99,10 @@ class Resource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One member. `beat` rises each time it shows that it lives; from when it sent that, it serves for `lease_timeout` at most.
+    """Record of one member. `beat` rises with each sign of life; the member serves for at most `lease_timeout` after sending it.
 
-    `applied` is the last plan, and `era` the last era, at which it has stopped what they took from it. `joined_at`, for people to look at,
-    is by its own clock; 0: it does not say.
+    `applied` is the last plan, and `era` the last era, for which it has stopped serving what they took from it. `joined_at`, for display,
+    is by its own clock; 0: unknown.
     """
 
     beat: int
@@ -115,7 +115,7 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Round(msgspec.Struct, frozen=True, kw_only=True):
-    """The last round. Open: members are marking themselves in it. Sealed: the plan is made, from those that had."""
+    """The last round. Open: members are marking themselves in it. Sealed: the plan is made from the members that had."""
 
     number: int
     sealed: bool
@@ -126,10 +126,10 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """Who owns what since a round: each owner's items with their grants. A grant is the number of the round that gave the item.
+    """Ownership as of a round: each owner's items with their grants. A grant is the number of the round that gave the item.
 
-    `waits` has, for some members, items that are not theirs any more and that they may still serve: a member has stopped once it has
-    applied this plan, or is gone. Also items that the group has not now: they may come back.
+    `waits`: per member, items it no longer owns but may still serve. A member has stopped once it has applied this plan, or is gone.
+    Includes items the group does not have now, since they may come back.
     """
 
     round: int
@@ -140,14 +140,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Claim(msgspec.Struct, frozen=True, kw_only=True):
-    """Who has an item; None: nobody. The grant rises each time it is claimed."""
+    """Ownership of one item; `owner` None: free. The grant rises each time the item is claimed."""
 
     owner: str | None
     grant: int
 
 
 class Move(NamedTuple):
-    """An item that has another owner than before; `before` empty: it had none."""
+    """An item whose owner has changed; `before` empty: it had none."""
 
     item: str
     before: str
@@ -155,9 +155,9 @@ class Move(NamedTuple):
 
 
 class SealedRound(msgspec.Struct, frozen=True, kw_only=True):
-    """A round that is over, for people to look at. `sealed_at` and `duration`, how long it was seen open, are by its sealer's clocks.
+    """A sealed round, kept for display. `sealed_at` and `duration`, how long it was seen open, are by its sealer's clocks.
 
-    `moves` has those that it moved, as many as MAX_TOLD takes: there may be fewer than `moved`.
+    `moves` lists the moved items, as many as fit into MAX_TOLD: possibly fewer than `moved`.
     """
 
     number: int
@@ -173,7 +173,7 @@ class SealedRound(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Where a group keeps its records."""
+    """The keys of a group's records in the meta store."""
 
     group: str
 
@@ -207,7 +207,7 @@ class Keys:
 
     @property
     def history(self) -> str:
-        """Of the sealed rounds. Not under the prefix, as no member reads them."""
+        """Prefix of the sealed rounds. Outside `prefix`, since no member reads them."""
         return f"rounds/{self.group}/"
 
     def sealed(self, number: int) -> str:
@@ -222,7 +222,7 @@ class Keys:
 
 @dataclass(frozen=True)
 class Look:
-    """A group as one view of the meta store showed it. `seen_at` is when it had come, by the member's own clock."""
+    """A group as one view of the meta store showed it. `seen_at` is when the view arrived, by the member's own clock."""
 
     view: View
     seen_at: Millis
@@ -231,10 +231,10 @@ class Look:
     plan: Plan | None
     members: Mapping[str, MemberRecord]
     marks: frozenset[str]
-    """Those who have marked themselves in the round, if it is open."""
+    """The members that have marked themselves in the round, if it is open."""
     claims: Mapping[str, Claim]
     wall_at: Millis = 0
-    """What the wall clock showed when the view had come. Written down for people; nothing depends on it."""
+    """Wall-clock time at which the view arrived. For display only."""
 
     def stamp(self, key: str) -> Stamp | None:
         entry = self.view.entries.get(key)
@@ -242,14 +242,14 @@ class Look:
 
 
 class GroupReader:
-    """Makes looks of views of the group's whole prefix, and decodes no record again whose stamp is as it was. For one store."""
+    """Decodes views of a group's whole prefix into looks, reusing records whose stamp is unchanged. Serves one store."""
 
     def __init__(self, keys: Keys) -> None:
         self._keys = keys
         self._decoded: dict[str, tuple[Stamp, object]] = {}
 
     def read(self, view: View, seen_at: Millis, wall_at: Millis = 0) -> Look:
-        """The group as the view shows it. Raises what msgspec raises at a record that is none."""
+        """Return the group as the view shows it. Raises msgspec's decoding errors for a malformed record."""
         keys, before = self._keys, self._decoded
         self._decoded = {}
 
@@ -283,14 +283,14 @@ class GroupReader:
 
 
 def read_group(view: View, keys: Keys, seen_at: Millis) -> Look:
-    """The records of the group in a view of its whole prefix."""
+    """Return the group's records from a view of its whole prefix."""
     return GroupReader(keys).read(view, seen_at)
 
 
 def owners(look: Look) -> dict[str, str]:
-    """Which member each item is given to, whether that serves it yet or not. Left out are items of nobody and of those who have gone.
+    """Return the member each item is given to, whether or not it serves it yet. Omits free items and items of members that have left.
 
-    Where a member can be reached is in its record: `look.members[name].address`.
+    A member's address is in its record: `look.members[name].address`.
     """
     resource, plan = look.resource, look.plan
     if resource is not None and resource.strategy == "claims":
@@ -302,19 +302,20 @@ def owners(look: Look) -> dict[str, str]:
 
 
 def rounds_of(view: View, keys: Keys) -> list[SealedRound]:
-    """The last rounds, the newest first, from a view of the prefix `keys.history`."""
+    """The last sealed rounds, newest first, from a view of the prefix `keys.history`."""
     return [msgspec.json.decode(entry.value, type=SealedRound) for entry in view.prefix(keys.history).values()][::-1]
 
 
 def largest_commit(keys: Keys, items: Iterable[str], before: Iterable[str]) -> int:
-    """The bytes at most of a commit that seals a round over those items; `before` are those of the plan that it replaces.
+    """Upper bound in bytes of a commit that seals a round over `items`; `before` are the items of the plan it replaces.
 
-    One that changes the resource alone is smaller, its limits included: each of these is of at least one of the items.
+    A commit that changes only the resource is smaller, its limits included: each limit belongs to at least one of the items.
     """
     owned = sum(len(msgspec.json.encode(item)) + len(":1000000000,") for item in items)
-    # Everything may be waited for at its last owner, and at one who left before that and was not heard of since.
+    # Each item may be awaited from its last owner, and from one that left before that and has not reported since.
     waited = 2 * sum(len(msgspec.json.encode(item)) + 1 for item in {*items, *before})
-    # In the plan's two parts and the participants of the round's two records, with quotes and brackets; a mark and a record that go.
+    # Names occur in the plan's two parts and the participants of the round's two records, with quotes and brackets; plus a mark and a
+    # record to delete.
     named = 4 * (MAX_MEMBER_NAME + 8) + len(keys.mark(0, "")) + len(keys.members) + 2 * MAX_MEMBER_NAME
     return owned + waited + MAX_MEMBERS * named + MAX_TOLD + _OTHER_RECORDS
 
@@ -334,11 +335,12 @@ class Writes:
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows from a look.
+    """Decision of a member after a look.
 
-    `owned` are the items to be served, each with its token, until `lease_deadline` unless a later look says more. First stop what was
-    served and is not among them, or has another token; then commit `writes`, which may say that it was stopped, and look again whatever
-    becomes of it. Look again also when something may have changed, and at `wake_at` at the latest. `left`: it is out, for good.
+    `owned`: the items to serve, each with its token, until `lease_deadline` unless a later look extends it. First stop items that were
+    served and are missing here, or have another token. Then commit `writes`, which may record that they were stopped, and look again
+    whatever the commit's outcome. Also look again on any possible change, and at `wake_at` at the latest. `left`: the member is out for
+    good.
     """
 
     owned: Mapping[str, Token]

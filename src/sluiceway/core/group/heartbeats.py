@@ -1,4 +1,4 @@
-"""What every member does, whichever the strategy: show that it lives, watch who else does, serve no longer than its lease."""
+"""Heartbeats, common to all strategies: a member beats, watches the beats of others, and serves no longer than its lease."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluiceway.kernel.clock import Millis
 
 
 class Seen:
-    """When a value was first seen as it is, by this member's own clock."""
+    """Time of each value's last observed change, by this member's own clock."""
 
     def __init__(self) -> None:
         self._values: dict[str, tuple[object, Millis]] = {}
@@ -24,14 +24,14 @@ class Seen:
         return known[1]
 
     def keep(self, prefix: str, names: Iterable[str]) -> None:
-        """Forget those under the prefix that are not named any more."""
+        """Forget the entries under the prefix that `names` does not contain."""
         wanted = {prefix + name for name in names}
         for name in [name for name in self._values if name.startswith(prefix) and name not in wanted]:
             del self._values[name]
 
 
 class Beating:
-    """A member's own record, and what it knows of the others': who lives, and until when it may serve."""
+    """A member's own record, and its knowledge of the others: which are alive, and until when they may serve."""
 
     def __init__(self, keys: Keys, name: str, address: str = "") -> None:
         self.keys, self.name, self.address = keys, name, address
@@ -40,19 +40,19 @@ class Beating:
         self._beat_at: Millis | None = None
         self._joined_at: Millis = 0
         self._sent: dict[int, Millis] = {}
-        """Until when each beat lets it serve that may yet be recorded."""
+        """For each beat not yet known to be recorded: until when it lets the member serve."""
         self._confirmed: Millis = 0
-        """The same of the last one that surely is; 0: none."""
+        """The same for the last beat known to be recorded; 0: none."""
         self.leaving = False
 
     def note(self, look: Look) -> None:
-        """Learn from the members' records."""
+        """Update from the members' records."""
         self.seen.keep("beat/", look.members)
         for name, record in look.members.items():
             self.seen.since(f"beat/{name}", record.beat, look.seen_at)
         mine = look.members.get(self.name)
         if mine is None:
-            # Not a member, or given up as dead: whatever it had, others may have.
+            # Not a member, or given up as dead: others may own what it had.
             self._confirmed = 0
             self._sent.clear()
         elif mine.beat in self._sent:
@@ -60,38 +60,38 @@ class Beating:
             self._sent = {beat: deadline for beat, deadline in self._sent.items() if beat > mine.beat}
 
     def lease_deadline(self) -> Millis:
-        """Until when it may serve what it owns; 0: not at all."""
-        # A beat with a shorter lease binds from when it is sent: others may go by it before this member knows that it was recorded.
+        """End of this member's lease, until which it may serve its items; 0: no lease."""
+        # A beat with a shorter lease binds from when it is sent: others may rely on it before this member knows that it was recorded.
         return min(self._confirmed, *self._sent.values()) if self._sent else self._confirmed
 
     def silent_at(self, look: Look, name: str, parameters: Parameters) -> Millis:
-        """When that member, if it stays as still as it is, surely serves nothing any more."""
+        """Time at which the member certainly serves nothing any more, if its beat stays unchanged."""
         record = look.members[name]
         since = self.seen.since(f"beat/{name}", record.beat, look.seen_at)
-        # By the lease that it has: it may not have seen the newest parameters.
+        # By the lease in its record: it may not have seen the newest parameters.
         return since + max(parameters.member_timeout, math.ceil(PATIENCE * record.lease_timeout))
 
     def silent(self, look: Look, name: str, parameters: Parameters) -> bool:
-        """Whether that member has been still for so long that, if it still is when that is recorded, it surely serves nothing."""
+        """Whether that member's beat stood still for so long that, if that is unchanged when recorded, it surely serves nothing."""
         return name != self.name and look.seen_at >= self.silent_at(look, name, parameters)
 
     def late(self, look: Look, now: Millis) -> frozenset[str]:
-        """Who has not been seen alive for half of its lease: not silent, and yet nobody to be given anything new."""
+        """The members not seen alive for half of their lease: not silent yet, but to be given nothing new."""
         others = ((name, record) for name, record in look.members.items() if name != self.name)
         return frozenset(
             name for name, record in others if now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) > record.lease_timeout // 2
         )
 
     def still(self, look: Look, now: Millis) -> dict[str, Millis]:
-        """For how long each member's beat has stood still, as far as this one has looked."""
+        """Milliseconds that each member's beat has stood still, as observed by this member."""
         return {name: now - self.seen.since(f"beat/{name}", record.beat, look.seen_at) for name, record in look.members.items()}
 
     def live(self, look: Look, parameters: Parameters) -> list[str]:
-        """Who takes part in what comes, by name: those that are neither silent nor leaving."""
+        """The participants of the next round or division, by name: members neither silent nor leaving."""
         return [name for name in sorted(look.members) if not look.members[name].leaving and not self.silent(look, name, parameters)]
 
     def beat(self, look: Look, resource: Resource, writes: Writes) -> Writes:
-        """Put this member's record into a commit, with a new beat. By then it has stopped what this look takes from it."""
+        """Put this member's record with a new beat into a commit. By then it has stopped the items that this look takes away."""
         key = self.keys.member(self.name)
         self._joined_at = self._joined_at or look.wall_at
         self._beat += 1
@@ -113,11 +113,11 @@ class Beating:
         )
 
     def one_era(self, look: Look, resource: Resource) -> bool:
-        """Whether nobody serves by the rules of an earlier era any more."""
+        """Whether no member serves by the rules of an earlier era any more."""
         return all(record.era >= resource.era for record in look.members.values())
 
     def beat_due_at(self, look: Look, resource: Resource) -> Millis:
-        """When the next beat must be sent; at once if the record is not what it should be."""
+        """Due time of the next beat: now if this member's record is missing or outdated."""
         mine = look.members.get(self.name)
         if mine is None or self._beat_at is None or msgspec.structs.replace(mine, beat=self._beat) != self._record(look, resource):
             return look.seen_at

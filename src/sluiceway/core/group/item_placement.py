@@ -1,8 +1,7 @@
-"""How items come to a group and go from it: what a commit, which may contain more, has to contain for that.
+"""Placement: the meta-store writes that add items to a group and remove them, to be combined with others in one commit.
 
-`begin` says anew what there is, and the group follows with a round; so it does after `limit`. `place` and `remove` need none: new items
-are owned, and removed ones are nobody's, as soon as the commit has landed. Where that cannot be, they change the resource only, and the
-group follows.
+`begin` replaces the items, and the group follows with a round, as it does after `limit`. `place` and `remove` need no round: new items are
+owned, and removed ones free, as soon as the commit lands. Where that is impossible they change only the resource, and the group follows.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from sluiceway.kernel.errors import invalid
 from sluiceway.model.meta import MAX_COMMIT_BYTES, Entry
 
 ROOM = 128 << 10
-"""Bytes of a commit that are left to what else it contains: a queue's record, an audit entry."""
+"""Bytes of a commit reserved for its other contents: a queue's record, an audit entry."""
 MAX_CLAIM_WRITES = 500
 """Claims that one commit places or removes, for the same reason."""
 RESTORED_ERAS = 100
-"""How many eras a restore skips: as many changes of the strategy may have been made since the backup, and their tokens given out."""
+"""Eras that a restore skips: the strategy may have changed this often since the backup, with tokens given out each time."""
 
 
 def check_item(item: object) -> str:
-    """An item of a resource: 1 to 200 printable ASCII characters. Raises `invalid_request`."""
+    """Validate an item of a resource: 1 to 200 printable ASCII characters. Raises `invalid_request`."""
     if not isinstance(item, str) or not 1 <= len(item) <= 200 or not (item.isascii() and item.isprintable()):
         raise invalid("items", f"{str(item)[:80]!r} is not an item's name: 1 to 200 printable ASCII characters")
     return item
 
 
 def era_of(entry: Entry | None) -> int:
-    """The era of the group with that resource record; 1 if there is none."""
+    """The era in that resource record; 1 if there is none."""
     return 1 if entry is None else msgspec.json.decode(entry.value, type=Resource).era
 
 
@@ -48,11 +47,11 @@ def begin(
     first_era: int = 1,
     restored: bool = False,
 ) -> tuple[Resource, Writes]:
-    """What the group divides from now on, and how, where `entry` is its resource record so far; without `puts` if it is so already.
+    """Set the group's items and strategy; `entry` is its current resource record. The writes have no `puts` if nothing changes.
 
-    `parameters`, `limits` None: as they are. `first_era` is that of a group without a record: 2 if its items may have had a static owner.
-    A change of the strategy begins a new era, whose tokens are all greater; so does `restored`, each time: the store comes from a backup.
-    Raises `invalid_request`, also for more items than a plan can hold.
+    `parameters`, `limits` None: unchanged. `first_era` applies to a group without a record: 2 if its items may have had a static owner. A
+    change of strategy begins a new era, whose tokens are all greater; so does `restored`, each time: the store comes from a backup. Raises
+    `invalid_request`, also for more items than a plan can hold.
     """
     wanted = tuple(sorted({check_item(item) for item in items}))
     if entry is None:
@@ -75,12 +74,12 @@ def begin(
 
 
 def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = (), limits: Mapping[str, int] = UNLIMITED) -> Writes:
-    """Add items that the group has not and that were never removed from it, and give them to members, evenly, neighbours to different ones.
+    """Add items that were never in the group, and give them to members evenly, neighbours to different members.
 
-    Without `puts` if it has them all. Members of `late` get none while there are others. `limits` are those of new queues. What cannot be
-    given away now is added to the resource, and the group gives it away: if there is no plan of the resource as it is, if nobody could
-    take the items, if the commit would be too large, if items are added to a limited queue.
-    Raises `invalid_request`, also for more items than a plan can hold.
+    No `puts` if the group has them all. Members of `late` get none while there are others. `limits` apply to new queues. Items that cannot
+    be given away now are only added to the resource, and the group gives them away later: when there is no plan of the current resource,
+    when no member can take them, when the commit would be too large, or when a limited queue grows. Raises `invalid_request`, also for more
+    items than a plan can hold.
     """
     resource = _resource_of(look)
     known = set(resource.items)
@@ -93,7 +92,7 @@ def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = 
     after = msgspec.structs.replace(resource, items=tuple(sorted([*resource.items, *new])), version=resource.version + 1, limits=bounds)
     _check_size(keys, after.items, [item for grants in plan.owners.values() for item in grants] if plan else ())
     writes.put(keys.resource, after)
-    # Who has a part of such a queue already is for the round to look at.
+    # A limited queue that already has members is left to the round, which sees the holders of its parts.
     if plan is not None and not _limits_of(resource.items, _limits_of(new, bounds)):
         _plan_new(look, keys, plan, new, late, bounds, writes)
     if resource.strategy == "claims":
@@ -102,17 +101,17 @@ def place(look: Look, keys: Keys, items: Sequence[str], late: Collection[str] = 
 
 
 def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
-    """Take items from the group for ever: who serves one stops when it looks. Without `puts` if it has none of them.
+    """Remove items from the group for good: a member that serves one stops at its next look. No `puts` if the group has none of them.
 
-    They must not come again, under either call: nothing is kept of who may still serve them, and of claims not even the last grant.
-    What stays is not divided anew; the next round makes it even.
+    Removed items must never come back, by `place` or `begin`: no record remains of who may still serve them, and of claims not even the
+    last grant. The remaining items stay where they are; the next round rebalances them.
     """
     resource = _resource_of(look)
     gone = {*items} & {*resource.items}
     writes = Writes(checks={keys.resource: look.stamp(keys.resource)})
     if not gone:
         return writes
-    # Whoever asks may have asked those who have the items whether they can go: nobody else must have been given them since.
+    # The caller may have asked the owners whether the items can go: no other member must have been given them since.
     writes.checks[keys.plan] = look.stamp(keys.plan)
     left = tuple(item for item in resource.items if item not in gone)
     limits = _limits_of(left, resource.limits)
@@ -121,7 +120,7 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
     if plan is not None:
         owners = {name: {item: grant for item, grant in grants.items() if item not in gone} for name, grants in plan.owners.items()}
         _put_plan(look, keys, plan, {name: grants for name, grants in owners.items() if grants}, writes)
-    # Claims check the resource, so that none comes of what has just gone.
+    # Claims check the resource, so no member can claim an item that has just gone.
     recorded = gone if resource.strategy == "claims" else gone & look.claims.keys()
     writes.deletes = [keys.claims + item for item in sorted(recorded)[:MAX_CLAIM_WRITES]]
     writes.checks |= {key: look.stamp(key) for key in writes.deletes}
@@ -129,7 +128,8 @@ def remove(look: Look, keys: Keys, items: Iterable[str]) -> Writes:
 
 
 def limit(look: Look, keys: Keys, queue: str, most: int | None) -> Writes:
-    """Let the queue's items lie on so many members, by the round that follows; None: on all. Without `puts` if it is so, or has none."""
+    """Limit the queue's items to `most` members from the next round on; None: unlimited. No `puts` if unchanged, or if the queue has no
+    items."""
     resource = _resource_of(look)
     others = {name: each for name, each in resource.limits.items() if name != queue}
     limits = _limits_of(resource.items, others if most is None else others | {queue: most})
@@ -140,7 +140,7 @@ def limit(look: Look, keys: Keys, queue: str, most: int | None) -> Writes:
 
 
 def _limits_of(items: Iterable[str], limits: Mapping[str, int]) -> dict[str, int]:
-    """The limits of queues that have items."""
+    """The limits of those queues that have items."""
     if not limits:
         return {}
     there = {queue_of(item) for item in items}
@@ -153,35 +153,35 @@ def _resource_of(look: Look) -> Resource:
 
 
 def _current_plan(look: Look, resource: Resource) -> Plan | None:
-    """The plan, if it is followed and a round need not replace it."""
+    """The plan, if it is in force and no round is needed to replace it."""
     plan = look.plan
     followed = plan is not None and resource.strategy == "rounds" and plan.era == resource.era
     return plan if plan is not None and followed and plan.resource_version == resource.version else None
 
 
 def _plan_new(look: Look, keys: Keys, plan: Plan, new: list[str], late: Collection[str], limits: Mapping[str, int], writes: Writes) -> None:
-    """Put the items into the plan, which stays that of its round."""
+    """Put the items into the plan, which keeps the number of its round."""
     takers = _takers(look, look.round.participants if look.round else (), late)
     if not takers:
         return
     owners = {name: dict(grants) for name, grants in plan.owners.items()}
     for item, name in dealt(new, {name: len(owners.get(name, ())) for name in takers}, limits).items():
-        # Nobody has had it since that round: no token of it is as great, and who may still serve it is in the plan's waits.
+        # The item had no owner since that round: no token of it is as great, and members that may still serve it are in the plan's waits.
         owners.setdefault(name, {})[item] = plan.round
     _put_plan(look, keys, plan, owners, writes)
 
 
 def _put_plan(look: Look, keys: Keys, plan: Plan, owners: dict[str, dict[str, int]], writes: Writes) -> None:
-    """Make it the plan of the resource that is put beside it, if both fit into the commit."""
+    """Make it the plan of the resource put beside it, if both fit into the commit."""
     encoded = msgspec.json.encode(msgspec.structs.replace(plan, resource_version=plan.resource_version + 1, owners=owners))
     if len(encoded) + len(writes.puts[keys.resource]) <= MAX_COMMIT_BYTES - ROOM:
-        # Not the round: if one is being opened, it is about whatever the plan is when it is sealed, and sealing checks the resource.
+        # No check of the round: one being opened works on whatever plan exists when it is sealed, and sealing checks the resource.
         writes.checks[keys.plan] = look.stamp(keys.plan)
         writes.puts[keys.plan] = encoded
 
 
 def _claim_new(look: Look, keys: Keys, new: list[str], late: Collection[str], writes: Writes) -> None:
-    """Claim the items for their owners to be; who cannot take them is found out as with any claim."""
+    """Claim the items for their future owners; a member that cannot take them is detected as with any claim."""
     takers = _takers(look, look.members, late)
     free = [item for item in new if item not in look.claims][:MAX_CLAIM_WRITES]
     if takers:
@@ -191,7 +191,7 @@ def _claim_new(look: Look, keys: Keys, new: list[str], late: Collection[str], wr
 
 
 def _takers(look: Look, names: Iterable[str], late: Collection[str]) -> list[str]:
-    """Those of the names that new items may be given to."""
+    """The members among `names` that can be given new items."""
     able = [name for name in names if name in look.members and not look.members[name].leaving]
     return [name for name in able if name not in late] or able
 

@@ -1,4 +1,4 @@
-"""A member of a group: told what a look at the group's records showed, it says what to serve and what to commit."""
+"""A member of a group: from each look at the group's records it decides what to serve and what to commit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sluiceway.core.group.static import Static
 from sluiceway.kernel.clock import Millis
 
 IDLE: Millis = 1_000
-"""How often a member looks when it has no reason to: hints of changes may be lost."""
+"""Interval of looks without an occasion: notifications of changes may be lost."""
 
 
 class Member:
-    """One member, for as long as its process lives; `name` is never used again. Feed it looks, none older than the one before."""
+    """One member, for the lifetime of its process; `name` is never reused. Feed it looks in order, none older than the one before."""
 
     def __init__(self, keys: Keys, name: str, address: str = "") -> None:
         self.name = name
@@ -27,19 +27,19 @@ class Member:
         }
 
     def leave(self) -> None:
-        """Hand over and go. Keep looking until a decision says `left`."""
+        """Hand over all items and leave. Keep looking until a decision says `left`."""
         self._beating.leaving = True
 
     def late(self, look: Look, now: Millis) -> frozenset[str]:
-        """Members that should be given nothing new, by what this one has seen of them."""
+        """The members that should be given nothing new, as far as this one has observed them."""
         return self._beating.late(look, now)
 
     def still(self, look: Look, now: Millis) -> dict[str, Millis]:
-        """For how long this one has not heard of each member."""
+        """Milliseconds since this member last saw each member's beat change."""
         return self._beating.still(look, now)
 
     def look(self, look: Look) -> Decision:
-        """What follows from that look."""
+        """Return what follows from that look."""
         beating, resource = self._beating, look.resource
         beating.note(look)
         if resource is None:
@@ -48,19 +48,19 @@ class Member:
         strategy = self._strategies[resource.strategy]
         owned = {item: Token(resource.era, grant) for item, grant in strategy.owned(look, resource).items()} if serving else {}
         if beating.leaving and (self._going or self.name not in look.members or strategy.may_go(look)):
-            # That its record goes may be recorded late, so whatever comes it serves nothing any more.
+            # The deletion of its record may be committed late, so from here on it serves nothing, whatever happens.
             self._going = True
-            # The lease is as it was, so that what is in flight can end before the record goes.
+            # Keep the lease unchanged, so that requests in flight can end before the record goes.
             deadline = beating.lease_deadline()
             return Decision({}, deadline, self._go(look), look.seen_at + IDLE, left=self.name not in look.members)
         writes, wake_at = self._next(look, resource, strategy)
-        # A beat that is to be sent now may end the lease earlier.
+        # A beat to be sent now may shorten the lease.
         deadline = beating.lease_deadline()
         wake_at = min(wake_at, look.seen_at + IDLE, deadline if serving else wake_at)
         return Decision(owned, deadline, writes, max(wake_at, look.seen_at + 1))
 
     def _next(self, look: Look, resource: Resource, strategy: Rounds | Claims | Static) -> tuple[Writes | None, Millis]:
-        """What to commit, with a beat in it; or None and when to look again."""
+        """The commit to make, including a beat; or None and when to look again."""
         if self.name not in look.members:
             full = len(look.members) >= MAX_MEMBERS
             return None if full else self._beating.beat(look, resource, Writes()), look.seen_at + IDLE

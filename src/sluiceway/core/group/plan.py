@@ -1,7 +1,7 @@
-"""The plan: which member gets which item. Even, sticky, and the same in every process.
+"""Assignment of items to members: even, sticky, and identical in every process.
 
-The items of a *queue*, those whose names are the same up to their last dot, may be limited to so many members. Then they lie on just
-so many, and a part of a queue goes as a whole: what is even is so to within one part.
+The items of a *queue*, those with equal names up to their last dot, may be limited to a number of members. They then lie on exactly that
+many, and a queue's items on one member, a *part*, move as a whole: loads are even to within one part.
 """
 
 from __future__ import annotations
@@ -12,33 +12,32 @@ from types import MappingProxyType
 from typing import Final
 
 Parts = dict[str, dict[str, int]]
-"""Of each limited queue: how many of its items each of its members has."""
+"""For each limited queue: the number of its items on each of its members."""
 UNLIMITED: Final[Mapping[str, int]] = MappingProxyType({})
 
 
 def queue_of(item: str) -> str:
-    """By what limits go: the item's name up to its last dot."""
+    """The queue that limits apply to: the item's name up to its last dot."""
     return item.rpartition(".")[0]
 
 
 def sticky(
     items: Sequence[str], members: Iterable[str], current: Mapping[str, str], limits: Mapping[str, int] = UNLIMITED
 ) -> dict[str, str]:
-    """The owner of each item. Without limits no member has more than one item more than another, and no such plan moves fewer items.
+    """Return the owner of each item. Without limits loads differ by one at most, and no such plan moves fewer items.
 
-    `current` has today's owners; items that are gone and owners that are no member (any more) are passed over. Without members the
-    plan is empty. The order of `items` decides which move, and neighbours among those go to different members; that of `members`
-    and of `current` does not matter.
+    `current` has today's owners; removed items and owners that are not members are ignored. Without members the plan is empty. The order of
+    `items` decides which move, and neighbours among those go to different members; the order of `members` and of `current` is irrelevant.
 
-    Why it is minimal: with n items and m members, r = n mod m of them have one more than n // m. An item stays only within its
-    owner's share, so what stays is the sum of min(has, share), and giving the larger share to a member adds one to it exactly if the
-    member has more than n // m. The larger shares go to those first.
+    Why it is minimal: with n items and m members, r = n mod m of them have one more than n // m. An item stays only within its owner's
+    share, so what stays is the sum of min(has, share), and giving the larger share to a member adds one to it exactly if the member has
+    more than n // m. The larger shares go to those first.
 
-    `limits` says for some queues on how many members, 1 or more, they lie: on exactly as many, unless there are fewer members or items.
-    These have as many of its items as one another, to within one. Who has most of a queue keeps a part of it, while that is even
-    enough: where a member has more than another by two items or more, it has nothing but parts of limited queues, each of those of
-    which the other has none is as large as the difference at least, and of those of which both have some it has no more. So no two
-    differ by more than the largest part. What has no limit is then divided as above, with as few moves, to make up for the rest.
+    `limits`: for some queues, the number of members, at least 1, that hold its items: exactly that many, unless there are fewer members or
+    items. These members' parts differ by one item at most. The members with most of a queue's items keep their part while that is even
+    enough: where a member has two or more items more than another, it holds only parts of limited queues; each part of a queue that the
+    other lacks is at least as large as the difference, and of queues on both it has no more than the other. So loads differ by the largest
+    part at most. Unlimited items are then divided as above, with as few moves, to level the loads.
     """
     names = sorted(members)
     if not names:
@@ -54,10 +53,10 @@ def sticky(
 
 
 def dealt(items: Sequence[str], counts: Mapping[str, int], limits: Mapping[str, int] = UNLIMITED) -> dict[str, str]:
-    """The owner of each new item, where the members have so many already: in turns, beginning with those that have fewest.
+    """Return the owner of each new item, given the members' current counts: round-robin, least loaded first.
 
-    So neighbours go to different members, and what was even stays even. The same in every process. Of a limited queue, which has no
-    items yet, to so many members only.
+    Neighbours go to different members, and even loads stay even. Deterministic across processes. A limited queue, which has no items yet,
+    goes to that many members only.
     """
     limited, rest = _apart(items, limits)
     has, plan = dict(counts), dict[str, str]()
@@ -69,7 +68,7 @@ def dealt(items: Sequence[str], counts: Mapping[str, int], limits: Mapping[str, 
 
 
 def moves(plan: Mapping[str, str], current: Mapping[str, str]) -> int:
-    """How many items have another owner than before, or one for the first time."""
+    """The number of items that get another owner, or their first."""
     return sum(current.get(item) != owner for item, owner in plan.items())
 
 
@@ -77,7 +76,7 @@ def moves(plan: Mapping[str, str], current: Mapping[str, str]) -> int:
 
 
 def _apart(items: Sequence[str], limits: Mapping[str, int]) -> tuple[Mapping[str, Sequence[str]], Sequence[str]]:
-    """The items of each limited queue, and those of all others."""
+    """Split the items into those of each limited queue and the rest."""
     if not limits:
         return {}, items
     limited: defaultdict[str, list[str]] = defaultdict(list)
@@ -91,10 +90,10 @@ def _apart(items: Sequence[str], limits: Mapping[str, int]) -> tuple[Mapping[str
 def _parts(
     limited: Mapping[str, Sequence[str]], loads: dict[str, int], current: Mapping[str, str], limits: Mapping[str, int], rest: int
 ) -> Parts:
-    """Who gets how many of each queue's items; `loads` is raised by that. So many items without a limit come on top."""
+    """The size of each member's part of each queue; raises `loads` by that. `rest` unlimited items come on top."""
     has = {queue: Counter(current[item] for item in items if current.get(item) in loads) for queue, items in limited.items()}
     wanted = {queue: min(limits[queue], len(loads), len(items)) for queue, items in limited.items()}
-    # The large parts first: the small ones then fill what is left.
+    # Place large parts first: small ones then fill the gaps.
     in_order = sorted(limited, key=lambda queue: (-(len(limited[queue]) // wanted[queue]), queue))
     parts: Parts = {}
     for queue in in_order:
@@ -122,9 +121,9 @@ def _add(loads: dict[str, int], more: Mapping[str, int]) -> None:
 
 
 class _Balance:
-    """Moves parts, and the one item by which two of a queue may differ, from fuller members to emptier ones, until no such move helps.
+    """Moves parts, and the one item by which two parts of a queue may differ, from fuller to emptier members until no move helps.
 
-    It comes to an end: each move makes the sum of the squares of what the members have in the end smaller.
+    Terminates: each move reduces the sum of squares of the final loads.
     """
 
     def __init__(self, parts: Parts, loads: dict[str, int], rest: int) -> None:
@@ -141,11 +140,11 @@ class _Balance:
     def even_out(self) -> None:
         relieved = 1
         while relieved:
-            # All of them in each pass, the fullest first.
+            # Visit every member in each pass, fullest first.
             relieved = sum(self._relieve(member) for member in reversed(self._emptiest))
 
     def _relieve(self, member: str) -> bool:
-        """Take from that member what is better elsewhere. Whether there was something."""
+        """Move items off the member that are better placed elsewhere. Returns whether anything moved."""
         relieved = False
         for queue in sorted(self._queues[member], key=lambda queue: (-self._parts[queue][member], queue)):
             if self._loads[member] <= self._level + 1:
@@ -154,7 +153,7 @@ class _Balance:
         return relieved
 
     def _shift(self, queue: str, member: str) -> bool:
-        """The part to one who has nothing of the queue, or an item of it to one who has fewer."""
+        """Move the part to a member without that queue, or one item to a member with a smaller part. Returns whether it moved."""
         part, loads = self._parts[queue], self._loads
         outside = next((other for other in self._emptiest if other not in part), None)
         inside = next((other for other in self._emptiest if part.get(other, part[member]) < part[member]), None)
@@ -172,15 +171,15 @@ class _Balance:
 
 
 def _by_load(loads: Mapping[str, int]) -> list[str]:
-    """Those who have least first."""
+    """The members, least loaded first."""
     return sorted(loads, key=lambda member: (loads[member], member))
 
 
-# ---- all others -------------------------------------------------------------------------------------------------------
+# ---- unlimited queues -------------------------------------------------------------------------------------------------
 
 
 def _level(loads: Mapping[str, int], rest: int) -> tuple[int, int]:
-    """Up to how much so many items fill those who have less, and how many are left over then, fewer than have no more."""
+    """The level to which `rest` items fill the members below it, and the remainder, smaller than the number of members at or below it."""
     level = under = 0
     for under, load in enumerate(sorted(loads.values())):
         if under * (load - level) > rest:
@@ -193,7 +192,7 @@ def _level(loads: Mapping[str, int], rest: int) -> tuple[int, int]:
 
 
 def _held(items: Sequence[str], members: Sequence[str], current: Mapping[str, str]) -> tuple[dict[str, list[str]], list[str]]:
-    """What each of these members has of the items, and what none of them has."""
+    """The items that each of these members holds, and those that none of them holds."""
     held: dict[str, list[str]] = {member: [] for member in members}
     free: list[str] = []
     for item in items:
@@ -202,10 +201,10 @@ def _held(items: Sequence[str], members: Sequence[str], current: Mapping[str, st
 
 
 def _shares(loads: Mapping[str, int], held: Mapping[str, Sequence[str]], rest: int) -> dict[str, int]:
-    """How many of so many items each member gets on top of its load, where it has some of them already."""
+    """The number of the `rest` items each member gets on top of its load, favouring members that already hold some."""
     level, more = _level(loads, rest)
     share = {member: max(0, level - load) for member, load in loads.items()}
-    # Sorting is stable: of members with equally many, the first by name.
+    # Sorting is stable: ties go to the first by name.
     by_most = sorted((member for member in loads if loads[member] <= level), key=lambda member: share[member] - len(held[member]))
     for member in by_most[:more]:
         share[member] += 1
@@ -213,7 +212,7 @@ def _shares(loads: Mapping[str, int], held: Mapping[str, Sequence[str]], rest: i
 
 
 def _filled(held: dict[str, list[str]], free: list[str], share: Mapping[str, int]) -> dict[str, str]:
-    """The owners when each member has its share: of what it has, as much as that, and what is free or others have to give up."""
+    """The owners once each member has its share: it keeps its own items up to that, and takes free or given-up ones for the remainder."""
     for member, has in held.items():
         if len(has) > share[member]:
             held[member], given_up = _spread(has, share[member])
@@ -224,14 +223,14 @@ def _filled(held: dict[str, list[str]], free: list[str], share: Mapping[str, int
 
 
 def _spread(has: list[str], share: int) -> tuple[list[str], list[str]]:
-    """What stays and what goes: the latter evenly along the list, so that it is not one queue's partitions that all leave."""
+    """Split into items that stay and items that go: the latter evenly along the list, so that no single queue's partitions all leave."""
     going = len(has) - share
     leaving = {(2 * nth + 1) * len(has) // (2 * going) for nth in range(going)}
     return [item for at, item in enumerate(has) if at not in leaving], [has[at] for at in sorted(leaving)]
 
 
 def _takers(wanting: Mapping[str, int]) -> Iterable[str]:
-    """Each member as often as it wants items, in turns."""
+    """Each member once per item it wants, round-robin."""
     left = {member: wants for member, wants in wanting.items() if wants > 0}
     while left:
         yield from left

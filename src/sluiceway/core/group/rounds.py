@@ -1,16 +1,16 @@
-"""Rounds: members divide items without a leader.
+"""Rounds strategy: members divide items without a leader.
 
-After a protocol described in a forum of FoundationDB's: whoever notices a change opens a round; every member marks itself in it; once
-nobody new has come for a while, any of them seals it, and the plan is made of those who had. What is changed here: members also beat, so
-that a crash is noticed before the next round; the plan is sticky; times and strategy are records of the group; and an item changes
-hands only when nobody else can be serving it:
+After a protocol described in a FoundationDB forum: a member that notices a change opens a round; every member marks itself in it; once no
+new member has come for a while, any of them seals it, and the plan is made of the marked ones. Changed here: members also beat, so that a
+crash is noticed before the next round; the plan is sticky; times and strategy are records of the group; and an item changes hands only when
+no other member can be serving it:
 
 * a member serves only while its last beat that is surely recorded is younger than `lease_timeout`;
 * a round is sealed without a member only if its beat stood still for `member_timeout`, which is longer; its record goes in that commit;
-* an item taken from a member that lives is served by its new owner once the old one has recorded that it stopped.
+* an item taken from a live member is served by its new owner once the old one has recorded that it stopped.
 
-So nothing depends on clocks that agree, only on clocks that run at about the same speed; and if that fails too, the grant, which
-rises with each change of owner, fences the old owner's writes.
+So clocks need not agree, only run at about the same speed; if that fails too, the grant, which rises with each change of owner, fences the
+old owner's writes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from sluiceway.core.group.plan import moves, sticky
 from sluiceway.kernel.clock import Millis
 
 TURN: Millis = 20
-"""Members take turns in opening and sealing, so long apart, so that they seldom conflict; it would do no harm."""
+"""Stagger between members in opening and sealing: it makes conflicts rare, which would be harmless."""
 MAX_TURNS = 10
 
 
 class Rounds:
-    """The strategy as one member carries it out."""
+    """The strategy as one member runs it."""
 
     def __init__(self, beating: Beating) -> None:
         self._beating = beating
         self._keys, self._name, self._seen = beating.keys, beating.name, beating.seen
 
     def owned(self, look: Look, resource: Resource) -> dict[str, int]:
-        """What this member serves by the plan."""
+        """The items this member serves by the plan, with their grants."""
         plan = look.plan
         if plan is None or plan.era != resource.era:
             return {}
@@ -45,11 +45,11 @@ class Rounds:
         return {item: grant for item, grant in plan.owners.get(self._name, {}).items() if item not in awaited}
 
     def _awaited(self, look: Look, plan: Plan, other: str) -> bool:
-        """Whether the other may still serve what the plan has taken from it."""
+        """Whether the other member may still serve items that the plan has taken away."""
         return other in look.members and look.members[other].applied < plan.round
 
     def may_go(self, look: Look) -> bool:
-        """Whether the plan has nothing of this member's any more."""
+        """Whether the plan holds nothing of this member any more."""
         plan = look.plan
         if plan is None:
             return True
@@ -57,12 +57,12 @@ class Rounds:
         return not in_plan and self._name not in plan.owners
 
     def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
-        """What the round needs of this member now, or when it may."""
+        """The round's next write for this member, or None and when to look again."""
         now, parameters = look.seen_at, resource.parameters
         since = self._seen.since("round", look.stamp(self._keys.round), now)
         if look.round is not None and not look.round.sealed:
             if self._name in self._missing(look):
-                # Or say first that it is leaving.
+                # A leaving member records that first.
                 return (Writes() if self._beating.leaving else self._mark(look, look.round)), now
             seal_at = self._seal_at(look, parameters)
             return (self._seal(look, resource, look.round), now) if now >= seal_at else (None, seal_at)
@@ -81,13 +81,13 @@ class Rounds:
     # ---- opening ----------------------------------------------------------------------------------------------
 
     def _trigger(self, look: Look, resource: Resource) -> str | None:
-        """Why there must be a round, in words; None: there need not be one."""
+        """The reason for a new round, in words; None: none is needed."""
         if look.round is None or look.plan is None:
             return "the group is new"
         if look.plan.resource_version != resource.version:
             return "the resource has changed"
         for name in sorted(look.members):
-            # Also one that takes no part: somebody may be waiting for it to stop.
+            # Also members that take no part: another may be waiting for them to stop.
             if self._beating.silent(look, name, resource.parameters):
                 return f"{name} is silent"
         for name in look.round.participants:
@@ -102,7 +102,7 @@ class Rounds:
         return "heartbeat" if look.seen_at - since >= resource.parameters.heartbeat_interval else None
 
     def _quiet_until(self, look: Look, parameters: Parameters) -> Millis:
-        """When, if nothing changes, a member will be silent or the heartbeat due."""
+        """When, without changes, the next member becomes silent or the heartbeat round is due."""
         times = [self._seen.since("round", look.stamp(self._keys.round), look.seen_at) + parameters.heartbeat_interval]
         times += [self._beating.silent_at(look, name, parameters) for name in look.members if name != self._name]
         return min(times)
@@ -124,7 +124,7 @@ class Rounds:
     # ---- sealing ----------------------------------------------------------------------------------------------
 
     def _seal_at(self, look: Look, parameters: Parameters) -> Millis:
-        """When this member may seal the round, if nothing changes: nobody new for a while, and whoever is missing surely serves nothing."""
+        """When, without changes, this member may seal the round: no new mark for a while, and missing members surely serve nothing."""
         marked_since = self._seen.since("marks", (look.stamp(self._keys.round), look.marks), look.seen_at)
         times = [marked_since + parameters.settle_timeout + self._turn(look, parameters)]
         times += [self._beating.silent_at(look, name, parameters) for name in self._missing(look)]
@@ -134,11 +134,11 @@ class Rounds:
         return look.members[name].leaving and self._beating.silent(look, name, parameters)
 
     def _missing(self, look: Look) -> list[str]:
-        """Those that have not marked themselves, though they should."""
+        """The members that should have marked themselves and have not."""
         return [name for name, record in look.members.items() if name not in look.marks and not record.leaving]
 
     def _seal(self, look: Look, resource: Resource, current: Round) -> Writes:
-        """One commit that ends the round: the plan, the round's record, and the records of those that are given up."""
+        """The commit that ends the round: the plan, the round's record, and deletion of the given-up members' records."""
         keys = self._keys
         given_up = self._missing(look) + [name for name in look.members if self._left_and_silent(look, name, resource.parameters)]
         members = [name for name in sorted(look.marks) if name in look.members and not look.members[name].leaving]
@@ -147,14 +147,14 @@ class Rounds:
             current, sealed=True, participants=tuple(members), moved=moved, kept=len(resource.items) - moved if members else 0
         )
         writes = Writes(
-            # The plan changes with one of these only.
+            # The plan changes only together with one of these.
             checks={key: look.stamp(key) for key in (keys.round, keys.resource)},
-            # One that marks itself just now must be in the plan or else not have marked itself.
+            # A member marking itself concurrently must either be in the plan or fail to mark itself.
             unchanged={keys.marks: look.view.stamp},
             deletes=[keys.mark(current.number, name) for name in sorted(look.marks)],
         )
         for name in given_up:
-            # If it beats after all, it is not given up.
+            # A member that beats after all is not given up.
             writes.checks[keys.member(name)] = look.stamp(keys.member(name))
             writes.deletes.append(keys.member(name))
         writes.put(keys.plan, plan)
@@ -179,7 +179,7 @@ class Rounds:
 
 
 def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str], given_up: Iterable[str]) -> tuple[Plan, int]:
-    """The plan of that round, and how many items it moves. Members of `given_up` are not waited for: they surely serve nothing."""
+    """Return the plan of that round, and how many items it moves. Members of `given_up` are not waited for: they surely serve nothing."""
     before = look.plan or Plan(round=0, era=0, resource_version=0, owners={})
     current = {item: owner for owner, grants in before.owners.items() for item in grants}
     chosen = sticky(resource.items, members, current, resource.limits)
@@ -195,7 +195,7 @@ def next_plan(look: Look, resource: Resource, number: int, members: Iterable[str
 
 
 def told(before: Plan | None, plan: Plan) -> Iterator[Move]:
-    """What the plan moves, item by item, as far as there is room to tell."""
+    """The plan's moves, item by item, as many as fit into MAX_TOLD."""
     had = {item: name for name, grants in before.owners.items() for item in grants} if before else {}
     moved = ((item, name) for name, grants in plan.owners.items() for item in grants if had.get(item) != name)
     room = MAX_TOLD
@@ -208,6 +208,6 @@ def told(before: Plan | None, plan: Plan) -> Iterator[Move]:
 
 
 def _may_serve(look: Look, before: Plan, name: str) -> set[str]:
-    """What that member may serve: what it owns, and what it had earlier if it has not recorded that it stopped."""
+    """Items that the member may serve: those it owns, and earlier ones unless it has recorded that it stopped them."""
     earlier = before.waits.get(name, ()) if look.members[name].applied < before.round else ()
     return {*earlier, *before.owners.get(name, {})}

@@ -1,7 +1,7 @@
-"""Static: no member of the group has anything, since everything has one owner outside of it, who proves itself by a lock.
+"""Static strategy: members own nothing, since a single owner outside the group, proven by a lock, owns every item.
 
-A group comes to this when a cluster is made a single server again. Its plan, claims and members' records stay as they were: coming back
-begins another era, in which a plan of an earlier one gives nothing to anybody, and nobody serves until all records have reached it.
+A group enters it when a cluster becomes a single server again. Its plan, claims and member records stay. Returning to another strategy
+begins a new era, in which plans of earlier eras give nothing, and no member serves until all member records have reached it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from sluiceway.kernel.clock import Millis
 
 
 class Static:
-    """The strategy as a member carries it out: it lives, and waits for another."""
+    """The strategy as a member runs it: beat, and wait for another strategy."""
 
     def owned(self, look: Look, resource: Resource) -> dict[str, int]:
-        """Nothing."""
+        """Always empty."""
         return {}
 
     def may_go(self, look: Look) -> bool:
-        """At any time: what others find at its name they take as that of one who has gone."""
+        """Always true: other members take records under this name as those of a member that has left."""
         return True
 
     def next(self, look: Look, resource: Resource) -> tuple[Writes | None, Millis]:
-        """Nothing, but to beat."""
+        """No writes; the next beat is the only thing due."""
         return None, look.seen_at + resource.parameters.beat_interval

@@ -1,20 +1,20 @@
-"""Tasks: members divide the partitions of a change stream by folding one log. All that they know in common is what it says.
+"""Fold of the sync log: members divide the partitions of a change stream, and the log is their only shared state.
 
-After a connector in which tasks tell each other, over a topic with one partition, what they have and what they have done. What is changed
-here: the log is the only truth, each record is judged by the state that those before it made, and all members judge alike. So a record
-may be late, double or from a member that has long been replaced: it counts by these rules or not at all.
+Derived from a connector whose tasks tell each other, over a topic with one partition, what they have and what they have done. The
+difference: the log is the only truth, each record is judged by the state that the records before it made, and all members judge alike. So a
+record may be late, duplicated or from a member replaced long ago: it counts by these rules or not at all.
 
-* A *term* has one leader: of the records that call for the next term the first counts. Decisions count in their term only.
-* A *grant* is the number of the record that gave a partition to its owner. What an owner says counts under the partition's grant only.
-  Grants of a partition rise, so the position store can refuse whoever reads under an older one.
+* A *term* has one leader: the first record that calls for the next term counts. Decisions count in their term only.
+* A *grant* is the number of the record that gave a partition to its owner. An owner's records count under the partition's grant only.
+  Grants of a partition rise, so the position store can refuse a reader with an older one.
 * A partition is ready once each of its parents has finished, and a parent finishes once.
-* A move is in two steps: the owner stops, and its release hands over. A move that is cancelled leaves a new grant, for the owner may
-  have begun to stop: what it says of that comes under the old grant and counts no more.
+* A move has two steps: the owner stops, and its release hands over. A cancelled move leaves a new grant, since the owner may have begun to
+  stop: its records about that come under the old grant and no longer count.
 
-Why a finished partition may be removed as soon as no child of it waits for any parent: none of what may still arrive can bear it or a
-child of it anew. Children are born by their parents' records, which count while the parent is not finished. A child that waits for none
-has only finished parents. A seed is born by `Seeds`, which counts once for what it is after. And the partition itself had become ready,
-so its own parents had finished long before. This rests on the stream, which must tell the same parents of a partition whenever it names it.
+Why a finished partition may be removed as soon as none of its children waits for a parent: no record still to come can create it or one of
+its children again. Children are created by their parents' records, which count while the parent is not finished. A child that waits for no
+parent has only finished parents. A seed is created by `Seeds`, which counts once for each `after`. And the partition itself had become
+ready, so its own parents had finished long before. This rests on the stream: it must name the same parents of a partition each time.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ from sluiceway.model.task_records import Born
 
 Partitions = dict[str, Partition]
 Verdict = State | str
-"""The state with what the record says; or why it does not count."""
+"""The state after the record; or the reason why it does not count."""
 
 
 def fold(state: State, seq: int, record: Record) -> State:
-    """The state after that record, whatever it is. One that was folded already changes nothing."""
+    """Return the state after that record. A record already folded changes nothing."""
     if seq <= state.seq:
         return state
     verdict = judge(state, seq, record)
@@ -57,7 +57,7 @@ def fold(state: State, seq: int, record: Record) -> State:
 
 
 def judge(state: State, seq: int, record: Record) -> Verdict:
-    """What the record, at that place, makes of the state; or, in words, why it does not count."""
+    """Return the state that the record makes at that place; or, in words, why it does not count."""
     match record:
         case Join():
             return _join(state, seq, record)
@@ -114,7 +114,7 @@ def _term(state: State, seq: int, record: Term) -> Verdict:
     members = tuple(sorted(name for name in set(record.members) if name in state.joined))
     if record.leader not in members:
         return "its leader has not joined, or is not among its members"
-    # Whoever joined since the last term may have been unknown to this one's leader. The others that it does not name are gone.
+    # A member that joined since the last term may have been unknown to this leader. Members named by neither have gone.
     joined = {name: at for name, at in state.joined.items() if name in members or at > state.term_at}
     return replace(
         state,
@@ -133,12 +133,12 @@ def _is_next(state: State, term: int) -> bool:
 
 
 def _in_term(state: State, term: int) -> bool:
-    # One who has left does not lead any more, though its term goes on until the next.
+    # A leader that has left leads no more, though its term lasts until the next.
     return term == state.term and bool(state.leader)
 
 
 def _freed(partitions: Partitions, members: Iterable[str]) -> Partitions:
-    """What others had is ready again."""
+    """Make partitions of members that have gone ready again."""
     stay = set(members)
     return {
         token: replace(each, phase="ready", owner="", to="") if each.owner and each.owner not in stay else each
@@ -155,7 +155,7 @@ def _seeds(state: State, record: Seeds) -> Verdict:
     partitions = dict(state.partitions)
     known = partitions.keys() | {born.token for born in record.partitions}
     for born in record.partitions:
-        # A parent of which nothing is known is older than the stream's memory, or removed.
+        # An unknown parent is older than the stream's memory, or removed.
         waits = [parent for parent in born.parents if parent in known and not _has_finished(partitions, parent)]
         partitions.setdefault(born.token, _created(partitions, born, waits))
     return replace(state, partitions=partitions, sown=record.upto)
@@ -200,7 +200,7 @@ def _stays(partition: Partition, seq: int) -> Partition:
 
 
 def _with(state: State, changed: Mapping[str, Partition | None], otherwise: str) -> Verdict:
-    """Each entry counts or not for itself."""
+    """Apply the entries that count; each counts or not by itself."""
     counts = {token: each for token, each in changed.items() if each is not None}
     return replace(state, partitions=state.partitions | counts) if counts else otherwise
 
@@ -218,7 +218,7 @@ def _supersede(state: State, record: Supersede) -> Verdict:
     return replace(state, partitions=partitions)
 
 
-# ---- what owners say --------------------------------------------------------------------------------------------------
+# ---- records of owners ------------------------------------------------------------------------------------------------
 
 
 def _holds(partition: Partition | None, grant: int) -> bool:
@@ -254,7 +254,7 @@ def _finish(state: State, seq: int, record: Finish) -> Verdict:
 
 
 def _ticked(state: State, seq: int, child: Partition, record: Finish, ended_at: Millis) -> Partition:
-    """The child with one parent less to wait for."""
+    """The child with one parent fewer to wait for."""
     waits = tuple(parent for parent in child.waits if parent != record.token)
     since = ended_at if child.since is None else min(child.since, ended_at)
     child = replace(child, waits=waits, since=since)
@@ -265,10 +265,10 @@ def _ticked(state: State, seq: int, child: Partition, record: Finish, ended_at: 
 
 
 def _bear(partitions: Partitions, children: Iterable[Born]) -> bool:
-    """Add those that are not known yet. Whether there were any."""
+    """Add the children that are not known yet. Returns whether there were any."""
     before = len(partitions)
     for born in children:
-        # A parent of which nothing is known is not born yet: had it finished, it would have named this child.
+        # An unknown parent is not created yet: had it finished, it would have named this child.
         waits = [parent for parent in born.parents if not _has_finished(partitions, parent)]
         partitions.setdefault(born.token, _created(partitions, born, waits))
     return len(partitions) > before
@@ -285,13 +285,13 @@ def _has_finished(partitions: Partitions, token: str) -> bool:
 
 
 def _needed(partitions: Partitions) -> Partitions:
-    """Without those that have finished and have no child that waits."""
+    """The partitions without the finished ones that no waiting child needs."""
     awaited = {parent for each in partitions.values() if each.waits for parent in each.parents}
     return {token: each for token, each in partitions.items() if each.phase != "finished" or token in awaited}
 
 
 def broken_rule(state: State, token: str, children: Iterable[Born]) -> str | None:
-    """In which way a stream that names these as children of that partition breaks the rule on which removal rests; None: it does not."""
+    """Return how these children of the partition violate the rule that its removal relies on; None if they do not."""
     for born in children:
         known = state.partitions.get(born.token)
         if born.token == token or born.token in born.parents:
@@ -313,10 +313,9 @@ def _snapshot(state: State, record: Snapshot) -> Verdict:
 
 
 def restore(entries: Sequence[Entry]) -> State:
-    """The state after all that is left of a log. The same as if it had been folded from its beginning, if nothing was trimmed but what
-    `trimmable` allowed.
-    """
-    # Of those that can be of this log the newest: it covers the most.
+    """Return the state after all that is left of a log: equal to a fold from its beginning, if no more was trimmed than `trimmable`
+    allowed."""
+    # Of the snapshots that can belong to this log take the newest: it covers the most.
     kept = (record.state for seq, record in entries if isinstance(record, Snapshot) and record.state.seq < seq)
     state = max(kept, key=lambda each: each.seq, default=State())
     for seq, record in entries:
@@ -325,24 +324,25 @@ def restore(entries: Sequence[Entry]) -> State:
 
 
 def trimmable(state: State) -> int:
-    """Records up to that number may go from the log. Who has not folded so far must then `restore`."""
+    """Records up to this number may be trimmed from the log. A member that has not folded so far must then `restore`."""
     return state.kept_from
 
 
-# ---- what one may ask -------------------------------------------------------------------------------------------------
+# ---- queries ----------------------------------------------------------------------------------------------------------
 
 
 def watermark(state: State, committed: Mapping[str, Millis]) -> Millis | None:
-    """No record older than this is still to come; None: no record is to come. `committed`: up to when each partition is read and kept.
+    """Time in ms before which no further record can come; None: no record is to come. `committed`: how far each partition is read and kept.
 
-    A partition that has not begun counts with the least end of its parents that have finished, or else they count themselves.
+    A partition that has not begun counts with the earliest end of its finished parents; unfinished parents count themselves.
     """
     bounds = [max(each.since, committed.get(token, 0)) for token, each in state.unfinished().items() if each.since is not None]
     return min(bounds, default=None)
 
 
 def stuck(state: State) -> dict[str, tuple[str, ...]]:
-    """If nothing can go on, though not all is finished: what waits, and for which parents. The stream has kept something back."""
+    """If no partition can proceed although some are unfinished: the waiting partitions, each with its missing parents, which the stream
+    withholds."""
     unfinished = state.unfinished()
     if any(each.phase != "created" for each in unfinished.values()):
         return {}

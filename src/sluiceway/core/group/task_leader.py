@@ -1,4 +1,4 @@
-"""What the leader of a term decides, and whom a finisher proposes. By the state alone, so that it can be decided again."""
+"""Decisions of a term's leader, and the proposals of finishers. They depend on the state alone, so they can be repeated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluiceway.model.task_records import Born, Group
 
 
 class Division(NamedTuple):
-    """What is to be said so that the members have equally many partitions, to within one."""
+    """The decisions that level the members' partition counts to within one."""
 
     assign: Mapping[str, str]
     move: Mapping[str, str]
@@ -20,7 +20,7 @@ class Division(NamedTuple):
 
 
 def next_term(state: State, group: Group) -> Term | None:
-    """The term that the election calls for; None: it is this one, or nobody could lead."""
+    """The term that the election calls for; None: it is the current one, or no candidate can lead."""
     members = tuple(sorted(name for name in set(group.members) if name in state.joined))
     if group.leader not in members or (state.leader, state.members) == (group.leader, members):
         return None
@@ -28,9 +28,9 @@ def next_term(state: State, group: Group) -> Term | None:
 
 
 def divide(state: State) -> Division:
-    """Everything that is ready is given out, and as few partitions move as there can be.
+    """Give out every ready partition, and move as few as possible.
 
-    A move that has begun goes on, unless whom it was for has gone or the owner should have kept the partition after all.
+    A move that has begun continues, unless its target has left or the owner should keep the partition after all.
     """
     members, active = state.members, state.active()
     current = {token: each.to if each.to in members else each.owner for token, each in active.items() if each.owner}
@@ -43,7 +43,7 @@ def divide(state: State) -> Division:
 
 
 def hints(state: State, finisher: str, token: str, children: Iterable[Born]) -> dict[str, str]:
-    """For each child the member that has least, as the finisher sees it; itself rather than another that has as much."""
+    """For each child the least loaded member, as the finisher sees it; the finisher wins ties."""
     loads = Counter(dict.fromkeys(state.members, 0))
     for name, each in state.partitions.items():
         taker = each.to or each.owner

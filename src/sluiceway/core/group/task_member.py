@@ -1,10 +1,10 @@
-"""A member of a group of tasks: told what the log says and how its readers fare, it says what to read, to stop and to append.
+"""Member of a group of tasks: from the log and the state of its readers it decides what to read, to stop and to append.
 
-It compares what the log says with what should be so, and says the difference, again and again until the log has it. So it does not
-matter which of its records are lost or come twice, and a member needs no memory of what it has said but to be brief.
+It compares the log with the desired state and appends the difference, repeating until the log shows it. So lost or duplicated records are
+harmless, and what it has already said matters only for brevity.
 
-It begins with the log: a member joins the group only when it has folded all that there was, reaches the position store, and has
-seen its own `Join`. From then on it may be given partitions at any moment.
+It starts from the log: a member joins the group only when it has folded all existing records, reaches the position store, and has seen its
+own `Join`. From then on it may be given partitions at any moment.
 """
 
 from __future__ import annotations
@@ -34,37 +34,36 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import Born, Group
 
 Preset = Literal["log-leader", "finisher-hint"]
-"""Who says where a new child goes: the leader, once it is ready; or whoever finishes its last parent, and the leader only otherwise."""
+"""Placer of a new child: the leader, once it is ready; or the member that finishes its last parent, with the leader as the fallback."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """`repeat_after`: what the log does not show by then is said again. `reopen_after`: so long after a reader broke off.
-    `patience`: so long one that the election once named leaves a leader alone that was named as late or later.
-    """
+    """Intervals in ms. `repeat_after`: a record the log does not show by then is appended again. `reopen_after`: delay before a broken-off
+    reader is reopened. `patience`: how long a member named by the election leaves alone a leader named at the same time or later."""
 
     repeat_after: Millis = 1_000
     reopen_after: Millis = 1_000
     patience: Millis = 10_000
 
 
-# ---- what it is told ---------------------------------------------------------------------------------------------------
+# ---- events ------------------------------------------------------------------------------------------------------------
 
 
 class Folded(NamedTuple):
-    """The next records of the log, with none left out."""
+    """The next records of the log, without gaps."""
 
     entries: tuple[Entry, ...]
 
 
 class Restored(NamedTuple):
-    """The log had been trimmed beyond this member, and this follows from what is left."""
+    """Event: the state, restored from a log that was trimmed beyond this member's position."""
 
     state: State
 
 
 class Prepared(NamedTuple):
-    """The position store is reached, and the log went up to there when this member began."""
+    """The position store is reached; `end` is where the log ended when this member began."""
 
     end: int
 
@@ -74,7 +73,7 @@ class Elected(NamedTuple):
 
 
 class SeedsFound(NamedTuple):
-    """All seeds of the stream between two points. If they are the same there is nothing new."""
+    """All seeds of the stream between two points; if these are equal there is nothing new."""
 
     after: str
     upto: str
@@ -89,7 +88,7 @@ class ChildrenFound(NamedTuple):
 
 
 class Opened(NamedTuple):
-    """The position store lets nobody commit under a lower grant any more. `position`: what is committed; None: nothing ever was."""
+    """The position store refuses commits under lower grants from now on. `position`: the committed one; None: none ever was."""
 
     token: str
     grant: int
@@ -104,7 +103,7 @@ class Stopped(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """The partition has ended, and its last position is committed under this grant. `ended_at`: no record of its children is older."""
+    """The partition has ended, and its last position is committed under this grant. `ended_at`: lower bound for records of its children."""
 
     token: str
     grant: int
@@ -113,9 +112,9 @@ class Ended(NamedTuple):
 
 
 class BrokenOff(NamedTuple):
-    """Opening or reading failed, and nothing goes on under this grant until it is opened again. That is no end.
+    """Opening or reading failed, and nothing continues under this grant until it is reopened. The partition has not ended.
 
-    `fenced`: the position store knows a higher grant. `unknown`: the stream does not know the position any more.
+    `fenced`: the position store knows a higher grant. `unknown`: the stream no longer knows the position.
     """
 
     token: str
@@ -124,7 +123,7 @@ class BrokenOff(NamedTuple):
 
 
 class Going(NamedTuple):
-    """The member is to stop everything and leave."""
+    """Request to stop everything and leave."""
 
 
 class Tick(NamedTuple):
@@ -134,24 +133,24 @@ class Tick(NamedTuple):
 Event = Folded | Restored | Prepared | Elected | SeedsFound | ChildrenFound | Opened | Stopped | Ended | BrokenOff | Going | Tick
 
 
-# ---- what it wants -----------------------------------------------------------------------------------------------------
+# ---- effects -----------------------------------------------------------------------------------------------------------
 
 
 class Append(NamedTuple):
-    """To the log; it may be lost, late or there twice."""
+    """Append to the log; the record may be lost, late or duplicated."""
 
     record: Record
 
 
 class Open(NamedTuple):
-    """Raise the partition's fence to the grant, and say what is committed. Answered by `Opened` or `BrokenOff`."""
+    """Raise the partition's fence to the grant and return the committed position. Answered by `Opened` or `BrokenOff`."""
 
     token: str
     grant: int
 
 
 class Read(NamedTuple):
-    """From that position on, committing under the grant. Ends with `Ended`, `BrokenOff` or, if asked to, `Stopped`."""
+    """Read from that position, committing under the grant. Ends with `Ended`, `BrokenOff` or, on request, `Stopped`."""
 
     token: str
     grant: int
@@ -159,7 +158,7 @@ class Read(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Commit what is read, and end whatever goes on under this grant. Answered by `Stopped`, `Ended` or `BrokenOff`."""
+    """Commit all records read, and end all activity under this grant. Answered by `Stopped`, `Ended` or `BrokenOff`."""
 
     token: str
     grant: int
@@ -170,17 +169,17 @@ class JoinGroup(NamedTuple):
 
 
 class LeaveGroup(NamedTuple):
-    """Nothing is left to do."""
+    """Leave the election: no work is left."""
 
 
 class AskSeeds(NamedTuple):
-    """Answered by `SeedsFound`."""
+    """Ask for seeds after that point. Answered by `SeedsFound`."""
 
     after: str
 
 
 class Alarm(NamedTuple):
-    """A partition does not go on without somebody's help."""
+    """A partition cannot proceed without an operator."""
 
     token: str
     why: str
@@ -193,7 +192,7 @@ Effect = Append | Open | Read | Stop | JoinGroup | LeaveGroup | AskSeeds | Alarm
 class _Reader:
     grant: int
     phase: Literal["opening", "reading", "stopping", "idle", "ended", "waiting", "broken"]
-    """`idle`: stopped. `waiting`: to be opened again at `again_at`. `broken`: not to be, under this grant."""
+    """`idle`: stopped. `waiting`: to be reopened at `again_at`. `broken`: not to be reopened under this grant."""
     again_at: Millis = 0
     ended: Ended | None = None
 
@@ -203,7 +202,7 @@ class _Reader:
 
 
 class TaskMember:
-    """One member, for as long as its process lives; `name` is never used again."""
+    """One member, for the lifetime of its process; `name` is never reused."""
 
     def __init__(self, name: str, preset: Preset = "log-leader", pace: Pace | None = None, state: State | None = None) -> None:
         self.name, self.preset, self.pace = name, preset, pace or Pace()
@@ -221,18 +220,18 @@ class TaskMember:
         self._divided: tuple[State, Division] | None = None
 
     def step(self, event: Event, now: Millis) -> list[Effect]:
-        """What follows from that event."""
+        """Return the effects of that event."""
         return self.step_all((event,), now)
 
     def step_all(self, events: Iterable[Event], now: Millis) -> list[Effect]:
-        """What follows from all of these, which came in that order: the same as from one after the other, at the cost of one."""
+        """Return the effects of these events, in order: the same as one after the other, at the cost of one."""
         told = [effect for event in events for effect in self._learn(event, now)]
         self._wanted = set()
         effects = [*told, *self._read(now), *self._take_part(now), *self._lead(now), *self._report(now)]
         self._said = {key: at for key, at in self._said.items() if key in self._wanted}
         return effects
 
-    # ---- learning ---------------------------------------------------------------------------------------------------
+    # ---- event handling ---------------------------------------------------------------------------------------------
 
     def _learn(self, event: Event, now: Millis) -> list[Effect]:
         match event:
@@ -285,7 +284,7 @@ class TaskMember:
                 reader.phase = "waiting" if not event.why else "broken"
                 reader.again_at = now + self.pace.reopen_after
                 if event.why == "unknown":
-                    # The beginning would be no answer: what lies between would be read twice, or not at all.
+                    # Restarting from the beginning is no remedy: records in between would be read twice, or not at all.
                     yield Alarm(event.token, "the stream does not know the position any more")
 
     def _start(self, opened: Opened) -> str:
@@ -297,7 +296,7 @@ class TaskMember:
     # ---- reading ----------------------------------------------------------------------------------------------------
 
     def _read(self, now: Millis) -> Iterator[Effect]:
-        """Stop what it may not read any more, open what it may read."""
+        """Stop readers that have lost their partition, open those that may read."""
         mine = self.state.owned(self.name)
         for token, reader in list(self._readers.items()):
             partition = mine.get(token)
@@ -324,16 +323,16 @@ class TaskMember:
 
     def _begin(self, partition: Partition) -> Iterator[Effect]:
         if partition.to:
-            # It never began, so it has stopped.
+            # It never began, so it counts as stopped.
             self._readers[partition.token] = _Reader(partition.grant, "idle")
         else:
             self._readers[partition.token] = _Reader(partition.grant, "opening")
             yield Open(partition.token, partition.grant)
 
-    # ---- saying -----------------------------------------------------------------------------------------------------
+    # ---- appending --------------------------------------------------------------------------------------------------
 
     def _say(self, key: Hashable, now: Millis) -> bool:
-        """Whether it is time to say this, for the first time or again."""
+        """Whether it is time to append this, for the first time or again."""
         self._wanted.add(key)
         at = self._said.get(key)
         if at is not None and now - at < self.pace.repeat_after:
@@ -361,7 +360,7 @@ class TaskMember:
             yield JoinGroup()
 
     def _report(self, now: Millis) -> Iterator[Effect]:
-        """What became of its readers."""
+        """Report the outcomes of its readers."""
         for token, reader in self._readers.items():
             partition = self.state.partitions.get(token)
             if partition is None or partition.owner != self.name or partition.grant != reader.grant:
@@ -374,7 +373,7 @@ class TaskMember:
     def _finish(self, reader: _Reader, ended: Ended, now: Millis) -> Iterator[Effect]:
         breach = broken_rule(self.state, ended.token, ended.children)
         if breach is not None:
-            # It would not count, whoever said it.
+            # It would not count, whichever member reported it.
             reader.phase, reader.ended = "broken", None
             yield Alarm(ended.token, breach)
         elif self._say(("finish", ended.token, ended.grant), now):
@@ -403,14 +402,14 @@ class TaskMember:
             yield Append(Move(term, move))
 
     def _contend(self, now: Millis) -> Iterator[Effect]:
-        """Call for the term in which it leads, if the election says that it does."""
+        """Call for the term it leads, if the election names it leader."""
         group, state = self._group, self.state
         if group is None or group.leader != self.name or self.leaving:
             return
         term = next_term(state, group)
         if term is None:
             return
-        # Two that both believe it would otherwise depose each other for ever.
+        # Two members that both believe to be leader would otherwise depose each other for ever.
         newer = state.leader not in ("", self.name) and state.generation >= group.generation
         if newer and now - self._term_seen_at < self.pace.patience:
             return
@@ -418,7 +417,7 @@ class TaskMember:
             yield Append(term)
 
     def _sow(self, now: Millis) -> Iterator[Effect]:
-        """Bring what the stream has to the log."""
+        """Bring new seeds and children from the stream into the log."""
         state, seeds = self.state, self._seeds
         if seeds is None or seeds.after != state.sown:
             if self._say(("ask", state.sown), now):

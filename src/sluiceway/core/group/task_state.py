@@ -1,4 +1,4 @@
-"""What a sync log records, and what follows from it: partitions of a change stream, who reads them, and under which grant."""
+"""State of the sync log and its records: partitions of a change stream, their readers, and their grants."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import Born
 
 Phase = Literal["created", "ready", "owned", "finished"]
-"""`created`: some parent is not finished. `ready`: nobody has it. What is removed is not in the state any more."""
+"""`created`: some parent is unfinished. `ready`: no owner. A removed partition is no longer in the state."""
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):
-    """A partition as the log tells of it.
+    """A partition according to the log.
 
-    `waits`: its parents that are not finished. `grant`: the number of the record that gave it to its last owner. `to`: to whom it is to
-    move. `since`: no record that it or a child not yet known has in store is older than the least end of the parents that are
-    finished; None while none is. Once finished: its own end.
+    `waits`: its unfinished parents. `grant`: number of the record that gave it to its last owner. `to`: target of a pending move. `since`:
+    earliest end in ms of its finished parents, None while none is; no record of it or of a child not yet known is older. Once finished: its
+    own end.
     """
 
     token: str
@@ -33,11 +33,11 @@ class Partition(msgspec.Struct, frozen=True, array_like=True):
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True):
-    """All that follows from the log up to the record `seq`. Equal for all who have folded so far, whatever they began with.
+    """Fold of the log up to the record `seq`. Equal for all members that have folded so far, wherever they started.
 
-    `joined` has those who are prepared, each with the number of its record; `members` those of them who are in the term, in order.
-    `leader` is empty once it has left. `sown`: up to where the stream's seeds are known, in the stream's own words. `kept_from`: what a
-    snapshot in the log covers; no record with that number or a lower one is needed.
+    `joined`: the prepared members, each with the number of its record; `members`: those of them in the term, in order. `leader` is empty
+    once it has left. `sown`: how far the stream's seeds are known, in the stream's own words. `kept_from`: what a snapshot in the log
+    covers; no record with that number or a lower one is needed.
     """
 
     seq: int = 0
@@ -52,11 +52,11 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     kept_from: int = 0
 
     def owned(self, name: str) -> dict[str, Partition]:
-        """What that member has."""
+        """The partitions of that member."""
         return {token: each for token, each in self.partitions.items() if each.owner == name}
 
     def active(self) -> dict[str, Partition]:
-        """What can be read: ready or owned."""
+        """The readable partitions: ready or owned."""
         return {token: each for token, each in self.partitions.items() if each.phase in ("ready", "owned")}
 
     def unfinished(self) -> dict[str, Partition]:
@@ -64,19 +64,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Join(msgspec.Struct, frozen=True, array_like=True, tag="join"):
-    """This member has folded the log and reaches the position store: it may be given partitions."""
+    """The member has folded the log and reaches the position store: it may be given partitions."""
 
     member: str
 
 
 class Leave(msgspec.Struct, frozen=True, array_like=True, tag="leave"):
-    """This member reads nothing any more."""
+    """The member reads nothing any more."""
 
     member: str
 
 
 class Term(msgspec.Struct, frozen=True, array_like=True, tag="term"):
-    """Who leads, and whom. `generation` is the election's own number, for whoever wonders which of two leaders is the newer."""
+    """A new term: its leader and members. `generation` is the election's own number: it tells which of two leaders is newer."""
 
     term: int
     leader: str
@@ -85,7 +85,7 @@ class Term(msgspec.Struct, frozen=True, array_like=True, tag="term"):
 
 
 class Seeds(msgspec.Struct, frozen=True, array_like=True, tag="seeds"):
-    """Partitions that are nobody's children, all that the stream has between two points that it names itself."""
+    """All seeds of the stream between two points that the stream names itself."""
 
     term: int
     after: str
@@ -94,21 +94,21 @@ class Seeds(msgspec.Struct, frozen=True, array_like=True, tag="seeds"):
 
 
 class Assign(msgspec.Struct, frozen=True, array_like=True, tag="assign"):
-    """To whom ready partitions go."""
+    """New owners of ready partitions."""
 
     term: int
     owners: dict[str, str]
 
 
 class Move(msgspec.Struct, frozen=True, array_like=True, tag="move"):
-    """To whom owned partitions are to go, once their owners have released them."""
+    """New owners of owned partitions, effective once the current owners have released them."""
 
     term: int
     to: dict[str, str]
 
 
 class CancelMove(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
-    """These stay where they are, under a new grant: a reader that has begun to stop must open anew."""
+    """Partitions that stay where they are, under a new grant: a reader that has begun to stop must open anew."""
 
     term: int
     tokens: tuple[str, ...]
@@ -123,16 +123,16 @@ class Supersede(msgspec.Struct, frozen=True, array_like=True, tag="supersede"):
 
 
 class Release(msgspec.Struct, frozen=True, array_like=True, tag="release"):
-    """The reader under this grant has stopped and will not go on."""
+    """The reader under this grant has stopped and will not continue."""
 
     token: str
     grant: int
 
 
 class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
-    """The partition has ended, and where it ends is committed. `ended_at`: no record of its children is older.
+    """The partition has ended, and its end is committed. `ended_at`: lower bound in ms for records of its children.
 
-    `hints` has whom the finisher would give children that become ready by this.
+    `hints`: the finisher's proposed owners for children that this makes ready.
     """
 
     token: str
@@ -143,13 +143,13 @@ class Finish(msgspec.Struct, frozen=True, array_like=True, tag="finish"):
 
 
 class Snapshot(msgspec.Struct, frozen=True, array_like=True, tag="snapshot"):
-    """The state as it was after an earlier record, `state.seq`. Whoever it is that wrote it: it follows from the log."""
+    """The state after an earlier record, `state.seq`. Valid whichever member wrote it: it follows from the log."""
 
     state: State
 
 
 Decision = Seeds | Assign | Move | CancelMove | Supersede
-"""What only the leader of the term may say."""
+"""Records that only the leader of the term may write."""
 Record = Join | Leave | Term | Decision | Release | Finish | Snapshot
 Entry = tuple[int, Record]
 """A record and its place in the log. Places rise; they need not be dense."""
@@ -162,5 +162,5 @@ def encode(record: Record) -> bytes:
 
 
 def decode(data: bytes) -> Record:
-    """Raises `msgspec.ValidationError` for what is no record."""
+    """Decode a record. Raises `msgspec.ValidationError` for malformed data."""
     return _decoder.decode(data)

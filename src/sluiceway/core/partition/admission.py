@@ -1,6 +1,6 @@
-"""What a partition durably takes, whatever its owner knows of the queue: rebalances shut partitions, and move the homes of keys.
+"""Admission: a partition's durable rules of acceptance, whatever its owner knows. Rebalances shut partitions and move key homes.
 
-All of it is in the partition's header, so it is decided under the fence, and nothing else may remember it.
+All of it is in the partition's header: it is decided under the fence, and no copy may exist elsewhere.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from sluiceway.model.peers import Shutting
 from sluiceway.model.requests import MOVE_GROUP, ProduceKey
 
 SHUTTINGS: Final[tuple[Shutting, ...]] = ("open", "read_only", "sealed")
-"""By the number that is stored; each further one takes less."""
+"""Indexed by the stored number; each further one takes less."""
 
 
 class Admission(TransferLog):
-    """A line with a memory of idempotency keys, of which it says what may come in."""
+    """A segment log with transfers and key memory that decides what it accepts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,14 +33,14 @@ class Admission(TransferLog):
 
     @property
     def is_empty(self) -> bool:
-        """Nothing is ready, leased, scheduled or on its way."""
+        """Whether nothing is ready, leased, scheduled or in transfer."""
         return not self.extents and not self.dues
 
     def refuses(self, key: ProduceKey | None) -> bool:
         """Whether a produce must go elsewhere, or wait.
 
-        Items that are moved come in until the partition is sealed: what was on its way to a partition when its rebalance was cancelled must
-        arrive there, as nobody else can say whether it has. What it has taken of them, it says even then.
+        Moved items are accepted until the partition is sealed: items in transit when their rebalance was cancelled must arrive here, since
+        no other partition can say whether they have. Even a sealed partition confirms moves that it has taken.
         """
         if key is not None and is_move(key):
             return self.header.shut == 2 and not self.keys.has(key)
@@ -53,13 +53,13 @@ class Admission(TransferLog):
         bits = self.header.closed_slots
         return place >> 3 < len(bits) and bool(bits[place >> 3] >> (place & 7) & 1)
 
-    # ---- shut -------------------------------------------------------------------------------------------------
+    # ---- shutting ---------------------------------------------------------------------------------------------
 
     def shut(self, shutting: Shutting, cursor: int) -> None:
-        """Take so much from now on; sealed only if there is nothing, and no home of a key relies on its answers.
+        """Restrict admission to the partition; it is sealed only if it is empty and no home of a key relies on its answers.
 
-        Under the same cursor it is only shut further. Raises
-        `version_conflict`."""
+        Under the same cursor it can only be restricted further. Raises `version_conflict`.
+        """
         self.follow_cursor(cursor)
         wanted, header = SHUTTINGS.index(shutting), self.header
         if wanted == 2 and not (self.is_empty and not self.keys.placed):
@@ -71,15 +71,15 @@ class Admission(TransferLog):
             self._changed = True
 
     def follow_cursor(self, cursor: int) -> None:
-        """Refuse what a coordinator asks that is one no more, with `version_conflict`."""
+        """Refuse requests of a superseded coordinator with `version_conflict`."""
         if cursor < self.header.shut_cursor:
             raise _outdated(cursor, self.header.shut_cursor)
 
     # ---- keys -------------------------------------------------------------------------------------------------
 
     def give_keys(self, slots: Iterable[int], of: int, cursor: int, partition: int) -> dict[str, bytes]:
-        """Take no keys of these slots from now on. Returns what is remembered of them, as that of the `partition` that this is. Raises
-        `version_conflict`, and `too_many_items` though the slots are closed."""
+        """Stop taking keys of these slots and return their records, with `partition`, this one's number, filled in. Raises
+        `version_conflict`; and `too_many_items`, although the slots are then closed."""
         header, chosen = self.header, frozenset(slots)
         if cursor < header.given_cursor or cursor <= header.taken_cursor:
             raise _outdated(cursor, max(header.given_cursor, header.taken_cursor))
@@ -91,8 +91,8 @@ class Admission(TransferLog):
         return given
 
     def take_keys(self, slots: Iterable[int], of: int, cursor: int, keys: Mapping[str, bytes] | None) -> None:
-        """Take keys of these slots from now on, and remember these of theirs instead of any others; None: those that it remembers. Does
-        nothing if it has taken that cursor, or has given or taken a higher one."""
+        """Start taking keys of these slots, replacing their records by `keys` (None: keep the records). Does nothing if it has taken that
+        cursor, or has given or taken a higher one."""
         header, chosen = self.header, frozenset(slots)
         if cursor <= header.taken_cursor or cursor < header.given_cursor:
             return
@@ -102,14 +102,15 @@ class Admission(TransferLog):
             self.keys.replace(chosen, of, keys)
 
     def note_answers(self, keys: Mapping[str, bytes]) -> None:
-        """Answers of a target of intents of this home. Raises `version_conflict` if another partition has become the home of one: only that
-        must note it, before the target forgets it."""
+        """Record answers of a target of this home's intents. Raises `version_conflict` if another partition has become the home of one:
+        only that one must note it, before the target forgets it."""
         if self.header.closed_slots and any(self._is_closed_slot(slot_of_name(name[1:], self.header.slots_of)) for name in keys):
             raise SluicewayError("version_conflict", "another partition is the home of these keys now")
         self.keys.note_answers(keys)
 
     def forget_answers(self, names: Iterable[str], cursor: int) -> None:
-        """Their homes have noted these answers. Raises `version_conflict`: if it takes items again, there may be more than was noted."""
+        """Forget answers that their homes have noted. Raises `version_conflict` if the partition takes items again: there may be more than
+        was noted."""
         self.follow_cursor(cursor)
         if not self.header.shut:
             raise SluicewayError("version_conflict", "the partition takes items again")
@@ -127,7 +128,7 @@ class Admission(TransferLog):
 
 
 def is_move(key: ProduceKey) -> bool:
-    """Whether items that come under it are moved between partitions of a queue."""
+    """Whether items under this key are moved between partitions of a queue."""
     return key.group is not None and key.group.startswith(MOVE_GROUP)
 
 

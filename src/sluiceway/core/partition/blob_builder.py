@@ -1,4 +1,4 @@
-"""What arrives, before it is in the line: when each row is due, and a blob while its turn lasts."""
+"""Blob building: collects a cycle's batches into one blob, and finds the rows' due times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluiceway.model.small_batch import Rows, SmallBatch, in_columns, join
 
 
 class Forming:
-    """Collects batches for one blob, whose rows, columns and size are kept up to date while it grows."""
+    """Collects batches for one blob; keeps the blob's rows, columns and size current as it grows."""
 
     def __init__(self, blob: Blob) -> None:
         self.blob = blob
@@ -37,7 +37,7 @@ class Forming:
         return row
 
     def seal(self) -> tuple[Rows, bytes]:
-        """The blob's rows together, and its bytes. They are a few if each request's were."""
+        """Return the blob's rows, joined, and its encoded bytes. The rows are a small batch if each piece was one."""
         if all(isinstance(piece, SmallBatch) for piece in self._pieces):
             few = join(self._pieces)
             return few, encode_blob(few.batch())
@@ -47,7 +47,7 @@ class Forming:
 
 
 def due_times(batch: Rows, now: Millis) -> Offsets | None:
-    """Each row's due time, 0 where it has none; None if all rows may go at once."""
+    """Each row's due time, 0 where it has none; None if no row is due after `now`."""
     if isinstance(batch, SmallBatch) or "enqueue_at" not in batch.schema.names:
         return None
     column = batch.column("enqueue_at")

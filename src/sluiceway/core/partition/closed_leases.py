@@ -1,4 +1,4 @@
-"""What is remembered of leases that are over, so that a stale id can be told what became of it."""
+"""Memory of ended leases, which explains what became of a stale id."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from sluiceway.core.partition.records import Blob, Extent, LeaseState, Part, lea
 from sluiceway.kernel.limits import MAX_CLOSED_LEASES
 
 _NO_BLOB, _NONE = Blob(0, 0, 0, 0, 0), BitMap()
-"""Of all extents of the leases that are remembered. Nobody looks at them."""
+"""Placeholders in all extents of remembered leases. Never read."""
 
 
 @dataclass(slots=True)
 class _Client:
-    """Of the leases that are remembered, those of one client that ended by their own end: how many, and the highest number that was."""
+    """Count and highest number of one client's remembered leases that ended as completed."""
 
     completed: int = 0
     last: int = 0
 
 
 class ClosedLeases:
-    """The last leases of a partition that were closed. Stored are only those of which not all was completed."""
+    """The most recently closed leases of a partition. Only those with items not completed are stored."""
 
     def __init__(self) -> None:
         self._leases: dict[int, LeaseState] = {}
@@ -32,8 +32,8 @@ class ClosedLeases:
         self._spans = Spans()
 
     def add(self, lease: LeaseState) -> list[int]:
-        """Remember a lease that is over. Returns the stored ones that are forgotten for it."""
-        # Not the extents of the lease: they and their rows would be kept alive.
+        """Remember an ended lease. Returns the numbers of stored leases forgotten in exchange."""
+        # Copy the extents: keeping the lease's own would keep them and their rows alive.
         parts: list[Part] = []
         for part in lease.parts:
             last = parts[-1] if parts else None
@@ -62,22 +62,22 @@ class ClosedLeases:
         return forgotten
 
     def record(self, number: int) -> bytes | None:
-        """The bytes to store; None if there is nothing to tell."""
+        """The bytes to store; None if there are no outcomes to keep."""
         lease = self._leases.get(number)
         return lease_bytes(lease, closed=True) if lease is not None and lease.dispositions else None
 
     def why_offset(self, offset: int) -> IgnoredReason | None:
-        """What became of an item that was in one of these leases."""
+        """The outcome of an item that was in one of these leases; None if unknown."""
         place = self._spans.at(offset)
         return None if place is None else place[0].disposition_of(offset - place[1].first + place[1].base)
 
     def was_completed_after(self, number: int, client_id: str) -> bool:
-        """Whether a later lease of that client ended by its own end, as far as is remembered."""
+        """Whether a later remembered lease of that client ended as completed."""
         client = self._clients.get(client_id)
         return client is not None and client.last > number
 
     def why_lease(self, number: int) -> IgnoredReason | None:
-        """How a lease ended: by its own end, or by that of its items."""
+        """Return the end of a lease: `completed`, `expired` or `released`; None if forgotten."""
         lease = self._leases.get(number)
         if lease is None:
             return None
@@ -91,5 +91,5 @@ def _why(lease: LeaseState) -> IgnoredReason:
 
 
 def unknown_extent(first: int, count: int) -> Extent:
-    """Stands for an extent that is gone, or does not matter, in a lease that is remembered."""
+    """Stand-in for an extent that is gone, or irrelevant, in a remembered lease."""
     return Extent(first, count, Blob(first, count, 0, 0, 0), 0, None, 0, 0)

@@ -1,8 +1,8 @@
-"""Compaction: which blobs are mostly settled, and which of their rows are still open (docs/adr/0040-compaction.md).
+"""Compaction: selects mostly settled blobs and their open rows (docs/adr/0040-compaction.md).
 
 A blob goes when its last row is settled, so one forgotten item would keep all of it. Compaction rewrites such a blob with its open rows
-only, under the same number and with the same row numbers: no extent, lease or id changes. An open row can only become settled, never the
-other way round, so the rows that are open in one state are enough for any state that follows it.
+only, under the same number and with the same row numbers: no extent, lease or id changes. Rows only ever go from open to settled, so the
+rows open in one state suffice for every later state.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sluiceway.core.partition.records import Extent, Part, by_part, rows_of_part
 from sluiceway.model.requests import Offsets
 
 MAX_COMPACTIONS = 64
-"""Blobs of a partition that one call names: the line is looked through once for all of them."""
+"""Blobs of a partition named by one call, which scans the line once for all of them."""
 
 
 class Compaction(NamedTuple):
-    """What is to be kept of a blob: these rows. `columns` are those that it is stored with."""
+    """The rows of a blob to keep. `columns` are those stored with it."""
 
     blob: int
     columns: int
@@ -30,23 +30,23 @@ class Compaction(NamedTuple):
 
 
 def compactions(partition: Partition) -> list[Compaction]:
-    """The blobs that are worth compacting: those that were sparse at the last call, and still are.
+    """The blobs worth compacting: sparse at the last call, and still sparse.
 
-    Only for the partition as it is now, and not once it is loaded anew: what was settled and did not land is open again there.
+    Valid for the partition as it is now, not after reloading: settlements that did not land are open again there.
     """
     numbers = partition.long_sparse(MAX_COMPACTIONS)
     if not numbers:
         return []
     found = open_rows(partition, numbers)
-    # Equal counts of distinct rows: none is missing. Whatever else they were, nothing is rewritten.
+    # Equal counts of distinct rows prove that none is missing. On any mismatch the blob is left alone.
     sure = [number for number in numbers if len(found[number]) == partition.blobs[number].open]
     return [Compaction(number, partition.blobs[number].columns, to_array(found[number])) for number in sure]
 
 
 def open_rows(partition: Partition, numbers: Collection[int]) -> dict[int, BitMap]:
-    """The open rows of these blobs: those that wait in the line or beside it, are leased, or are on their way elsewhere.
+    """The open rows of these blobs: waiting in the line or beside it, leased, or in transfer.
 
-    Looks at each extent, scheduled entry and transfer of the partition once.
+    Visits each extent, scheduled entry and transfer of the partition once.
     """
     found = {number: BitMap() for number in numbers}
     for extent in partition.extents.values():

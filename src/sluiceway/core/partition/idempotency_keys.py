@@ -1,10 +1,10 @@
-"""The memory that makes a produce repeatable: which keys this partition has seen, and what it answered.
+"""Idempotency-key memory, which makes a produce repeatable: the keys this partition has seen, and its answers.
 
-A partition remembers a key in one of two roles, as records of their own (ADR 34).
+A partition remembers a key in one of two roles, each in records of its own (ADR 34).
 
 * The key's *home* has either the answer, or an *intent*: the partition that is to take the items, the *target*. An intent is durable before
-  its target is asked, and whether the items are there only the target says.
-* The *target* of an intent has the answer too, or has *refused* the key: then it never takes the items.
+  its target is asked, and only the target knows whether it has the items.
+* The *target* of an intent has the answer, too, or has *refused* the key: then it never takes the items.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from sluiceway.kernel.limits import GROUP_KEEP, MAX_GROUP_KEYS, MAX_KEYS, PLACED
 from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, ProduceKey
 
 PLACED = "t"
-"""Begins the names of the records that a partition has as a target; the name at the home follows."""
+"""Name prefix of the records that a partition keeps as a target; the name at the home follows."""
 
 MAX_SURE = 10_000
 
 
 class Seen(msgspec.Struct, array_like=True, frozen=True):
-    """The first produce under a key: what it said and where it went. `partition` None: into this one.
+    """The first produce under a key: its content and where it went. `partition` None: into this one.
 
-    `first_offset` None: the home's intent of `intended_at`, or (`count` 0) the refusal of a target.
+    `first_offset` None: the home's intent of `intended_at`, or (`count` 0) a target's refusal.
     """
 
     digest: bytes
@@ -44,9 +44,9 @@ class Seen(msgspec.Struct, array_like=True, frozen=True):
 
 
 class KeyRecord(msgspec.Struct, array_like=True):
-    """Either one key, remembered `until` a time, or a group with all keys of its present `sequence`, forgotten long after its last use.
+    """Either one key, remembered `until` a time, or a group with all keys of its current `sequence`, forgotten long after its last use.
 
-    `until` 0 is for ever: the system's own groups, and those of a record that was written before groups had an end.
+    `until` 0: for ever, for the system's own groups and in records written before groups had an end.
     """
 
     seen: dict[str, Seen]
@@ -59,19 +59,19 @@ unpack = msgspec.msgpack.Decoder(KeyRecord).decode
 
 
 class KeyMemory:
-    """Pure; says which records changed by `touched`.
+    """A partition's key records. Pure; `touched` names the changed ones.
 
-    A group's name and a lone key never meet: their record keys differ in the first letter.
+    Names of groups and of lone keys never collide: their record keys differ in the first letter.
     """
 
     def __init__(self) -> None:
         self.records: dict[str, KeyRecord] = {}
         self.touched: dict[str, None] = {}
         self.placed: dict[str, None] = {}
-        """The records of this partition as a target that have an answer: their homes rely on it."""
+        """Records of this partition as a target that hold an answer: their homes rely on it."""
         self._ends: list[tuple[Millis, str]] = []
         self._sure: dict[tuple[str | None, str], Seen] = {}
-        """The intents of which it is known that their target has nothing, and that nothing is on its way there."""
+        """Intents whose target is known to have nothing, with nothing on its way there."""
 
     def record(self, name: str) -> bytes | None:
         """The bytes to store; None if it is forgotten."""
@@ -85,9 +85,9 @@ class KeyMemory:
         self._file(name)
 
     def find(self, key: ProduceKey, *, placed: bool = False) -> Seen | None:
-        """What is remembered of this key; None if it is new. Raises stale_sequence, too_many_requests, invalid_request.
+        """Return what is remembered of this key; None if it is new. Raises stale_sequence, too_many_requests, invalid_request.
 
-        `placed`: as the target of an intent.
+        `placed`: look in the role of an intent's target.
         """
         record = self.records.get(_name(key, placed))
         if record is None:
@@ -109,7 +109,7 @@ class KeyMemory:
         return seen
 
     def has(self, key: ProduceKey) -> bool:
-        """Whether something was answered under this key."""
+        """Whether an answer or intent is remembered under this key."""
         return self._seen(key) is not None
 
     def _seen(self, key: ProduceKey) -> Seen | None:
@@ -117,7 +117,7 @@ class KeyMemory:
         return record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
 
     def remember(self, key: ProduceKey, seen: Seen, now: Millis, *, placed: bool = False) -> None:
-        """`placed`: as the target of an intent."""
+        """Record the key's answer or intent. `placed`: in the role of an intent's target."""
         name = _name(key, placed)
         record = self.records.get(name)
         if record is None or record.sequence != key.sequence:
@@ -137,16 +137,16 @@ class KeyMemory:
             self.doubt(key)
 
     def forget_old(self, now: Millis, most: int = 1_000) -> None:
-        """Drop lone keys whose window is over and groups that nobody uses, a bounded number a call."""
+        """Drop lone keys whose window is over and unused groups, at most `most` per call."""
         for _ in range(most):
             if not self._ends or self._ends[0][0] > now:
                 break
             name = heapq.heappop(self._ends)[1]
             until = self.records[name].until if name in self.records else 0
             if not until:
-                continue  # It went elsewhere, or came from there anew, since it was entered here.
+                continue  # The record went elsewhere, or came back, since this entry.
             if until > now:
-                # Used again since it was entered here.
+                # Used again since this entry.
                 heapq.heappush(self._ends, (until, name))
                 continue
             self._drop(name)
@@ -166,7 +166,7 @@ class KeyMemory:
     # ---- intents of this partition's keys ---------------------------------------------------------------------
 
     def intend(self, key: ProduceKey, count: int, target: int, now: Millis) -> Seen:
-        """Note that the items of that new key, or of one whose intent is sure, are to go to `target`."""
+        """Note `target` for the items of a new key, or of one whose intent is sure. Returns the intent."""
         seen = Seen(b"", None, count, target, now)
         self.remember(key, seen, now)
         self.be_sure(key, seen)
@@ -177,33 +177,33 @@ class KeyMemory:
         return self._sure.get(key.identity) is intent
 
     def be_sure(self, key: ProduceKey, intent: Seen) -> None:
-        """The target has surely nothing. No use if the intent is not the one of the moment."""
+        """Note that the target surely has nothing. Ignored unless the intent is the current one."""
         if self._seen(key) is intent:
             if len(self._sure) >= MAX_SURE:
-                # Those that were given up. To be unsure is always safe.
+                # These belong to abandoned calls. Being unsure is always safe.
                 self._sure.clear()
             self._sure[key.identity] = intent
 
     def doubt(self, key: ProduceKey) -> None:
-        """From now on only the target knows."""
+        """Forget that the intent was sure: from now on only the target knows."""
         self._sure.pop(key.identity, None)
 
     def digest_as_target(self, key: ProduceKey) -> bytes | None:
-        """Of what this partition has taken under that key as a target."""
+        """Digest of the body that this partition, as a target, has taken under the key; None if it has taken no items."""
         record = self.records.get(_name(key, True))
         seen = record.seen.get(key.key) if record is not None and record.sequence == key.sequence else None
         return seen.digest if seen is not None and seen.count else None
 
     def settle(self, key: ProduceKey, intent: Seen, seen: Seen) -> None:
-        """The items are durable in the target. This is not written by itself: the target remembers it."""
+        """Note that the items are durable in the target. Not written by itself: the target remembers it."""
         if self._seen(key) is intent:
             self.records[_name(key)].seen[key.key] = seen
         self.doubt(key)
 
-    # ---- to and from other partitions -------------------------------------------------------------------------
+    # ---- handover between partitions --------------------------------------------------------------------------
 
     def of_slots(self, slots: Collection[int], of: int, partition: int) -> dict[str, bytes]:
-        """What is remembered of the keys of these slots, as that `partition`, which this one is, would tell it to others."""
+        """The records of these slots' keys, with `partition`, this one's number, filled in for others to read."""
         given: dict[str, bytes] = {}
         for name, record in self.records.items():
             if _is_of(name, slots, of):
@@ -212,7 +212,7 @@ class KeyMemory:
         return given
 
     def replace(self, slots: Collection[int], of: int, given: Mapping[str, bytes]) -> None:
-        """Of the keys of these slots remember only what was given. Windows go on as they began."""
+        """Replace the records of these slots' keys by the given ones. Windows keep their original end."""
         for name in [name for name in self.records if _is_of(name, slots, of)]:
             del self.records[name]
             self.touched[name] = None
@@ -221,7 +221,7 @@ class KeyMemory:
             self.touched[name] = None
 
     def answers_as_target(self, partition: int, room: int) -> dict[str, bytes]:
-        """What this `partition` has answered as a target, by the name at the home: as much as `room` bytes hold, one record at least."""
+        """The answers of this `partition` as a target, by the name at the home: as many as fit into `room` bytes, at least one record."""
         given: dict[str, bytes] = {}
         for name in self.placed:
             record = self.records[name]
@@ -234,7 +234,7 @@ class KeyMemory:
         return given
 
     def note_answers(self, given: Mapping[str, bytes]) -> None:
-        """Durable answers of a target of intents of this home: so that nothing depends on that target any more."""
+        """Take over durable answers of a target of this home's intents, so that nothing depends on that target any more."""
         for name, data in given.items():
             told, record = unpack(data), self.records.get(name)
             if record is None or record.sequence != told.sequence:
@@ -244,11 +244,11 @@ class KeyMemory:
                 if mine is not None and mine.partition == seen.partition:
                     if mine.is_intent:
                         record.seen[key] = seen
-                    # Also where the answer is known: `settle` has not written it, and the target is about to forget it.
+                    # Also for known answers: `settle` has not written them, and the target is about to forget them.
                     self.touched[name] = None
 
     def forget_answers(self, names: Collection[str]) -> None:
-        """Of this partition as a target: their homes have noted them."""
+        """Drop answers given as a target: their homes have noted them."""
         for name in names:
             if PLACED + name in self.records:
                 self._drop(PLACED + name)
@@ -265,7 +265,7 @@ def _in(seen: Seen, partition: int) -> Seen:
 
 
 def _is_of(name: str, slots: Collection[int], of: int) -> bool:
-    """Whether the record of that name is of one of these slots. What partitions are moved stays with them, and what targets remember."""
+    """Whether that record belongs to one of these slots. Keys of moves stay with their partition, as do a target's records."""
     return slot_of_name(name[1:], of) in slots and not name.startswith((f"g{MOVE_GROUP}", PLACED))
 
 

@@ -1,4 +1,4 @@
-"""Items by their place: leased, ready or scheduled ones, in the order of their offsets. Changes nothing."""
+"""Item listing: leased, ready or scheduled items in order of offset. Read-only."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from sluiceway.model.leased_items import Slice
 
 
 def in_line(partition: Partition, start: int, limit: int) -> list[Listed]:
-    """Up to `limit` items that are leased or ready, from the offset `start` on."""
+    """Up to `limit` leased or ready items from the offset `start` on."""
     found: list[Listed] = []
-    # What is leased lies before what is ready.
+    # Leased items precede ready ones.
     for listed in chain(_leased(partition, start), _ready(partition, start)):
         if limit <= 0:
             break
@@ -30,7 +30,7 @@ def in_line(partition: Partition, start: int, limit: int) -> list[Listed]:
 
 
 def scheduled(partition: Partition, start: int, limit: int) -> list[Listed]:
-    """Up to `limit` items that are not due, by the offset at which they were produced, from `start` on."""
+    """Up to `limit` items not yet due, by the offset of their row when produced, from `start` on."""
     dues = [due for due in partition.dues.values() if due.blob.number + due.blob.rows > start]
     if not dues:
         return []
@@ -49,7 +49,7 @@ def scheduled(partition: Partition, start: int, limit: int) -> list[Listed]:
 
 
 def why_left(partition: Partition, offset: int) -> LeftReason:
-    """Why an item that does not wait was not deleted."""
+    """Why an item that is not waiting was not deleted."""
     place = partition.spans.at(offset)
     if place is not None and offset - place[1].first + place[1].base not in place[0].settled:
         return "leased"

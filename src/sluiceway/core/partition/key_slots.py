@@ -1,7 +1,7 @@
 """Homes of idempotency keys: a key hashes to a slot, and each slot has one home partition, which remembers its keys.
 
-A queue that was never rebalanced has no slots recorded: partition i of n, in the order of their numbers, is the home of what hashes to i.
-`first_slots` says the same in slots, so that no key loses its home when the first rebalance begins.
+A queue that was never rebalanced records no slots: partition i of n, in order of number, is the home of keys that hash to i. `slots_of`
+expresses that in slots, so that no key loses its home when the first rebalance begins.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.model.requests import ProduceKey
 
 SLOTS = 256
-"""At least as many slots a queue has, so that they can be divided evenly among more partitions than it began with."""
+"""Minimum number of slots of a queue, so that they divide evenly among more partitions than it began with."""
 
 
 def slot(key: ProduceKey, slots: int) -> int:
-    """The slot of a key, of so many: it has one home, so that a repetition need ask nobody else. The same in every process."""
+    """The slot of a key, of `slots`. Keys of a group share one, so a repetition need ask only one home. Deterministic across processes."""
     return slot_of_name(key.group if key.group is not None else key.key, slots)
 
 
 def slot_of_name(name: str, slots: int) -> int:
-    """The same by the name of the key's group, or the key's own."""
+    """The slot of a group's name, or of a lone key, of `slots`."""
     return zlib.crc32(name.encode()) % slots
 
 
 def home_of(record: QueueRecord, key: ProduceKey) -> int:
-    """The partition that remembers the key; MOVING: nobody does for the moment."""
+    """The partition that remembers the key; MOVING: none at the moment."""
     return home_of_name(record, key.group if key.group is not None else key.key)
 
 
 def home_of_name(record: QueueRecord, name: str) -> int:
-    """The same by the name of the key's group, or the key's own."""
+    """The home of a group's name, or of a lone key; MOVING: none at the moment."""
     if record.slots:
         return record.slots[slot_of_name(name, len(record.slots))]
     numbers = sorted(each.partition for each in record.partitions)
@@ -41,7 +41,7 @@ def home_of_name(record: QueueRecord, name: str) -> int:
 
 
 def slots_of(record: QueueRecord) -> tuple[int, ...]:
-    """The home of each slot; of a queue without recorded ones those that it has in effect."""
+    """The home of each slot; for a queue without recorded slots, the homes in effect."""
     if record.slots:
         return record.slots
     numbers = sorted(each.partition for each in record.partitions)
@@ -51,9 +51,9 @@ def slots_of(record: QueueRecord) -> tuple[int, ...]:
 
 
 def spread(slots: Sequence[int], partitions: Collection[int]) -> tuple[int, ...]:
-    """Divide the slots evenly among these partitions (not more than there are slots get any), moving as few as possible.
+    """Divide the slots evenly among these partitions (none gets any beyond one per slot), moving as few as possible.
 
-    The same in every process. Each has ⌊slots/partitions⌋ or one more; those that have more already keep that one.
+    Deterministic across processes. Each has ⌊slots/partitions⌋ or one more; partitions that already have more keep that one.
     """
     numbers = sorted(partitions)
     has = Counter(home for home in slots if home in set(numbers))

@@ -1,4 +1,4 @@
-"""Where live leases lie on the line: finds the lease of an offset without looking at any other."""
+"""Lease spans: finds the live lease of an offset without visiting others."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from sluiceway.model.requests import Offsets
 
 
 class Spans:
-    """The parts of all live leases, by their first offset. No two overlap, also of those that were ever here: an offset is leased once."""
+    """The parts of all live leases, by first offset. Parts never overlap, nor with any earlier part: an offset is leased once."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
-        """Those of parts that are gone stay until they are the half: to take one out of a long list costs as much as its length."""
+        """Starts of removed parts stay until they are half: removing one from a long list costs its length."""
         self._at: dict[int, tuple[LeaseState, Part]] = {}
 
     @property
@@ -39,13 +39,13 @@ class Spans:
             self._starts = self.starts
 
     def at(self, offset: int) -> tuple[LeaseState, Part] | None:
-        """The lease and the part in which the offset lies."""
+        """The lease and the part that contain the offset; None: no live lease does."""
         index = bisect_right(self._starts, offset) - 1
         place = self._at.get(self._starts[index]) if index >= 0 else None
         return place if place is not None and offset < place[1].end else None
 
     def split(self, offsets: Offsets) -> Iterator[tuple[Offsets, tuple[LeaseState, Part] | None]]:
-        """The sorted offsets in runs, each with the part in which it lies; None where no lease is. Work is per run, not per offset."""
+        """Split the sorted offsets into runs, each with its lease and part (None: no lease). Costs per run, not per offset."""
         at, starts = 0, self._starts
         while at < len(offsets):
             index = bisect_right(starts, int(offsets[at])) - 1

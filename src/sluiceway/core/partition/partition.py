@@ -1,11 +1,11 @@
-"""The columnar partition: what may happen to the items of a line.
+"""Columnar partition: the transitions of a segment log's items.
 
-A pure machine. Each call is one transition, told `now`; it changes the state in place and notes which records it touched.
-`take_changes` then gives everything since the last call as one change set for the store. If that commit does not succeed,
-the state is thrown away and loaded anew: nothing here is ever undone.
+A pure machine. Each call is one transition with a given `now`; it changes the state in place and notes which records it touched.
+`take_changes` then returns everything since the last call as one change set for the store. If that commit does not succeed, the state is
+thrown away and loaded anew: there is no undo.
 
-An item is in one of four places: *ready* (from `head` on), in a *lease*, *due* (scheduled beside the line), or in a transfer
-lease (on its way to another queue).
+An item is in one of four places: *ready* (from `head` on), in a *lease*, *due* (scheduled beside the line), or in a transfer lease (on its
+way to another queue or partition).
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from sluiceway.model.requests import DONE, RELEASE, Disposition, MovedItem, Offs
 from sluiceway.model.small_batch import Rows, in_columns
 
 Back = dict[tuple[int, int, Millis, int, Millis], tuple[Blob, BitMap]]
-"""Rows that come back: by blob number, attempts, expiry, `together` and when they are due. All are still counted as open."""
+"""Rows to put back: by blob number, attempts, expiry, `together` and due time. All still count as open."""
 
 
 class Placed(NamedTuple):
-    """Where a produce went. `partition` None: into the one that was asked."""
+    """Result of a produce. `partition`: the target that has the items; None: the partition that was asked."""
 
     first_offset: int
     items: int
@@ -62,7 +62,7 @@ class Placed(NamedTuple):
 
 
 class Intended(NamedTuple):
-    """The home of a key has noted that the partition `target` takes its items, or has taken them. `intent` is in that `memory`."""
+    """The key's home has noted that the partition `target` takes, or has taken, its items. `intent` is in that `memory`."""
 
     target: int
     intent: Seen
@@ -80,31 +80,31 @@ class Partition(Admission):
         self.leased_count = 0
         self.deadlines: list[tuple[Millis, int]] = []
         self.ticked = 0
-        """Leases and entries that the last `tick` handled."""
+        """Leases and entries handled by the last `tick`."""
         self.spans = Spans()
         self.by_key: dict[tuple[str, str], dict[int, None]] = {}
         self._fresh_keys: set[tuple[str, str]] = set()
-        """Lease keys without live leases in the store, as of the last commit that is known to have landed, and with some since then."""
+        """Lease keys that gained live leases since the last commit known to have landed; the store holds none under them."""
         self._left_keys: set[tuple[str, str]] = set()
-        """The other way round."""
+        """Lease keys that lost their live leases since then; the store may still hold some."""
         self.closed = ClosedLeases()
-        self.grace_until: Millis = 0  # No lease runs out before: its client may not have reached an owner for a while.
+        self.grace_until: Millis = 0  # Grace period: no lease runs out earlier, since its client may have been unable to reach an owner.
 
     def follow(self, rules: Rules) -> None:
-        """From now on, by these rules. What was decided by the former stays so."""
+        """Follow these rules from now on. Earlier decisions stand."""
         self.max_attempts, self.keeps_dead, self.expire_timeout, self.backoff, self.dead_queue = rules
 
     # ---- produce ----------------------------------------------------------------------------------------------
 
     def produce(self, batch: Rows, now: Millis, key: ProduceKey | None = None, lives: Sequence[MovedItem] = ()) -> Placed:
-        """Append the rows, due ones beside the line; with `lives` they come from another partition. Raises `key_conflict`, and what
-        `KeyMemory.find` raises.
+        """Append the rows; rows due later wait beside the line. `lives` marks rows moved from another partition. Raises `key_conflict`, and
+        what `KeyMemory.find` raises.
 
-        Whether the partition takes them at all, `refuses` says.
+        Does not check whether the partition accepts them: see `refuses`.
         """
         digest = b""
         if key is not None:
-            # The rows of a move are those of its transfer, always: nobody else can use its key.
+            # A move's key is used only by its transfer, so its rows are always the same.
             digest = b"" if is_move(key) else digest_of(in_columns(batch))
             self.keys.forget_old(now)
             seen = self.keys.find(key)
@@ -116,8 +116,10 @@ class Partition(Admission):
         return placed
 
     def produce_by_home(self, batch: Rows, now: Millis, key: ProduceKey, target: int | None) -> Placed | Intended:
-        """The same for a partition that is the home of the key. If the key is new, only note that `target` is to take the rows (None: this
-        partition takes them). If an earlier call has an intent, answer with that, unless its target surely has nothing.
+        """Produce at the key's home. A new key only notes `target` as the partition that takes the rows (None: this one). An earlier intent
+        is returned, unless its target surely has nothing.
+
+        Raises what `produce` raises, and `outcome_unknown` for a group's intent older than GROUP_KEEP.
         """
         self.keys.forget_old(now)
         seen = self.keys.find(key)
@@ -132,9 +134,9 @@ class Partition(Admission):
         return Intended(target, self.keys.intend(key, batch.num_rows, target, self._at(now)), self.keys)
 
     def produce_by_intent(self, batch: Rows, now: Millis, key: ProduceKey, takes: bool) -> Placed | None:
-        """The same for a partition that an intent of the key's home names: the rows are taken once, or (None) refused for good.
+        """Produce at the target of an intent: the rows are taken once, or refused for good (None).
 
-        `takes`: it takes items now. A key that it does not know it refuses otherwise, durably.
+        `takes`: whether the partition takes items now. If not, it refuses an unknown key, durably.
         """
         self.keys.forget_old(now)
         seen = self.keys.find(key, placed=True)
@@ -185,7 +187,7 @@ class Partition(Admission):
     ) -> LeaseState | None:
         """Lease up to `want` ready items, oldest first, as one lease; fewer if `room` bytes hold no more. None if there are none.
 
-        With `before` only those at offsets before that.
+        With `before`, only items at lower offsets.
         """
         parts, count, nbytes = self._take(want, room, at_least_one, now, before)
         if not parts:
@@ -202,7 +204,7 @@ class Partition(Admission):
         return lease
 
     def _enter(self, lease: LeaseState) -> None:
-        """Put a lease into the indexes."""
+        """Add a lease to the indexes."""
         self.leases[lease.number] = lease
         self.spans.add(lease)
         self._note_deadline(lease)
@@ -211,14 +213,14 @@ class Partition(Admission):
 
     def _note_deadline(self, lease: LeaseState) -> None:
         if len(self.deadlines) > 2 * len(self.leases) + 1_000:
-            # Those of leases that were closed or extended pile up behind one that lives long.
+            # Entries of closed or extended leases pile up behind a long-lived one.
             self.deadlines = [(each.deadline, each.number) for each in self.leases.values() if each.deadline is not None]
             heapq.heapify(self.deadlines)
         elif lease.deadline is not None:
             heapq.heappush(self.deadlines, (lease.deadline, lease.number))
 
     def restore_lease(self, lease: LeaseState) -> None:
-        """Enter a lease that was loaded from storage."""
+        """Add a lease loaded from storage."""
         self._enter(lease)
         self.leased_count += lease.open
 
@@ -235,25 +237,25 @@ class Partition(Admission):
                 self._fresh_keys.discard(name) if name in self._fresh_keys else self._left_keys.add(name)
 
     def keyed(self, client_id: str, lease_key: str) -> list[LeaseState]:
-        """The live leases that were taken under this key."""
+        """The live leases taken under this key."""
         return [self.leases[number] for number in self.by_key.get((client_id, lease_key), ())]
 
     def may_hold(self, name: tuple[str, str]) -> bool:
-        """Whether the store may hold live leases under this (client, key), whatever became of the commit in flight."""
+        """Whether the store may hold live leases under this (client, key), whatever the outcome of the commit in flight."""
         return name in self.by_key or name in self._left_keys
 
     def keys_landed(self) -> None:
-        """The store holds the leases that are live here."""
+        """Note that the last commit landed: the store holds the leases that are live here."""
         self._fresh_keys, self._left_keys = set(), set()
 
     def keys_refused(self) -> None:
-        """The last commit did not land: forget the lease keys that were first used in it."""
+        """Note that the last commit did not land: forget the lease keys first used in it."""
         for name in self._fresh_keys:
             del self.by_key[name]
         self._fresh_keys = set()
 
     def lease_of(self, number: int, client_id: str | None) -> LeaseState | IgnoredReason:
-        """A live lease (with a `client_id`: of that client), or why there is none."""
+        """The live lease (with `client_id`: of that client), or the reason why there is none."""
         lease = self.leases.get(number)
         if lease is None:
             return self.closed.why_lease(number) or ("settled" if 0 < number <= self.header.lease_number else "unknown")
@@ -270,7 +272,8 @@ class Partition(Admission):
     def settle_offsets(
         self, offsets: Offsets, disposition: Disposition, now: Millis, stage: bool, result: Settled, client_id: str | None = None
     ) -> list[tuple[int, IgnoredReason]]:
-        """Apply the disposition to the leased among the (sorted, unique) offsets, or record it with `stage`. Returns those ignored."""
+        """Apply the disposition to the leased among the (sorted, unique) offsets, or only record it with `stage`. Counts into `result`;
+        returns the ignored."""
         ignored: list[tuple[int, IgnoredReason]] = []
         for lease, positions in self.in_leases(offsets, ignored, client_id):
             if stage:
@@ -289,14 +292,14 @@ class Partition(Admission):
         self._close_if_empty(lease)
 
     def release(self, lease: LeaseState, now: Millis, result: Settled) -> None:
-        """End a lease as if it had not been given: what is open is offered again, and staged dispositions are dropped."""
+        """End a lease as if never given: its open items are offered again, and staged dispositions are dropped."""
         self._settle(lease, lease.open_positions(), RELEASE, now, result)
         self._close_if_empty(lease)
 
     def in_leases(
         self, offsets: Offsets, ignored: list[tuple[int, IgnoredReason]], client_id: str | None
     ) -> Iterator[tuple[LeaseState, BitMap]]:
-        """The offsets by lease, as positions that are open there."""
+        """Group the offsets by lease, as open positions; the others are added to `ignored`."""
         found: dict[int, tuple[LeaseState, BitMap]] = {}
         for run, place in self.spans.split(offsets):
             if place is None:
@@ -315,7 +318,7 @@ class Partition(Admission):
         yield from found.values()
 
     def _why_ignored(self, offset: int) -> IgnoredReason:
-        """Why an offset is in no live lease. Nothing is searched that grows with the line: a repeated call is normal traffic."""
+        """Why an offset is in no live lease. Constant cost in the backlog, since repeated calls are normal traffic."""
         if not 0 <= offset < self.header.next:
             return "unknown"
         return self.closed.why_offset(offset) or ("not_leased" if offset >= self.header.head else "settled")
@@ -330,7 +333,7 @@ class Partition(Admission):
         self._touch(RecordKind.LEASE, lease.number)
 
     def _settle(self, lease: LeaseState, positions: BitMap, disposition: Disposition, now: Millis, result: Settled) -> None:
-        """Close those open positions of a lease. The lease itself is closed by the caller."""
+        """Close those open positions of a lease. The caller closes the lease itself."""
         if not positions:
             return
         self._at(now)
@@ -357,7 +360,7 @@ class Partition(Admission):
         self._shut(lease, positions)
 
     def _shut(self, lease: LeaseState, positions: BitMap) -> None:
-        """The positions are closed in this lease; whatever became of the rows has its own count of them already."""
+        """Close the positions in this lease; wherever their rows went, they are already counted there."""
         lease.settled |= positions
         self.leased_count -= len(positions)
         self._let_go(lease, positions)
@@ -369,17 +372,17 @@ class Partition(Admission):
             self._touch(RecordKind.LEASE, lease.number)
 
     def _put_back(self, lease: LeaseState, positions: BitMap, disposition: Disposition, now: Millis) -> dict[str, BitMap]:
-        """Append the rows anew, now or when due. Returns those that die instead, by reason."""
+        """Append the rows again, now or when due. Returns those that die instead, by reason."""
         back: Back = {}
         dying = self._gather(lease, positions, disposition, now, back)
         self._bring_back(back, now)
         return dying
 
     def _gather(self, lease: LeaseState, positions: BitMap, disposition: Disposition | None, now: Millis, back: Back) -> dict[str, BitMap]:
-        """Add to what comes `back` (no disposition: the lease ran out). Returns those that die instead, by reason."""
+        """Add rows to `back` (`disposition` None: the lease ran out). Returns the positions that die instead, by reason."""
         dying: dict[str, BitMap] = {}
         released = disposition is not None and disposition.verdict == "release"
-        # Of items whose lease ran out, one may have killed the consumer: they come in ever smaller leases, until it is alone.
+        # After expiry, halve the next lease's size, down to one: one of these items may have killed the consumer.
         together = 0 if disposition is not None else max(1, len(positions) // 2)
         for part, chosen in by_part(lease, positions):
             extent, attempts = part.extent, part.extent.attempts + (not released)
@@ -401,12 +404,12 @@ class Partition(Admission):
                     back[name][1].update(rows)
                 else:
                     back[name] = blob, rows
-                # The blob stays, whatever else is let go of before they are back.
+                # Keep the blob while other rows of it are freed before these are back.
                 blob.open += len(rows)
         return dying
 
     def _bring_back(self, back: Back, now: Millis) -> None:
-        """Append what was gathered: neighbours of a blob that nothing tells apart are one extent, whatever leases they were in."""
+        """Append the gathered rows: adjacent rows of a blob with equal attributes form one extent, across leases."""
         for (_, attempts, expires_at, together, due_at), (blob, rows) in back.items():
             if due_at > now:
                 self._schedule(blob, rows, attempts, min(due_at, expires_at or due_at), expires_at, together)
@@ -425,17 +428,17 @@ class Partition(Admission):
                 return now + disposition.retry_after
         return now + self.backoff.after(attempts) if self.backoff is not None else now
 
-    # ---- away -------------------------------------------------------------------------------------------------
+    # ---- dead items and clearing ------------------------------------------------------------------------------
 
     def _die(self, lease: LeaseState, positions: BitMap, reason: str) -> None:
-        """The positions of a lease go to the dead queue (they keep their offsets), or are dropped."""
+        """Send those positions of a lease to the dead queue (they keep their offsets), or drop them."""
         if self.keeps_dead:
             self._transfer(by_part(lease, positions), reason, self.dead_queue)
         else:
             self.header.dead += len(positions)
 
     def clear(self, ready: bool, scheduled: bool, now: Millis) -> tuple[int, int]:
-        """Drop what waits. Returns how many were ready, and how many scheduled."""
+        """Drop waiting items. Returns the numbers of ready and of scheduled ones."""
         self._at(now)
         dropped, undue = 0, 0
         for extent in list(self.ready) if ready else []:
@@ -453,7 +456,7 @@ class Partition(Admission):
     # ---- time -------------------------------------------------------------------------------------------------
 
     def next_timer(self) -> Millis | None:
-        """When `tick` has something to do next."""
+        """Time of the next work for `tick`; None: none."""
         while self.deadlines:
             deadline, number = self.deadlines[0]
             if (lease := self.leases.get(number)) is not None and lease.deadline == deadline:
@@ -477,7 +480,8 @@ class Partition(Admission):
         return extent is not None and extent.run(self.at(extent))[1] > 0
 
     def tick(self, now: Millis, most: int | None = None) -> int:
-        """Put back what ran out and what is due, and let die what expired, `most` leases and entries. Returns how many items moved."""
+        """Put back items of expired leases, enter due items, let expired ones die: up to `most` leases and entries. Returns the items
+        moved."""
         moved = self.ticked = 0
         back: Back = {}
         self._let_go_of_snapshots(now)
@@ -513,11 +517,11 @@ class Partition(Admission):
 
     def _fall_due(self, due: Due, now: Millis) -> int:
         extent = self._enter_line(due)
-        # In one step: nobody may lease in between what has expired.
+        # In one step: an item that has already expired must not be leased in between.
         return len(due.rows) + (self._expire(extent) if 0 < due.expires_at <= now else 0)
 
     def _expire(self, extent: Extent) -> int:
-        """What is left of the extent in the line has waited too long."""
+        """Let the extent's remaining items die: they have waited too long."""
         taken = self._take_out(extent, extent.waiting(self.at(extent)))
         if taken:
             if self.keeps_dead:
@@ -531,11 +535,11 @@ class Partition(Admission):
 
     @property
     def is_changed(self) -> bool:
-        """There is something to write."""
+        """Whether there is anything to write."""
         return self._changed or bool(self._touched or self.keys.touched)
 
     def take_changes(self) -> tuple[Changes, dict[int, Rows]] | None:
-        """Everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
+        """Return everything since the last call as one change set, and the new blobs' rows; None if nothing changed."""
         if not self.is_changed:
             return None
         self.keys.forget_old(self.header.now)
@@ -558,7 +562,7 @@ class Partition(Admission):
         return changes, fresh
 
     def _record(self, name: RecordName) -> bytes | None:
-        """The present bytes of a record; None if it is gone."""
+        """The current bytes of a record; None if it is gone."""
         kind, number = name
         if kind is RecordKind.LEASE:
             lease = self.leases.get(number) or self.transfers.get(number)

@@ -1,4 +1,4 @@
-"""The settings of a queue, as far as its partitions follow them."""
+"""Queue settings that partitions follow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from sluiceway.kernel.clock import Millis
 
 
 class Rules(NamedTuple):
-    """The settings of the queue that a partition follows. `max_attempts` 0: no limit; without `keeps_dead` dead items are dropped.
+    """The queue settings that a partition follows. `max_attempts` 0: no limit; without `keeps_dead` dead items are dropped.
 
-    What dies goes to the `dead_queue` of that moment, whatever the queue's is later.
+    Dead items go to the `dead_queue` set when they die, even if the queue's changes later.
     """
 
     max_attempts: int = 0

@@ -1,4 +1,4 @@
-"""Taking a snapshot of what a partition has. Changes nothing."""
+"""Snapshot of a partition's items. Read-only."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from sluiceway.model.inspection import Standing
 
 
 def runs_of(partition: Partition, states: Iterable[BrowseState]) -> int:
-    """The most runs that a snapshot of these states can have, without looking at them."""
+    """Upper bound for the number of runs in a snapshot of these states, computed without visiting the items."""
     most = {"leased": len(partition.spans.starts), "ready": len(partition.ready), "scheduled": len(partition.dues)}
     return sum(most[state] for state in set(states))
 
 
 def take(partition: Partition, states: Iterable[BrowseState]) -> Snapshot:
-    """What the partition has now in these states. Nothing is pinned: until the next transition all of it can be read as it is."""
+    """Return the partition's items in these states. Nothing is pinned: the snapshot is readable only until the next transition."""
     wanted = set(states)
     runs: list[Run] = []
     if "leased" in wanted:
@@ -54,7 +54,7 @@ def _leased(partition: Partition) -> Iterator[Run]:
 def _ready(partition: Partition) -> Iterator[Run]:
     for extent in partition.ready:
         at, run = extent.run(partition.at(extent))
-        # What is gone later than the first run makes it a choice; a copy, as the line goes on.
+        # Items gone after the first run force an explicit choice; a copy, since the line changes on.
         chosen = None if at + run == extent.count else extent.waiting(at)
         count = run if chosen is None else len(chosen)
         if count:

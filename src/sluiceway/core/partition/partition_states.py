@@ -1,16 +1,16 @@
-"""What may be done with a partition, by its state.
+"""Partition states, and the operations each allows.
 
 | state | produce | lease | settle | meaning |
 | --- | --- | --- | --- | --- |
-| available | yes | yes | yes | as usual |
-| preparing | no | no | yes | made by a rebalance that has not begun to use it |
-| draining | no | yes | yes | a rebalance empties it, to remove it |
-| paused | no | no | yes | somebody has stopped it |
-| unavailable | no | no | no | its store or its owner does not answer, or it is being opened |
-| error | no | no | no | it is damaged, and was stopped: a person must look |
+| available | yes | yes | yes | normal operation |
+| preparing | no | no | yes | created by a rebalance that does not use it yet |
+| draining | no | yes | yes | being emptied by a rebalance, then removed |
+| paused | no | no | yes | stopped by an operator |
+| unavailable | no | no | no | its store or owner does not answer, or it is being opened |
+| error | no | no | no | damaged and stopped: an operator must act |
 
-The last two are observed, the others recorded. A partition that waits for those before it (`PartitionRecord.after`) gives out nothing, and
-is otherwise as its state says. What settles (complete, retry, release, extend) is always welcome where it can be: it frees items.
+The last two are observed, the others recorded. A partition that waits for its predecessors (`PartitionRecord.after`) gives out nothing, and
+otherwise follows its state. Settling calls (complete, retry, release, extend) are accepted wherever possible: they free items.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ShownState = Literal["available", "preparing", "draining", "paused", "unavailabl
 
 
 class Allows(NamedTuple):
-    """What a partition may be asked for, as far as its record says."""
+    """Operations that a partition's record permits."""
 
     produce: bool = True
     lease: bool = True
@@ -39,6 +39,6 @@ _BY_STATE: dict[PartitionState, Allows] = {
 
 
 def allows(record: QueueRecord, each: PartitionRecord) -> Allows:
-    """What that partition of the queue may be asked for."""
+    """The operations that the record permits on that partition."""
     rule = _BY_STATE[each.state]
     return Allows(rule.produce, rule.lease and not record.holds_back(each))

@@ -1,4 +1,4 @@
-"""Reading a partition's state without changing it: a lease's rows, what comes next, the counts; and loading it from a snapshot."""
+"""Queries on a partition's state: lease rows, next items, counts, explanations; and loading it from a store's snapshot."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sluiceway.model.requests import Explanation, MovedItem, Offsets
 
 
 def open_slices(lease: LeaseState, start: int = 0, limit: int | None = None) -> list[Slice]:
-    """The open items among `limit` positions of a lease from `start` on, in order, by blob."""
+    """The open items among up to `limit` positions of a lease from `start` on, in order, by blob."""
     handled = lease.transfer not in (REDRIVEN, EXPIRED_READY) and lease.moves_to is None
     if start == 0 and limit is None and not lease.settled:
         return [_slice(part, part.extent.rows_at(part.at, part.count), np.arange(part.first, part.end), handled) for part in lease.parts]
@@ -54,7 +54,7 @@ def _slice(part: Part, rows: Offsets, offsets: Offsets, handled: bool) -> Slice:
 
 
 def lives_of(transfer: LeaseState) -> tuple[MovedItem, ...]:
-    """What the items of a transfer inside the queue have behind them: one for each of its `open_slices`."""
+    """Moved-item metadata of a transfer inside the queue: one entry for each of its `open_slices`."""
     due_at = transfer.due_at()
     return tuple(
         MovedItem(
@@ -70,7 +70,7 @@ def lives_of(transfer: LeaseState) -> tuple[MovedItem, ...]:
 
 
 def ready_slices(partition: Partition, limit: int) -> list[Slice]:
-    """The next `limit` items to be served."""
+    """The next `limit` items to be leased."""
     pieces: list[Slice] = []
     for extent in partition.ready:
         if limit <= 0:
@@ -82,7 +82,7 @@ def ready_slices(partition: Partition, limit: int) -> list[Slice]:
 
 
 def waiting_slices(partition: Partition, extent: Extent, limit: int | None = None) -> list[Slice]:
-    """What waits of an extent, at most `limit` items: one slice, or none."""
+    """The waiting items of an extent, at most `limit`: one slice, or none."""
     at, run = extent.run(partition.at(extent))
     if run == extent.count - at:
         index = np.arange(at, at + (run if limit is None else min(limit, run)), dtype=np.int64)
@@ -111,7 +111,7 @@ def stats_of(partition: Partition, number: int) -> PartitionStats:
 
 
 def explain(partition: Partition, offset: int) -> Explanation:
-    """Where the item of that offset is. Looks through the whole line: for people, not for the hot path."""
+    """Explain the item's current place. Scans the whole line: for people, not for the hot path."""
     disposition: str | None = partition.closed.why_offset(offset)
     place = partition.spans.at(offset)
     if place is not None:
@@ -176,7 +176,7 @@ def _waiting(partition: Partition, extent: Extent, offset: int) -> Explanation:
 
 
 def load(snapshot: Snapshot, *, max_attempts: int = 0, keeps_dead: bool = False) -> Partition:
-    """The machine in the state that the store holds. Reads records only: no blob is touched, whatever the backlog."""
+    """Load the machine in the state that the store holds. Reads records only, never blobs, whatever the backlog."""
     partition = Partition(max_attempts=max_attempts, keeps_dead=keeps_dead)
     if snapshot.header is None:
         return partition

@@ -1,4 +1,4 @@
-"""What a partition consists of, in memory and as the small records that a store keeps."""
+"""State of a partition, in memory and as the small records that a store keeps."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.requests import Disposition, Offsets
 
 REDRIVEN = ""
-"""In place of the reason of a transfer: its items do not die."""
+"""Reason of a redrive's transfer: its items do not die."""
 
 EXPIRED_READY = "expired"
-"""The reason of a transfer whose items expired in the line, without being leased."""
+"""Reason of a transfer of items that expired while ready, without being leased."""
 
 MOVED = "moved"
-"""The reason of a transfer to another partition of the queue. What tells it apart is its target, as a client may give any reason."""
+"""Reason of a transfer to another partition of the queue. Only its target identifies it, since a client may give any reason."""
 
 
 def partition_target(partition: int) -> str:
-    """That partition of the same queue as the target of a transfer: a name that no queue can have."""
+    """Transfer target for that partition of the same queue: a name that no queue can have."""
     return f"#{partition}"
 
 
 def target_partition(target: str | None) -> int | None:
-    """The partition of the same queue that the target of a transfer is; None: it is a queue."""
+    """The partition that a transfer target names; None: the target is a queue."""
     return int(target[1:]) if target is not None and target.startswith("#") else None
 
 
 Gone = Literal["expired", "retried", "released", "dead"]
-"""How an item left its lease, other than completed."""
+"""Outcomes of a leased item other than completed."""
 
 
 @dataclass(slots=True)
 class Blob:
-    """A batch of rows, numbered by the offset that its first row was first given. `open` rows are not settled yet.
+    """A batch of rows, numbered by the first offset given to its first row. `open` counts the rows not settled yet.
 
-    While it has `pins` it stays as it is, although all of them are. A compacted blob is stored with `kept` rows only (0: with all),
-    and `nbytes` is their size.
+    A blob with `pins` stays even when all rows are settled. A compacted blob is stored with only `kept` rows (0: all), and `nbytes` is
+    their size.
     """
 
     number: int
@@ -61,10 +61,10 @@ class Blob:
 
 @dataclass(slots=True)
 class Extent:
-    """`count` dense offsets from `first` on, and the blob rows they stand for: from `row` on, or those of `rows`.
+    """`count` dense offsets from `first` on, and their blob rows: consecutive from `row` on, or those in `rows`.
 
-    `attempts` is the number of attempts that these items had before they got these offsets. `together` is how many of them a lease may
-    take at most (0: any number). `gone` are the positions that left the line without being leased.
+    `attempts`: attempts made before these offsets were given. `together`: maximum number that one lease may take (0: any). `gone`:
+    positions that left the line without being leased.
     """
 
     first: int
@@ -79,7 +79,7 @@ class Extent:
     gone: BitMap = field(default_factory=BitMap)
 
     def continued_by(self, other: Extent) -> bool:
-        """The other has the next offsets and the next rows of the same blob, and nothing tells its items from these."""
+        """Whether `other` holds the next offsets and the next rows of the same blob, with equal attributes."""
         return (
             self.blob is other.blob
             and self.rows is None
@@ -97,7 +97,7 @@ class Extent:
         return BitMap(range(at, self.count)) - self.gone if at < self.count else BitMap()
 
     def run(self, at: int) -> tuple[int, int]:
-        """The first run of positions from `at` on that are in the line, as (start, length); length 0 if there is none."""
+        """The first run of positions from `at` on that are in the line, as (start, length); length 0: none."""
         if not self.gone:
             return at, self.count - at
         waiting = self.waiting(at)
@@ -108,7 +108,7 @@ class Extent:
         return start, (later.min() if later else self.count) - start
 
     def rows_at(self, at: int, count: int) -> Offsets:
-        """The blob rows of `count` offsets from the `at`-th on."""
+        """The blob rows of `count` offsets from position `at` on."""
         if self.rows is None:
             return np.arange(self.row + at, self.row + at + count, dtype=np.int64)
         return to_array(self.rows)[at : at + count]
@@ -116,7 +116,7 @@ class Extent:
 
 @dataclass(slots=True)
 class Part:
-    """A run of offsets of one extent in a lease: `count` from the extent's `at`-th on. `base` is its first position in the lease."""
+    """A run of one extent's offsets in a lease: `count` from the extent's position `at` on. `base` is its first position in the lease."""
 
     extent: Extent
     at: int
@@ -134,12 +134,12 @@ class Part:
 
 @dataclass(slots=True)
 class LeaseState:
-    """A claim on `parts`. Positions count through the parts from 0; `settled` are those that are closed.
+    """A lease on `parts`. Positions count through the parts from 0; `settled` are the closed ones.
 
-    `dispositions` has the outcome of those that were not completed. `staged` ones take effect when the lease is closed. A lease with a
-    `transfer` reason belongs to the system: it has no deadline, and its items are on their way to the queue `target`
-    (None, of a record from before it was noted: the dead queue), or to another partition of this one. If these were scheduled, `dues`
-    are when, and how many positions in a row.
+    `dispositions`: the outcomes of items not completed. `staged` ones take effect when the lease is closed. A lease with a `transfer`
+    reason belongs to the system: it has no deadline, and its items are on their way to the queue `target` (None, in records written before
+    it was noted: the dead queue), or to another partition of this queue. For scheduled items, `dues` lists (due time, number of consecutive
+    positions).
     """
 
     number: int
@@ -155,9 +155,10 @@ class LeaseState:
     target: str | None = None
     dues: list[tuple[Millis, int]] = field(default_factory=list)
     target_incarnation: str | None = None
-    """Of a redrive: the one queue of that name to which it goes. None: not bound yet, as in a record from before it was noted."""
+    """For a redrive: the incarnation of the target queue that it is bound to. None: not bound yet, as in records written before it was
+    noted."""
     nbytes: float = 0.0
-    """Of the payloads, roughly; known only to the call that made the lease."""
+    """Approximate payload bytes; known only to the call that made the lease."""
 
     @property
     def open(self) -> int:
@@ -165,11 +166,11 @@ class LeaseState:
 
     @property
     def moves_to(self) -> int | None:
-        """Of a transfer inside the queue: the partition that takes the items."""
+        """For a transfer inside the queue: the target partition."""
         return target_partition(self.target)
 
     def due_at(self) -> dict[int, Millis]:
-        """Of a transfer of scheduled items: when each part is due, by its base. Nothing of a part is due at another time."""
+        """For a transfer of scheduled items: due time by part base. All items of a part share one due time."""
         times = iter(self.dues)
         due_at, end = 0, 0
         found = {}
@@ -184,18 +185,18 @@ class LeaseState:
         return BitMap(range(self.count)) - self.settled
 
     def tell(self, disposition: Gone, positions: BitMap) -> None:
-        """Note what becomes of those positions."""
+        """Record the outcome of those positions."""
         if positions:
             self.dispositions[disposition] = self.dispositions.get(disposition, BitMap()) | positions
 
     def disposition_of(self, position: int) -> Gone | Literal["completed"]:
-        """What became of a settled position."""
+        """The outcome of a settled position."""
         return next((disposition for disposition, those in self.dispositions.items() if position in those), "completed")
 
 
 @dataclass(slots=True)
 class Due:
-    """Rows of a blob that wait beside the line until `due_at`. `together` as in an Extent: they had a lease that ran out."""
+    """Rows of a blob scheduled beside the line until `due_at`. `together` as in an Extent: their lease ran out."""
 
     number: int
     due_at: Millis
@@ -207,11 +208,11 @@ class Due:
 
 
 class Header(msgspec.Struct, array_like=True):
-    """The partition's own numbers. Nothing before `head` is ready; `next` is the next offset to give, `now` the time of the last turn
-    (`Line._at`).
+    """Counters and positions of a partition. Nothing before `head` is ready; `next` is the next offset to give; `now` is the time of the
+    last scheduling cycle (see `SegmentLog._at`).
 
-    Those from `shut` on belong to rebalances (`core.gate`): what the partition durably takes, whatever its owner knows of the queue. A
-    header that was written before there were any has their defaults.
+    The fields from `shut` on belong to rebalances (`core.partition.admission`): what the partition durably takes, whatever its owner knows
+    of the queue. Headers written before these fields existed have their defaults.
     """
 
     next: int = 0
@@ -230,17 +231,17 @@ class Header(msgspec.Struct, array_like=True):
     cleared: int = 0
     redriven: int = 0
     moved: int = 0
-    """Items that went to other partitions of the queue."""
+    """Items moved to other partitions of the queue."""
     moved_in: int = 0
-    """Items that came from there: they do not count as produced."""
+    """Items moved in from other partitions of the queue; they do not count as produced."""
     shut: int = 0
-    """0: it takes items, 1: it takes none, 2: and it is empty for good."""
+    """0: takes items; 1: takes none; 2: takes none and is empty for good."""
     shut_cursor: int = 0
     given_cursor: int = 0
     taken_cursor: int = 0
     slots_of: int = 0
     closed_slots: bytes = b""
-    """The slots (of `slots_of`) whose idempotency keys are taken elsewhere: a bit each, the lowest first."""
+    """Bit map (lowest slot first, of `slots_of` slots) of the slots whose idempotency keys another partition takes."""
 
 
 class BlobRecord(msgspec.Struct, array_like=True):
@@ -263,7 +264,7 @@ class ExtentRecord(msgspec.Struct, array_like=True):
 
 
 class LeaseRecord(msgspec.Struct, array_like=True):
-    """A live lease, a transfer, or (`closed`) what is remembered of a lease that is over: all of it is settled, and that is not said."""
+    """A live lease, a transfer, or (`closed`) the memory of an ended lease, whose settled positions, all of them, are not stored."""
 
     ranges: list[tuple[int, int]]
     client_id: str
@@ -310,19 +311,19 @@ def blob_bytes(blob: Blob) -> bytes:
 
 
 _PLAIN = b"\x01"
-"""Begins a bit map that is written as plain bits from its first member on. The other form, Roaring's, never begins so."""
+"""First byte of a bit map stored as plain bits from its first member on. Roaring's own form never begins with it."""
 
 
 _FEW = 64
 
 
 def pack_bits(bits: BitMap) -> bytes:
-    """A bit map in the shorter of two forms: Roaring's (8 KiB from 4,096 members on that make no runs), or plain bits. None: nothing."""
+    """Encode a bit map in the shorter of two forms: Roaring's (8 KiB from 4,096 scattered members on) or plain bits. Empty: no bytes."""
     if not bits:
         return b""
     count, first = len(bits), bits.min()
     if count <= _FEW and bits.max() - first + 1 == count:
-        # The common case of a small lease, without a detour. The same bytes as below.
+        # Fast path for small leases. Produces the same bytes as below.
         return _PLAIN + first.to_bytes(4, "little") + (((1 << count) - 1) << -count % 8).to_bytes(-(-count // 8), "big")
     bits.run_optimize()
     roaring: bytes = bits.serialize()
@@ -334,7 +335,7 @@ def pack_bits(bits: BitMap) -> bytes:
 
 
 def unpack_bits(data: bytes) -> BitMap:
-    """What `pack_bits` wrote; also Roaring's own form, in which all were written once."""
+    """Decode the output of `pack_bits`, or a bit map in Roaring's own form, which earlier versions wrote."""
     if not data:
         return BitMap()
     if not data.startswith(_PLAIN):
@@ -383,7 +384,7 @@ def due_bytes(due: Due) -> bytes:
 
 
 def by_part(lease: LeaseState, positions: BitMap) -> Iterator[tuple[Part, BitMap]]:
-    """The positions by the part they lie in."""
+    """The positions grouped by the part they lie in."""
     whole = len(positions) == lease.count
     for part in lease.parts:
         span = BitMap(range(part.base, part.base + part.count))

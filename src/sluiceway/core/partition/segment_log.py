@@ -1,6 +1,6 @@
-"""The line of a partition: dense offsets made of extents over immutable blobs, from `head` on ready to be leased.
+"""Segment log of a partition: dense offsets made of extents over immutable blobs, ready to be leased from `head` on.
 
-Whatever puts items back appends an extent that points at the same blob, so no payload is ever copied.
+Putting items back appends an extent that points at the same blob, so payloads are never copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ RecordName = tuple[RecordKind, int]
 
 
 class SegmentLog:
-    """Blobs, the extents over them, what is due later beside them, and which records have changed since they were last written."""
+    """Blobs, the extents over them, scheduled entries beside them, and the records changed since they were last written."""
 
     def __init__(self) -> None:
         self.header = Header()
@@ -36,34 +36,34 @@ class SegmentLog:
         self.scheduled_count = 0
         self.due_times: list[tuple[Millis, int]] = []
         self.expiries: list[tuple[Millis, int]] = []
-        """When what is left in the line of an extent expires: (time, its first offset). May name extents that are gone."""
+        """Expiry heap: (time, first offset) of extents with waiting items. May name extents that are gone."""
         # A dict for its order: the same history must give the same bytes in every process.
         self._touched: dict[RecordName, None] = {}
         self._dropped: set[int] = set()
         self._forming: list[Forming] = []
         self._changed = False
         self.snapshots: dict[str, Snapshot] = {}
-        """Of what is read page by page. Only in memory: who loads the partition anew knows of none."""
+        """Snapshots being read page by page. In memory only: a newly loaded partition has none."""
         self.min_sparse_bytes = MIN_SPARSE_BYTES
         self._sparse: dict[int, bool] = {}
-        """Blobs that few open rows keep, and whether the last `long_sparse` saw them."""
+        """Blobs kept by few open rows, and whether the last `long_sparse` saw them."""
         self._compacted: dict[int, bytes] = {}
 
     def _touch(self, kind: RecordKind, number: int) -> None:
         self._touched[kind, number] = None
 
     def _at(self, now: Millis) -> Millis:
-        """The time to note for what happens now. It does not go back when an owner's clock is a little behind that of the one before.
+        """The time to record for a change now. It does not go back when this owner's clock is slightly behind the previous owner's.
 
-        A stored time that is further ahead was written by a clock that was wrong: it is not believed. Nothing that is due, runs out or
-        expires is decided by this time: that is the owner's `now`, by which the timers run.
+        A stored time further ahead than MAX_CLOCK_STEP came from a wrong clock and is discarded. Due times, lease deadlines and expiries
+        are not judged by this time but by the owner's `now`, which drives the timers.
         """
         self._changed = True
         if not now <= self.header.now <= now + MAX_CLOCK_STEP:
             self.header.now = now
         return self.header.now
 
-    # ---- in ---------------------------------------------------------------------------------------------------
+    # ---- append -----------------------------------------------------------------------------------------------
 
     def _forming_for(self, batch: Rows, written_at: Millis) -> tuple[Forming, int]:
         """The blob that takes the batch, and the row at which it begins there. Row r of blob b must have offset b + r."""
@@ -76,11 +76,11 @@ class SegmentLog:
         return last, last.add(batch)
 
     def _goes_on(self, blob: Blob, written_at: Millis) -> bool:
-        # A blob may be settled whole in the turn that made it; it must not grow again.
+        # A blob may be fully settled in the cycle that made it; it must not grow again.
         return bool(blob.open) and blob.number + blob.rows == self.header.next and blob.written_at == written_at
 
     def _place(self, blob: Blob, row: int, count: int, due: Offsets | None, now: Millis, expire_timeout: Millis) -> None:
-        """Put new rows into the line, or (those with a due time after `now`) beside it. They expire so long after they are ready."""
+        """Enter new rows into the line; rows due after `now` go beside it. They expire `expire_timeout` ms after they become ready."""
         first = blob.number + row
         expires_at = now + expire_timeout if expire_timeout else 0
         if due is None:
@@ -96,7 +96,7 @@ class SegmentLog:
             self._schedule(blob, from_array(together + row), 0, due_at, due_at + expire_timeout if expire_timeout else 0)
 
     def _append(self, extent: Extent) -> None:
-        """Put an extent at the tail. One that continues the last (same blob, next row) makes it longer."""
+        """Append an extent at the tail. One that continues the last (same blob, next row) lengthens it."""
         extent.blob.open += extent.count
         self.ready_count += extent.count
         last = self.ready[-1] if self.ready else None
@@ -128,31 +128,30 @@ class SegmentLog:
         self._touch(RecordKind.DUE, due.number)
 
     def _unschedule(self, due: Due) -> None:
-        """The entry is over; its rows are still counted as open."""
+        """Remove the entry; its rows still count as open."""
         del self.dues[due.number]
         self.scheduled_count -= len(due.rows)
         self._touch(RecordKind.DUE, due.number)
 
     def _enter_line(self, due: Due) -> Extent:
-        """What was due is ready now, in the extent that is returned."""
+        """Enter due rows into the line. Returns the extent that holds them."""
         self._unschedule(due)
         self._append_rows(due.blob, due.rows, due.attempts, due.expires_at, due.together)
         due.blob.open -= len(due.rows)
         return self.ready[-1]
 
-    # ---- out --------------------------------------------------------------------------------------------------
+    # ---- take -------------------------------------------------------------------------------------------------
 
     def _take(self, want: int, room: float, at_least_one: bool, now: Millis, before: int | None = None) -> tuple[list[Part], int, float]:
-        """Move `head` over up to `want` items, as many as `room` bytes hold and none from offset `before` on. Returns the parts, the items
-        and their bytes.
-        """
+        """Advance `head` over up to `want` items, as many as fit into `room` bytes, none from offset `before` on. Returns the parts, the
+        item count and their bytes."""
         parts: list[Part] = []
         count, nbytes = 0, 0.0
         while self.ready and count < want:
             extent = self.ready[0]
             at, run = extent.run(self.at(extent))
             if 0 < extent.expires_at <= now:
-                break  # its timer comes in the next turn
+                break  # its timer comes in the next cycle
             if before is not None:
                 run = min(run, before - extent.first - at)
                 if run < 1:
@@ -178,7 +177,7 @@ class SegmentLog:
         return max(0, self.header.head - extent.first)
 
     def _advance(self, at: int) -> None:
-        """Move `head` to the first item that is in the line, from position `at` of the first extent on."""
+        """Advance `head` to the first item in the line, from position `at` of the first extent on."""
         while self.ready:
             extent = self.ready[0]
             at, run = extent.run(at)
@@ -190,7 +189,7 @@ class SegmentLog:
         self.header.head = self.header.next
 
     def _take_out(self, extent: Extent, positions: BitMap) -> BitMap:
-        """Take those positions out of the line, as far as they are in it. They are still counted as open. Returns which."""
+        """Take those positions out of the line, as far as they are in it; they still count as open. Returns the positions taken."""
         taken = positions & extent.waiting(self.at(extent))
         if taken:
             extent.gone |= taken
@@ -199,12 +198,13 @@ class SegmentLog:
             self._advance(self.at(self.ready[0]))
         return taken
 
-    # ---- gone -------------------------------------------------------------------------------------------------
+    # ---- removal ----------------------------------------------------------------------------------------------
 
     def drop(self, offsets: Offsets, now: Millis) -> Offsets:
-        """Drop what waits among the (sorted, unique) offsets: ready items, and scheduled ones by the place at which they were produced.
+        """Drop the waiting items among the (sorted, unique) offsets: ready ones, and scheduled ones by the offset of their row when
+        produced.
 
-        Returns the offsets of those that were dropped.
+        Returns the offsets of the dropped items.
         """
         dropped: list[Offsets] = []
         for extent in list(self.ready):
@@ -235,7 +235,7 @@ class SegmentLog:
         self._free(due.blob, len(rows))
 
     def _close_positions(self, extent: Extent, count: int) -> None:
-        """So many positions of the extent are nobody's any more."""
+        """Close `count` positions of the extent, and drop the extent with its last."""
         extent.open -= count
         if extent.open == 0:
             del self.extents[extent.first]
@@ -249,7 +249,7 @@ class SegmentLog:
             self._sparse.setdefault(blob.number, False)
 
     def _drop_if_idle(self, blob: Blob) -> None:
-        """Nobody needs a blob without open rows, unless it is pinned."""
+        """Drop a blob without open rows, unless it is pinned."""
         if blob.open == 0 and blob.pins == 0:
             del self.blobs[blob.number]
             self._touch(RecordKind.BLOB, blob.number)
@@ -259,22 +259,22 @@ class SegmentLog:
     # ---- compaction -------------------------------------------------------------------------------------------
 
     def _is_sparse(self, blob: Blob) -> bool:
-        """Few open rows keep many bytes."""
+        """Whether few open rows keep many bytes."""
         return blob.nbytes >= self.min_sparse_bytes and SPARSE_FACTOR * blob.open <= blob.stored_rows
 
     def find_sparse(self) -> None:
-        """Look at every blob, as after loading; afterwards each is looked at when rows of it are settled."""
+        """Check every blob, as after loading; afterwards each is checked when rows of it are settled."""
         self._sparse = {number: False for number, blob in self.blobs.items() if self._is_sparse(blob)}
 
     def long_sparse(self, most: int) -> list[int]:
-        """Up to `most` blobs that were sparse at the last call, too: those in the middle of being settled will soon be gone."""
+        """Up to `most` blobs that were sparse at the last call, too: blobs in the middle of being settled will soon be gone anyway."""
         there = {number: seen for number, seen in self._sparse.items() if number in self.blobs and self._is_sparse(self.blobs[number])}
         found = [number for number, seen in there.items() if seen and not self.blobs[number].pins]
         self._sparse = dict.fromkeys(there, True)
         return found[:most]
 
     def compact(self, number: int, kept: int, nbytes: int, data: bytes) -> bool:
-        """Store `data` as the blob from now on: `kept` rows, of `nbytes`. False if it is gone, or a snapshot refers to it as it is."""
+        """Replace the stored blob by `data`: `kept` rows of `nbytes`. False if the blob is gone or pinned by a snapshot."""
         blob = self.blobs.get(number)
         if blob is None or blob.pins:
             return False
@@ -286,19 +286,19 @@ class SegmentLog:
     # ---- snapshots --------------------------------------------------------------------------------------------
 
     def pin(self, name: str, snapshot: Snapshot) -> None:
-        """Keep what the snapshot refers to until it is let go: in the store, too, so that only its place is held in memory."""
+        """Pin the snapshot's blobs until it is released. They stay in the store, too, so memory holds only positions."""
         self.snapshots[name] = snapshot
         for run in snapshot.runs:
             run.blob.pins += 1
 
     def sweep(self) -> None:
-        """Drop what was pinned by somebody who had the partition before, and crashed or lost it."""
+        """Drop blobs pinned by a previous owner that crashed or lost the partition."""
         for blob in list(self.blobs.values()):
             self._drop_if_idle(blob)
         self.find_sparse()
 
     def _let_go_of_snapshots(self, now: Millis) -> None:
-        """End the snapshots whose time is over."""
+        """Release the snapshots whose time is over."""
         for name in [name for name, snapshot in self.snapshots.items() if snapshot.until <= now]:
             for run in self.snapshots.pop(name).runs:
                 run.blob.pins -= 1
@@ -307,6 +307,6 @@ class SegmentLog:
 
 
 def _within(offsets: Offsets, first: int, count: int) -> BitMap:
-    """Those of the sorted offsets that lie in a run of so many, as positions in it."""
+    """Those of the sorted offsets within `count` from `first` on, as positions from there."""
     begin, end = offsets.searchsorted([first, first + count])
     return from_array(offsets[begin:end] - first)

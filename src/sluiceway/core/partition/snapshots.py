@@ -1,7 +1,7 @@
-"""What a partition had at one moment, to be read page by page while it goes on.
+"""Snapshots: a partition's content at one moment, read page by page while it works on.
 
-A snapshot knows where the items lie, not the items: a few numbers for each run of items that stand alike. The blobs that they lie in are
-pinned meanwhile, which keeps them from being dropped when their rows are settled.
+A snapshot holds positions, not items: a few numbers for each run of items with equal attributes. Their blobs are pinned meanwhile, which
+keeps them from being dropped when their rows are settled.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluiceway.model.requests import Offsets
 
 
 class Listed(NamedTuple):
-    """Items that stand alike; `lease` is 0 for those that wait."""
+    """Items with equal attributes; `lease` is 0 for waiting ones."""
 
     piece: Slice
     lease: int
@@ -30,7 +30,7 @@ class Listed(NamedTuple):
 
 
 class Run(NamedTuple):
-    """So many `items` that stand alike. They are the places from `at` on, or the `chosen` ones.
+    """A run of `items` items with equal attributes: the places from `at` on, or the `chosen` ones.
 
     Place p had the offset `first` + p, and stands for the blob's row `row` + p, or for the p-th of `rows`.
     """
@@ -47,7 +47,7 @@ class Run(NamedTuple):
     standing: Standing
 
     def listed(self, skip: int, most: int) -> Listed:
-        """`most` of the items at most, without the first `skip`."""
+        """At most `most` of the items, after skipping `skip`."""
         count = min(most, self.items - skip)
         if self.chosen is None:
             places: Offsets = np.arange(self.at + skip, self.at + skip + count, dtype=np.int64)
@@ -61,13 +61,13 @@ class Run(NamedTuple):
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Snapshot:
-    """The runs, in the order in which they are read. It is let go at `until`, and never later than `latest`."""
+    """The runs in reading order. Released at `until`, and never later than `latest`."""
 
     runs: list[Run]
     until: Millis = 0
     latest: Millis = 0
     ends: list[int] = field(init=False)
-    """How many items there are up to the end of each run."""
+    """Cumulative item count at the end of each run."""
 
     def __post_init__(self) -> None:
         self.ends = list(accumulate(run.items for run in self.runs))

@@ -1,6 +1,6 @@
-"""Items that leave a partition for elsewhere, and items that come from another partition of the queue.
+"""Transfers: items leaving a partition, and items arriving from another partition of the queue.
 
-On their way they are in a *transfer*: a lease without deadline, which is over when they are durable where they were to go.
+In transit, items are in a *transfer*: a lease without deadline that ends when they are durable at the destination.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from sluiceway.model.changes import RecordKind
 from sluiceway.model.requests import MovedItem, Offsets
 
 MAX_PIECES = 128
-"""Of a move: where every item has a blob of its own, each piece costs as much as thousands of neighbours, and clients would wait for it."""
+"""Maximum pieces of a move: where each item has a blob of its own, a piece costs as much as thousands of neighbours, and clients wait for
+it."""
 
 Piece = tuple[Part, BitMap]
-"""Positions of a part, counted as its base says."""
+"""Positions of a part, counted from its base."""
 
 
 class TransferLog(SegmentLog):
-    """A line with transfers out of it."""
+    """A segment log with outgoing transfers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.transfers: dict[int, LeaseState] = {}
         self.by_target: dict[str, dict[int, None]] = {}
-        """The numbers of the transfers to each target, in order. "" is the target of those from before it was noted."""
+        """The numbers of the transfers to each target, in order. "" stands for records written before the target was noted."""
 
     def enter_transfer(self, transfer: LeaseState) -> None:
-        """Put a transfer into the indexes."""
+        """Add a transfer to the indexes."""
         self.transfers[transfer.number] = transfer
         self.by_target.setdefault(transfer.target or "", {})[transfer.number] = None
 
@@ -65,7 +66,7 @@ class TransferLog(SegmentLog):
         return transfer
 
     def _transfer(self, pieces: Iterable[Piece], reason: str, target: str | None) -> LeaseState:
-        """Put those positions of parts into a transfer lease of their own, beside whatever they are in now."""
+        """Put those positions of parts into a transfer lease of their own, in addition to where they are now."""
         self.header.lease_number += 1
         parts: list[Part] = []
         chosen, base = BitMap(), 0
@@ -82,7 +83,7 @@ class TransferLog(SegmentLog):
         return transfer
 
     def transferred(self, number: int) -> None:
-        """The items of that transfer lease are durable where they were to go: let go of them. Repeating it changes nothing."""
+        """End a transfer whose items are durable at the destination. Idempotent."""
         transfer = self._leave_transfer(number)
         if transfer is not None:
             positions = transfer.open_positions()
@@ -95,7 +96,7 @@ class TransferLog(SegmentLog):
             self._let_go(transfer, positions)
 
     def call_back(self, number: int) -> None:
-        """That transfer has nowhere to go: its items are ready, or scheduled, again, as they were."""
+        """Cancel a transfer that has no destination: its items are ready, or scheduled, again, as before."""
         transfer = self._leave_transfer(number)
         if transfer is not None:
             positions, due_at = transfer.open_positions(), transfer.due_at()
@@ -108,16 +109,16 @@ class TransferLog(SegmentLog):
             self._let_go(transfer, positions)
 
     def bind(self, number: int, incarnation: str) -> None:
-        """That redrive goes to this incarnation of its target, and to no later one."""
+        """Bind the redrive to this incarnation of its target, and to no later one."""
         transfer = self.transfers.get(number)
         if transfer is not None and transfer.target_incarnation is None:
             transfer.target_incarnation = incarnation
             self._touch(RecordKind.LEASE, number)
 
     def redirect(self, number: int, target: str) -> None:
-        """Nothing of that transfer is, or ever will be, where it was to go: its items are on their way to another queue from now on.
+        """Send the transfer to another queue. Nothing of it may be, or ever come to be, at its old target.
 
-        They have a new number, as the new target may have taken later ones of this partition already.
+        It gets a new number, since the new target may have taken later transfers of this partition already.
         """
         transfer = self._leave_transfer(number)
         if transfer is not None:
@@ -127,9 +128,9 @@ class TransferLog(SegmentLog):
             self._touch(RecordKind.LEASE, transfer.number)
 
     def redirect_waiting(self, target: str, most: int) -> bool:
-        """Let dead items go to this dead queue that were to go to a former one, up to `most` transfers. Whether there were any.
+        """Redirect dead items on their way to a former dead queue, up to `most` transfers. Returns whether there were any.
 
-        Not the first of each target: only that may have been sent already.
+        Excludes the first transfer to each target: only that one may have been sent already.
         """
         waiting = [
             number
@@ -143,8 +144,8 @@ class TransferLog(SegmentLog):
         return bool(waiting)
 
     def redrive(self, offsets: Offsets, target: str, now: Millis, incarnation: str | None = None) -> tuple[int, int]:
-        """Send the ready ones among the (sorted, unique) offsets to that incarnation of another queue. Returns (transfer number, items):
-        0 if none is."""
+        """Send the ready items among the (sorted, unique) offsets to that incarnation of another queue. Returns (transfer number, items);
+        0, 0 if none."""
         pieces: list[Piece] = []
         for extent in list(self.ready):
             first, end = offsets.searchsorted([extent.first, extent.first + extent.count])
@@ -157,7 +158,7 @@ class TransferLog(SegmentLog):
         return number, items
 
     def _send(self, pieces: Sequence[Piece], reason: str, target: str, now: Millis) -> tuple[int, int]:
-        """Begin the transfer of what was taken out of the line. Returns (transfer number, items): 0 if it is nothing."""
+        """Begin the transfer of items taken out of the line. Returns (transfer number, items); 0, 0 without pieces."""
         if not pieces:
             return 0, 0
         self._at(now)
@@ -166,14 +167,13 @@ class TransferLog(SegmentLog):
             self._close_positions(part.extent, len(those))
         return number, sum(len(those) for _, those in pieces)
 
-    # ---- to and from other partitions of the queue ------------------------------------------------------------
+    # ---- moves between partitions of the queue ----------------------------------------------------------------
 
     def move_out(self, limit: int, room: float, target: int, scheduled: bool, now: Millis) -> tuple[int, int]:
-        """Send up to `limit` items to another partition: ready ones, oldest first, or those that are due first, which are entered in the
-        line for it. Returns (transfer number, items): 0 if there are none.
+        """Send up to `limit` items to another partition: ready ones, oldest first, or the next scheduled ones, entered in the line for it.
+        Returns (transfer number, items); 0, 0 if there are none.
 
-        Their blobs hold `room` bytes at most, or are one: some rows of a blob may be nearly all of it.
-        They lie in MAX_PIECES places at most.
+        Their blobs hold at most `room` bytes, or are a single one, since some rows may be nearly all of it. At most MAX_PIECES pieces.
         """
         if scheduled:
             pieces, times = self._take_due(limit, room)
@@ -185,14 +185,14 @@ class TransferLog(SegmentLog):
         return number, items
 
     def _take_oldest(self, limit: int, room: float, now: Millis) -> list[Piece]:
-        """Move `head` over up to `limit` items. How many of them may be leased together does not matter: nobody handles them here."""
+        """Advance `head` over up to `limit` items. `together` does not apply: no consumer handles them here."""
         pieces: list[Piece] = []
         blobs: set[int] = set()
         while self.ready and limit and len(pieces) < MAX_PIECES:
             extent = self.ready[0]
             at, run = extent.run(self.at(extent))
             if 0 < extent.expires_at <= now:
-                break  # its timer comes in the next turn
+                break  # its timer comes in the next cycle
             if extent.blob.number not in blobs:
                 if pieces and extent.blob.nbytes > room:
                     break
@@ -206,7 +206,7 @@ class TransferLog(SegmentLog):
         return pieces
 
     def _take_due(self, limit: int, room: float) -> tuple[list[Piece], list[Millis]]:
-        """Enter up to `limit` items that are due later in the line, and take them out of it. Returns also when each piece is due."""
+        """Pass up to `limit` scheduled items through the line. Returns the pieces, and the due time of each."""
         pieces: list[Piece] = []
         times: list[Millis] = []
         blobs: set[int] = set()
@@ -227,7 +227,7 @@ class TransferLog(SegmentLog):
         return pieces, times
 
     def _enter_and_leave(self, due: Due, limit: int) -> Part:
-        """Let up to `limit` of what is due later pass through the line: that gives them offsets there, and an extent."""
+        """Pass up to `limit` of a scheduled entry through the line, which gives them offsets and an extent there."""
         rows, rest = due.rows, BitMap()
         if len(rows) > limit:
             rest = from_array(to_array(rows)[limit:])
@@ -238,16 +238,16 @@ class TransferLog(SegmentLog):
         extent = self._enter_line(due)
         if rest:
             self._schedule(due.blob, rest, due.attempts, due_at, expires_at, due.together)
-        # They may have made an extent longer that was there.
+        # They may have lengthened an existing extent.
         at = self.header.next - len(rows) - extent.first
         self._take_out(extent, BitMap(range(at, at + len(rows))))
         if self.ready and self.ready[-1] is extent and not extent.waiting(self.at(extent)):
-            # Else what is gone would pile up behind what nobody leases.
+            # Otherwise gone positions pile up behind items that are never leased.
             self.ready.pop()
         return Part(extent, at, len(rows), 0)
 
     def _arrive(self, batch: pa.RecordBatch, lives: Sequence[MovedItem], now: Millis) -> None:
-        """Append rows that come from another partition, as they were there: nothing of what befell them begins anew."""
+        """Append rows from another partition with their metadata: attempts, expiry and due times continue."""
         if sum(life.rows for life in lives) != batch.num_rows or any(life.rows < 1 for life in lives):
             raise invalid("lives", f"expected the lives of {batch.num_rows} rows")
         at = 0
@@ -269,7 +269,7 @@ class TransferLog(SegmentLog):
             first = blob.number + row
             self._append(Extent(first, life.rows, blob, row, None, life.attempts, life.rows, life.expires_at, life.together))
 
-    # ---- gone -------------------------------------------------------------------------------------------------
+    # ---- release of rows --------------------------------------------------------------------------------------
 
     def _let_go(self, lease: LeaseState, positions: BitMap) -> None:
         whole = len(positions) == lease.count

@@ -1,3 +1,3 @@
-"""A logical queue: which partition takes a request, and which ready items a lease gets."""
+"""Logical queues: they choose the partition for each request, and the ready items for each lease."""
 
 from __future__ import annotations

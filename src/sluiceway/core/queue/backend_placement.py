@@ -1,4 +1,4 @@
-"""Which backend holds how many of a queue's partitions, and which ones."""
+"""Placement of a queue's partitions on backends."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sluiceway.model.backends import BackendSettings, MemoryBackend
 
 
 def place(requested: int, affinities: Mapping[str, float], has: Mapping[str, int] = MappingProxyType({})) -> dict[str, int]:
-    """How many of `requested` partitions (1 at least) go to each backend, in proportion to its affinity.
+    """Return how many of `requested` partitions (at least 1) go to each backend, in proportion to its affinity.
 
-    What does not come out even goes to the largest remainders; of equal ones to the backend that `has` more already, so that nothing moves
-    for nothing, then to the first by name. An affinity of 0 takes none. The same in every process, in whatever order the backends
-    are named. Raises `invalid_request` if no affinity is above 0.
+    Fractions go to the largest remainders; ties to the backend that `has` more already, to avoid needless moves, then to the first by name.
+    An affinity of 0 takes none. Deterministic across processes and orders of the backends. Raises `invalid_request` if no affinity is above
+    0.
     """
     weights = {name: Fraction(affinities[name]) for name in sorted(affinities)}
     total = sum(weights.values())
@@ -30,13 +30,14 @@ def place(requested: int, affinities: Mapping[str, float], has: Mapping[str, int
 
 
 def interleave(counts: Mapping[str, int]) -> list[str]:
-    """The backend of each partition, by number. Each backend's are spread evenly, so that any run of numbers has its share of each."""
+    """The backend of each partition, by number. Each backend's partitions are spread evenly, so that any run of numbers has a fair share of
+    each."""
     places = [(Fraction(2 * nth + 1, count), name) for name, count in counts.items() for nth in range(count)]
     return [name for _, name in sorted(places)]
 
 
 def check_backends(backends: Mapping[str, BackendSettings]) -> None:
-    """Raises `invalid_request` for backends that cannot be configured together."""
+    """Raise `invalid_request` for backends that cannot be configured together."""
     place(1, {name: settings.partition_affinity for name, settings in backends.items()})
     if len({isinstance(settings, MemoryBackend) for settings in backends.values()}) > 1:
         raise invalid("backends", "a memory backend cannot stand beside others: a queue would lose a part of its items at each start")

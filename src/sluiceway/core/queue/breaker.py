@@ -1,4 +1,4 @@
-"""When to leave a backend alone because its partitions fail together."""
+"""Circuit breaker of a backend: opens when its partitions fail together."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.changes import PartitionRef
 
 TOGETHER = 2
-"""Partitions that fail, with no success in between, before it is the backend that is taken to have failed. Of a single one, that one."""
+"""Partition failures without a success in between that count as a failure of the backend. With a single partition, one."""
 
 PROBE_INTERVAL: Millis = 1_000
-"""From the start of one probe to that of the next, at least: bounds the load on a backend that is down, and the wait once it is back."""
+"""Minimum interval between the starts of probes: bounds the load on a backend that is down, and the delay once it is back."""
 
 
 class Breaker:
-    """One backend's breaker: a pure machine that is told what succeeded and what failed.
+    """One backend's breaker: a pure machine fed with successes and failures.
 
-    While it is open one probe at a time may go to the backend; any success closes it.
+    While open it admits one probe at a time; any success closes it.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Breaker:
         self._probe_at: Millis = 0
 
     def failed(self, ref: PartitionRef, partitions: int) -> bool:
-        """The backend did not answer for that partition, one of `partitions` that it holds. Whether this opened the breaker."""
+        """Record a failure for that partition, one of `partitions` on the backend. Returns whether this opened the breaker."""
         if ref == self._probe:
             self._probe = None
         self._failing.add(ref)
@@ -35,14 +35,14 @@ class Breaker:
         return opens
 
     def succeeded(self) -> bool:
-        """The backend did what it was asked to. Whether this closed the breaker."""
+        """Record a success of the backend. Returns whether this closed the breaker."""
         closes = self.is_open
         self.is_open, self._probe = False, None
         self._failing.clear()
         return closes
 
     def forget(self, ref: PartitionRef) -> None:
-        """The backend is not asked for that partition any more: what became of it says nothing."""
+        """Forget a partition that the backend is no longer asked for: its outcome is not evidence."""
         self._failing.discard(ref)
         if ref == self._probe:
             self._probe = None
@@ -52,7 +52,7 @@ class Breaker:
         return self.is_open and self._probe is None and now >= self._probe_at
 
     def admits(self, ref: PartitionRef, now: Millis) -> bool:
-        """Whether that partition may be opened now. If the breaker is open that is a probe, which ends with `failed` or `succeeded`."""
+        """Whether that partition may be opened now. With an open breaker this is a probe, which ends with `failed` or `succeeded`."""
         if not self.is_open:
             return True
         if not self.wants_probe(now):

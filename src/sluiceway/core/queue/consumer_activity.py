@@ -1,6 +1,6 @@
-"""What an instance knows of a queue's consumers beside its leases, and how what several instances know is put together.
+"""Consumer activity: an instance's knowledge of a queue's consumers beside its leases, and its merge across instances.
 
-Nothing of it is stored: a restart forgets it, and nothing but what is shown depends on it.
+In memory only: a restart forgets it, and only displays depend on it.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from sluiceway.kernel.limits import MAX_CONSUMERS, MAX_CONSUMERS_SHOWN, MAX_QUER
 from sluiceway.model.consumers import Consumer, Consumers, Query
 
 SEEN_FOR: Millis = 60_000
-"""A client that has no leases and makes no call is a consumer for so long. A query tells of itself more often than that."""
+"""A client without leases and calls still counts as a consumer for this long. Streaming queries report more often than that."""
 FAILED_FOR: Millis = 600_000
-"""That a query failed is told for so long, unless it runs again."""
+"""A failed query is reported for this long, unless it runs again."""
 
 
 class ConsumerBook:
-    """Who has asked for items of a queue lately, and what queries have told of themselves."""
+    """Clients that recently asked for items of a queue, and the reports of streaming queries."""
 
     def __init__(self) -> None:
         self._seen: dict[str, Millis] = {}
-        """The last call of each client; the latest come last."""
+        """The last call of each client, latest last."""
         self._queries: dict[tuple[str, str], Query] = {}
 
     def saw(self, client_id: str, now: Millis) -> None:
-        """That client asks for items."""
+        """Record that the client asks for items."""
         seen = self._seen
         seen.pop(client_id, None)
         seen[client_id] = now
@@ -36,18 +36,18 @@ class ConsumerBook:
             del seen[first]
 
     def tell(self, client_id: str, query: Query, now: Millis) -> None:
-        """A query tells of itself, in place of what it told before. Raises `too_many_requests`."""
+        """Record a query's report in place of its previous one. Raises `too_many_requests`."""
         self._forget(now)
         if (client_id, query.id) not in self._queries and len(self._queries) >= MAX_QUERIES:
             raise SluicewayError("too_many_requests", f"{MAX_QUERIES} queries tell of themselves on this queue already")
         self._queries[client_id, query.id] = query._replace(told_at=now)
 
     def seen(self, now: Millis) -> dict[str, Millis]:
-        """The clients that asked within the last minute, and when they last did."""
+        """The clients that asked within the last minute, with their last times."""
         return {client_id: at for client_id, at in self._seen.items() if at >= now - SEEN_FOR}
 
     def queries(self, now: Millis) -> list[tuple[str, Query]]:
-        """What is still true of what queries have told, with their clients."""
+        """The current query reports, with their clients."""
         self._forget(now)
         return [(client_id, query) for (client_id, _), query in self._queries.items()]
 
@@ -58,7 +58,7 @@ class ConsumerBook:
 
 
 class Tally:
-    """The consumers of what one instance has of a queue."""
+    """The consumers of one instance's share of a queue."""
 
     def __init__(self, book: ConsumerBook, waiting: Iterable[str], now: Millis) -> None:
         self._consumers: dict[str, Consumer] = {}
@@ -70,7 +70,7 @@ class Tally:
             self._of(client_id).waiting += 1
 
     def add(self, leases: Iterable[LeaseState]) -> None:
-        """Put live leases to it. Costs by their number, not by that of their items."""
+        """Add live leases. Costs by the number of leases, not of items."""
         for lease in leases:
             consumer = self._of(lease.client_id)
             consumer.leases += 1
@@ -89,7 +89,7 @@ class Tally:
 
 
 def together(shares: Iterable[Consumers]) -> Consumers:
-    """What the instances know of a queue, as one; at most MAX_CONSUMERS_SHOWN consumers, those with queries and most items first."""
+    """Merge the instances' views; at most MAX_CONSUMERS_SHOWN consumers, those with queries and most items first."""
     total, found = Consumers(), dict[str, Consumer]()
     for share in shares:
         total.ready += share.ready
@@ -106,7 +106,7 @@ def together(shares: Iterable[Consumers]) -> Consumers:
 
 
 def shown(total: Consumers, consumers: Iterable[Consumer], most: int) -> Consumers:
-    """Have these in it by name, or the `most` that matter."""
+    """Set the consumers of `total`, sorted by name, limited to the `most` most important."""
     by_weight = sorted(consumers, key=lambda each: (not each.queries, -each.items, each.client_id))
     total.more = total.more or len(by_weight) > most
     total.consumers = sorted(by_weight[:most], key=lambda each: each.client_id)

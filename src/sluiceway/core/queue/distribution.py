@@ -1,4 +1,4 @@
-"""Which partition takes a request, and how ready items are dealt among those who wait."""
+"""Distribution: compares partitions for produces, and divides ready items among waiters."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 TOGETHER = 4
 OTHERS = 32
-"""Requests that keep a server busy."""
+"""Requests that suffice to keep a server busy."""
 
 
 class Candidate(NamedTuple):
     """A partition that could take a produce. Compared as a tuple: the least is chosen."""
 
     waiting: int
-    """Ready items, and those of requests that it has accepted and not committed yet."""
+    """Ready items, plus those of accepted requests not committed yet."""
     claimed: int
     """Leased and scheduled items: break ties."""
     last_chosen: int
@@ -22,7 +22,7 @@ class Candidate(NamedTuple):
 
 
 def most_together(requests: int) -> int:
-    """How many requests may share a transaction, of so many that are under way: whoever is in one that hangs waits for it.
+    """Maximum number of the `requests` under way that may share a transaction, since all would wait if it hangs.
 
     `TOGETHER` if that is not more than half; more only if they are a quarter, or leave `OTHERS`.
     """
@@ -30,9 +30,9 @@ def most_together(requests: int) -> int:
 
 
 def deal(available: int, wants: Sequence[int]) -> list[int]:
-    """Deal items round-robin to those who want them: 23 among wants of 20, 6 and 1 give 16, 6 and 1.
+    """Divide items round-robin: 23 among wants of 20, 6 and 1 give 16, 6 and 1.
 
-    Where the items do not come out even, those who came first have one more.
+    Where the division is uneven, earlier waiters get one more.
     """
     shares = list(wants)
     hungry = sorted(range(len(wants)), key=lambda index: -wants[index])

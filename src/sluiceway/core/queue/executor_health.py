@@ -1,4 +1,4 @@
-"""Which executors are slow, and which takes the next produce."""
+"""Executor health: detects slow executors, and picks one for the next produce when some are."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
 from sluiceway.kernel.clock import Millis
 
 DEGRADED = (100, 4)
-"""A partition is degraded if its commits take longer than this many milliseconds, and than so many times those of the median partition."""
+"""A partition is degraded if its commits take longer than this many milliseconds, and this many times the median partition's."""
 
 PROBE_EVERY = 1_000
-"""Milliseconds between the produces that a degraded partition is given all the same, to see whether it has recovered."""
+"""Milliseconds between produces given to a degraded partition to probe for recovery."""
 
 
 def least_patience(working: int) -> float:
-    """Milliseconds that any commit may take where so many executors work; 0 where there is nothing to compare."""
+    """Minimum tolerated commit time in ms with `working` executors; 0 if there is nothing to compare with."""
     return float(DEGRADED[0]) if working > 1 else 0.0
 
 
 def judge(executors: Collection[PartitionExecutor], now: Millis) -> float:
-    """Mark executors that are far slower than the others. Returns the milliseconds a commit may take; 0: nothing to compare."""
+    """Mark executors far slower than the others. Returns the tolerated commit time in ms; 0: nothing to compare."""
     working = [executor for executor in executors if executor.takes_work]
     for executor in executors:
-        # Nobody judges it until it works again, and then anew.
+        # A closed executor is judged afresh once it works again.
         executor.degraded = executor.degraded and executor.state in (LaneState.READY, LaneState.COMMITTING)
     slowness = [executor.slowness(now) for executor in working]
     patience = least_patience(len(working))
@@ -35,7 +35,7 @@ def judge(executors: Collection[PartitionExecutor], now: Millis) -> float:
 
 
 def choose(executors: Collection[PartitionExecutor], now: Millis) -> PartitionExecutor | None:
-    """The executor for a produce: one that has to be tried again, otherwise the emptiest that is not degraded, if any."""
+    """The executor for a produce: a degraded one due for a probe, otherwise the emptiest healthy one, or the emptiest if none is."""
     working = [executor for executor in executors if executor.takes_items]
     for executor in working:
         if executor.degraded and executor.state is LaneState.READY and executor.probe_at <= now:

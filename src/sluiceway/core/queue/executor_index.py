@@ -1,6 +1,6 @@
-"""Which executors of a logical queue have something to do, so that a turn visits these and no others, however many there are.
+"""Executor index: finds the executors with work, so that the cost of a scheduling cycle depends on them, not on all executors.
 
-The executors are the only truth. A change touches its executor (`PartitionExecutor.touch`), which is indexed anew before the next query.
+The executors are the only truth. A change touches its executor (`PartitionExecutor.touch`), which is reindexed before the next query.
 `overlooked` finds executors that were changed without a touch.
 """
 
@@ -18,20 +18,20 @@ from sluiceway.core.queue.partition_executor import LaneState, PartitionExecutor
 from sluiceway.kernel.clock import Millis
 
 MAX_REMEMBERED_CLIENTS = 1_000
-"""How many clients' last partition is remembered, of those that leased most recently."""
+"""Clients, most recent first, whose last leased partition is remembered."""
 
 _Rank = TypeVar("_Rank", int, Candidate, tuple[int, int])
 
 
 class _Least(Generic[_Rank]):
-    """Numbers by rank, of which the least is wanted: a heap in which entries that were replaced stay until they come up."""
+    """Minimum over ranked numbers: a heap in which superseded entries stay until they reach the top."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, _Rank] = {}
         self._heap: list[tuple[_Rank, int]] = []
 
     def note(self, number: int, rank: _Rank | None) -> None:
-        """From now on it has this rank, or none."""
+        """Set the number's rank; None removes it."""
         if rank is None:
             self.ranks.pop(number, None)
         elif self.ranks.get(number) != rank:
@@ -48,8 +48,8 @@ class _Least(Generic[_Rank]):
 
 
 class _Rounds(_Least[tuple[int, int]]):
-    """The executors that can be leased from, ranked by when each last was. Each has one turn in a round, in the order that the clients ask
-    for. So no executor waits longer than the rest of a round and the next one."""
+    """Leasable executors, ranked by when each last served. Each has one turn per round, in the order that clients ask for. So no executor
+    waits longer than the rest of a round plus the next one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class _Rounds(_Least[tuple[int, int]]):
             del self._owed[at]
 
     def after(self, number: int | None) -> int | None:
-        """The executor whose turn it is: the next by number after this one, or (None) the one that has waited longest."""
+        """The executor whose turn it is: the next by number after `number`, or (None) the one that has waited longest."""
         first = self.first()
         if first is None:
             return None
@@ -86,18 +86,18 @@ class _Rounds(_Least[tuple[int, int]]):
 
 
 class ExecutorIndex:
-    """The executors of a logical queue, and what is to be seen of them without looking at each."""
+    """The executors of a logical queue, indexed by what a cycle asks of them."""
 
     def __init__(self, executors: Iterable[PartitionExecutor]) -> None:
         self.executors: dict[int, PartitionExecutor] = {}
         self._touched: set[int] = set()
-        """Not filed since they changed."""
+        """Not reindexed since they changed."""
         self._changed: set[int] = set()
-        """Of those that are filed: those that changed since the last turn."""
+        """Reindexed ones that changed since the last cycle."""
         self._writing: dict[int, PartitionExecutor] = {}
         self._closed: dict[int, PartitionExecutor] = {}
         self._slow: set[int] = set()
-        """Those whose commits may be too slow."""
+        """Executors whose commits may be too slow."""
         self._wakes: _Least[int] = _Least()
         self._takers: _Least[Candidate] = _Least()
         self._stocked = _Rounds()
@@ -112,14 +112,14 @@ class ExecutorIndex:
         executor.touch()
 
     def remove(self, number: int) -> PartitionExecutor | None:
-        """It is none of these any more."""
+        """Remove an executor, and return it."""
         self._touched.add(number)
         return self.executors.pop(number, None)
 
-    # ---- a turn -----------------------------------------------------------------------------------------------
+    # ---- scheduling cycle -------------------------------------------------------------------------------------
 
     def begin_turn(self, now: Millis) -> list[PartitionExecutor]:
-        """Returns the executors that this turn visits: those with work due by now, and those that changed since the last turn."""
+        """Return the executors for this cycle to visit: those with work due by now, and those changed since the last cycle."""
         self._file()
         while (first := self._wakes.first()) is not None and first[0] <= now:
             self._wakes.note(first[1], None)
@@ -127,7 +127,7 @@ class ExecutorIndex:
         return self.visited()
 
     def visited(self) -> list[PartitionExecutor]:
-        """Those, and what has changed in this turn so far, by number."""
+        """These executors, plus those changed in this cycle so far, by number."""
         numbers = self._touched | self._changed
         return [self.executors[number] for number in (sorted(numbers) if len(numbers) > 1 else numbers) if number in self.executors]
 
@@ -136,43 +136,43 @@ class ExecutorIndex:
         self._changed.clear()
 
     def wake_at(self) -> Millis | None:
-        """When an executor has something to do that no event will tell of."""
+        """The next time an executor has work without an event announcing it."""
         self._file()
         first = self._wakes.first()
         return None if first is None else first[0]
 
-    # ---- what they are like -----------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------
 
     @property
     def working(self) -> int:
-        """How many take work now."""
+        """The number of executors that take work now."""
         self._file()
         return len(self.executors) - len(self._closed)
 
     def writing(self) -> Iterable[PartitionExecutor]:
-        """Those whose commit is in flight."""
+        """The executors with a commit in flight."""
         self._file()
         return self._writing.values()
 
     def closed(self) -> Iterable[PartitionExecutor]:
-        """Those that take no work now."""
+        """The executors that take no work now."""
         self._file()
         return self._closed.values()
 
     def may_be_slow(self, now: Millis) -> bool:
-        """Whether the commits of any executor take so long that the executors have to be compared."""
+        """Whether any executor's commits are slow enough that the executors must be compared."""
         self._file()
         return bool(self._slow) or any(now - executor.committing_since > DEGRADED[0] for executor in self._writing.values())
 
     def emptiest(self) -> PartitionExecutor | None:
-        """The executor that takes the next produce that any may take, where none is far slower than the others."""
+        """The executor for the next unkeyed produce, when none is far slower than the others."""
         self._file()
         first = self._takers.first()
         return None if first is None else self.executors[first[1]]
 
     def take_stocked(self, client_id: str) -> PartitionExecutor | None:
-        """The executor that serves this client's lease: of those without a turn in this round, the next by number after the client's last
-        one, or for a new client the one that has waited longest. It does not come again until it is touched."""
+        """The executor for this client's lease: among those without a turn in this round, the next by number after the client's last one,
+        or for a new client the one that has waited longest. It is not returned again until it is touched."""
         self._file()
         number = self._stocked.after(self._served.get(client_id))
         if number is None:
@@ -181,7 +181,7 @@ class ExecutorIndex:
         return self.executors[number]
 
     def serves(self, client_id: str, number: int) -> None:
-        """Remember the client's last executor. A client that is forgotten starts again where items have waited longest."""
+        """Remember the client's last executor. A forgotten client starts again at the executor that has waited longest."""
         if len(self.executors) == 1:
             return
         self._served[client_id] = number
@@ -189,7 +189,7 @@ class ExecutorIndex:
         if len(self._served) > MAX_REMEMBERED_CLIENTS:
             self._served.popitem(last=False)
 
-    # ---- filing -----------------------------------------------------------------------------------------------
+    # ---- indexing ---------------------------------------------------------------------------------------------
 
     def _file(self) -> None:
         if not self._touched:
@@ -215,7 +215,7 @@ class ExecutorIndex:
         self._touched.clear()
 
     def overlooked(self) -> list[int]:
-        """Executors that are not filed as they are. There are none, unless there is a mistake in what touches them."""
+        """The executors whose index entries are stale. Empty, unless a change was made without a touch."""
         self._file()
         return sorted(
             {
@@ -241,5 +241,5 @@ def _as_taker(executor: PartitionExecutor) -> Candidate | None:
 
 
 def _as_stocked(executor: PartitionExecutor) -> tuple[int, int] | None:
-    """Whoever was served longest ago comes first, and of those that never were, who has most."""
+    """Rank for leasing: least recently served first; among those never served, most ready items first."""
     return (executor.last_leased, -executor.partition.ready_count) if executor.state is LaneState.READY and executor.servable else None

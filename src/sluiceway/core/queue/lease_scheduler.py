@@ -1,4 +1,4 @@
-"""Dealing ready items to those who wait for them, and finding again what a lease's key has taken before."""
+"""Lease scheduling: distributes ready items to waiting leases, and finds the leases that a lease key has taken before."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sluiceway.kernel.limits import MAX_LEASE_BYTES
 from sluiceway.model.requests import Lease, LeaseInfo
 
 LEASE_PATIENCE = 1_000
-"""Milliseconds past its deadline that a lease waits for partitions that are writing: for items of theirs, or for its own commit.
+"""Lease grace: milliseconds past its deadline that a lease waits for partitions that are writing, for their items or its own commit.
 
-A lease that does not wait would hardly ever get anything otherwise. What lands later is given back.
+Without it a lease that does not wait would hardly ever get anything. What lands later is given back.
 """
 
 
 class LeaseScheduler:
-    """The leases of a logical queue: `waiters` are those that have been given nothing yet."""
+    """The leases of a logical queue: `waiters` have been given nothing yet."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
         self.board = ExecutorIndex(PartitionExecutor(number, incarnation) for number in partitions)
@@ -31,22 +31,23 @@ class LeaseScheduler:
         self.lease_timeout = lease_timeout
         self.paused: frozenset[Verb] = frozenset()
         self.waiters: dict[int, Ticket] = {}
-        # Of the leases that have no answer yet, those with a key, and those whose time is up: nobody need look for them among all who wait.
+        # Unanswered leases with a key, and those past their deadline, indexed to avoid scanning all waiters.
         self._keyed_leases: dict[int, Ticket] = {}
         self._late_leases: dict[int, Ticket] = {}
-        # Numbers, not tickets: one that is answered must not be kept, with its payload, until its deadline.
+        # Numbers, not tickets: an answered ticket must not be kept, with its payload, until its deadline.
         self._deadlines: list[tuple[Millis, int]] = []
         self._choices = 0
 
     def _reply(self, ticket: Ticket, result: Result | SluicewayError) -> None:
         raise NotImplementedError
 
-    # ---- with a key -------------------------------------------------------------------------------------------
+    # ---- keyed leases -----------------------------------------------------------------------------------------
 
     def _find_keyed(self, now: Millis) -> None:
         """Answer repeated keyed leases with the leases that they took before.
 
-        What an executor holds is noted while all of it is durable. Busy executors are never so at one moment, so each is noted at its own.
+        An executor's leases are noted at a moment when all are durable. Busy executors never are at the same moment, so each is noted at
+        its own.
         """
         keyed = [ticket for ticket in self._keyed_leases.values() if ticket.number in self.waiters]
         if not keyed:
@@ -63,7 +64,7 @@ class LeaseScheduler:
                 self._reply(ticket, grants)
 
     def _keyed(self, ticket: Ticket, now: Millis) -> list[tuple[PartitionExecutor, Grant]]:
-        """The live leases under the ticket's key. Those of a stopped partition are of no use to anybody: it cannot be read."""
+        """The live leases under the ticket's key. Excludes those of stopped partitions, which cannot be read."""
         request = ticket.request
         assert isinstance(request, Lease)
         assert request.lease_key is not None
@@ -76,13 +77,13 @@ class LeaseScheduler:
         ]
 
     def _executors_for(self, ticket: Ticket) -> Collection[PartitionExecutor]:
-        """Those that a lease may be served from."""
+        """The executors that may serve the lease."""
         only = ticket.lease_from
         return self.executors.values() if only is None else [self.executors[only]] if only in self.executors else []
 
     def _hides_leases(self, ticket: Ticket) -> bool:
-        """Whether a partition that is closed, and will open (again), may hold live leases under the ticket's key; or is the only one that
-        may serve it: that nothing is leased there must not look as if nothing were there."""
+        """Whether a closed partition that will reopen may hold live leases under the ticket's key, or is the only one that may serve it: an
+        empty answer would wrongly say that there is nothing."""
         name = ticket.key_name
         if name is None:
             return False
@@ -90,10 +91,10 @@ class LeaseScheduler:
             return any(executor.may_hold(name) for executor in self.board.closed())
         return any(executor.is_away for executor in self._executors_for(ticket))
 
-    # ---- dealing ----------------------------------------------------------------------------------------------
+    # ---- distribution -----------------------------------------------------------------------------------------
 
     def _deal(self, now: Millis) -> None:
-        """Serve waiters from executors with ready items: each executor once in a round, one executor a waiter where that will do."""
+        """Serve waiters from executors with ready items: each executor once per round, one executor per waiter where that suffices."""
         if not self.waiters or "lease" in self.paused:
             return
         sources: list[PartitionExecutor] = []
@@ -112,11 +113,11 @@ class LeaseScheduler:
             executor.touch()
 
     def _grouped(self, sources: list[PartitionExecutor], now: Millis) -> tuple[dict[int, list[Ticket]], list[Ticket]]:
-        """The next waiters by the executor that serves them first, and those of them that any executor may serve. `sources` are then the
-        executors that were looked at for these.
+        """Group the next waiters by the executor that serves them first. Also returns those that any executor may serve, and fills
+        `sources` with the executors considered for these.
 
-        An executor has as many as it has enough for before the next one is looked at, so that they share its transaction; but not most of
-        them, as it may hang by itself, and of one that is slow as few as can be.
+        An executor gets as many waiters as it has items for before the next one is considered, so that they share its transaction; but
+        never most of them, since it may hang, and a slow one as few as possible.
         """
         groups: dict[int, list[Ticket]] = {}
         anywhere: list[Ticket] = []
@@ -136,7 +137,7 @@ class LeaseScheduler:
                     sources.append(executor)
                     left = executor.servable
                 else:
-                    # There is not enough for all: they share what there is.
+                    # Not enough for all: they share what there is.
                     over = sum(each.servable for each in sources) - len(anywhere)
             if executor is None:
                 if over <= 0:
@@ -155,9 +156,9 @@ class LeaseScheduler:
         return groups, anywhere
 
     def _servable(self, late: list[Ticket], now: Millis) -> Iterator[Ticket]:
-        """The waiters that come next; of those with one lease key only the first, and none whose earlier lease may still turn up.
+        """The next waiters; per lease key only the first, and none whose earlier lease may still turn up.
 
-        Those whose lease would come too late are noted in `late`, and those for which nothing can come any more.
+        Adds to `late` the waiters whose lease would come too late, and those for which nothing can come any more.
         """
         room: dict[int, int] = {}
         keys: set[tuple[tuple[str, str], int | None]] = set()
@@ -187,7 +188,7 @@ class LeaseScheduler:
         return executor.servable if executor is not None and executor.state is LaneState.READY else 0
 
     def _is_late(self, ticket: Ticket) -> bool:
-        """Whether a lease that its client took after the one that it names was completed."""
+        """Whether its client completed a lease taken after the one that the request names."""
         request = ticket.request
         assert isinstance(request, Lease)
         if request.after is None or request.partition is None:
@@ -195,14 +196,14 @@ class LeaseScheduler:
         return self.executors[request.partition].partition.closed.was_completed_after(request.after, request.client_id)
 
     def _is_past(self, ticket: Ticket, before: Mapping[int, int]) -> bool:
-        """Whether all partitions are past the offsets up to which it asks: what comes, or comes back, goes to the tail."""
+        """Whether all partitions are past the request's offset limits: new and returning items go to the tail."""
         return all(
             executor.takes_work and executor.partition.header.head >= before.get(executor.number, 0)
             for executor in self._executors_for(ticket)
         )
 
     def _lease_more(self, sources: list[PartitionExecutor], ticket: Ticket, first: LeaseInfo | None, now: Millis) -> None:
-        """From further executors: for a waiter whose executor had none left, and for one that asked for several partitions."""
+        """Lease from further executors, for a waiter whose executor had none left or that asked for several partitions."""
         request = ticket.request
         assert isinstance(request, Lease)
         had = set() if first is None else {first.partition}
@@ -243,10 +244,10 @@ class LeaseScheduler:
         executor.answers.append((ticket, grant))
         return grant.info
 
-    # ---- the end of the wait ----------------------------------------------------------------------------------
+    # ---- end of the wait --------------------------------------------------------------------------------------
 
     def _time_out_lease(self, ticket: Ticket, now: Millis) -> None:
-        """Past its deadline a lease stays for what is on its way to it, but not for ever. See also `_answer_empty`."""
+        """Past its deadline a lease waits up to LEASE_PATIENCE for items in flight to it. See also `_answer_empty`."""
         if now - ticket.deadline < LEASE_PATIENCE:
             self._late_leases[ticket.number] = ticket
             heapq.heappush(self._deadlines, (ticket.deadline + LEASE_PATIENCE, ticket.number))
@@ -258,12 +259,12 @@ class LeaseScheduler:
             self._end_wait(ticket, now)
 
     def _answer_empty(self, now: Millis) -> None:
-        """End the waits whose time is up, or that are for a partition that is stopped.
+        """End waits past their deadline, and waits for a stopped partition.
 
-        An executor that is committing may have items for them in a moment.
+        A committing executor may have items for them in a moment.
         """
         if any(executor.state is LaneState.STOPPED for executor in self.board.closed()):
-            # Also before its time: whatever is in there, nothing of it will come.
+            # Even before the deadline: nothing in there will come.
             for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from is not None]:
                 executor = self.executors.get(ticket.lease_from)  # type: ignore[arg-type]
                 if executor is not None and executor.state is LaneState.STOPPED:

@@ -1,8 +1,8 @@
-"""The logical queue: the single-threaded point at which requests meet partitions.
+"""Logical queue: the single-threaded scheduler between requests and partitions.
 
-A pure machine. Events come in by `submit`, `cancel`, `opened`, `committed`, `transferred`; `turn(now)` decides and returns effects for the
-driver to carry out. A turn gathers what waits, distributes it over the executors, makes one change set per
-executor and settles what was committed. No reply leaves before the commit that it depends on.
+A pure machine. Events come in through `submit`, `cancel`, `opened`, `committed`, `transferred`; `turn(now)` is one scheduling cycle: it
+decides, and returns effects for the driver to carry out. A cycle gathers waiting requests, distributes them over the executors, makes one
+change set per executor and settles what was committed. No reply leaves before the commit that it depends on.
 """
 
 from __future__ import annotations
@@ -33,58 +33,58 @@ from sluiceway.model.requests import Lease, Produce, Produced, ProduceKey
 from sluiceway.model.small_batch import in_columns
 
 REOPEN_AFTER = (50, 1_000)
-"""Milliseconds before a failed partition is opened again: first, and at most (doubling)."""
+"""Milliseconds before a failed partition is reopened: first, and at most (doubling)."""
 
 TRANSFER_RETRY = 1_000
-"""Milliseconds before a transfer that failed is tried again."""
+"""Milliseconds before a failed transfer is retried."""
 
 SLACK = 10_000
-"""Items that a partition may have more than the emptiest and still be given the next produce, to share a transaction: what consumers lease
-in a call or two. While nothing is being written there is no slack."""
+"""Items. A partition with up to this many more than the emptiest may still get the next produce, to share a transaction: consumers lease as
+much in a call or two. No slack while nothing is being written."""
 
 MIN_TOLERANCE = 16
 MAX_UNEVEN = 8
-"""The home of a key takes the items itself, in one transaction, if it has no more than the emptiest and MIN_TOLERANCE items, half of the
-produce, or a MAX_UNEVENth of what the emptiest has, whichever is most."""
+"""A key's home takes the items itself, in one transaction, if its items exceed the emptiest partition's by no more than MIN_TOLERANCE, half
+of the produce, or a MAX_UNEVENth of the emptiest's items, whichever is most."""
 
 STAYS = 64
-"""Produces in a row that go to one partition: all are used, also where consumers take each item at once."""
+"""Consecutive produces to one partition, at most: all partitions are used, even where consumers take each item at once."""
 
 
 class LogicalQueue(LeaseScheduler):
-    """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, its partitions are all there are."""
+    """Serves the given partitions of one queue. `lease_timeout` is the queue's. Until it has a record, these are its only partitions."""
 
     def __init__(self, incarnation: str, partitions: Iterable[int], lease_timeout: Millis) -> None:
         super().__init__(incarnation, partitions, lease_timeout)
         self.tolerance = MIN_TOLERANCE
         self._record: QueueRecord | None = None
-        """If it has partitions."""
+        """None while the record has no partitions."""
         self._states: dict[int, tuple[PartitionState, Allows]] = {}
         self._rules: Rules | None = None
         self._patience = 0.0
         self._uneven = False
-        """Some executor is far slower than the others."""
+        """Whether some executor is far slower than the others."""
         self._is_low = False
-        """Of some executor the disk is."""
+        """Whether some executor's disk is low."""
         self._last = -1
-        """The executor that took the last produce that any may take, ..."""
+        """Executor of the most recent unkeyed produce."""
         self._stays = 0
-        """... so many in a row, and ..."""
+        """Consecutive unkeyed produces sent to it."""
         self._fewest: int | None = None
-        """... what the emptiest has or will have, as seen in this turn."""
+        """Present and expected items of the emptiest executor, as seen in this cycle."""
         self.produces: dict[int, Ticket] = {}
         self._routed: dict[tuple[str | None, str], Ticket] = {}
-        """By key, the produce that was sent to its home last. Others with that key wait while it goes to a target."""
+        """Last produce sent to its home, by key. Others with that key wait while it goes to a target."""
         self._unanswered: dict[int, Ticket] = {}
         self._tickets = 0
         self._again_at: Millis | None = None
-        """A turn is due, as some requests have not found their executor."""
+        """Time of the next cycle for requests that have found no executor."""
         self._effects: list[Effect] = []
         self.timers_done = 0
-        """Expired leases and due entries that the last turn handled."""
+        """Expired leases and due entries handled by the last cycle."""
 
     def configure(self, record: QueueRecord) -> None:
-        """Follow the queue's settings from now on, and what may be asked of its partitions: what waits and may not be here looks again."""
+        """Follow the queue's settings and partition states from now on. Waiting requests no longer allowed where they are look again."""
         self.lease_timeout = record.lease_timeout
         self.paused = frozenset(record.paused)
         dead_queue = record.dead_queue
@@ -99,20 +99,20 @@ class LogicalQueue(LeaseScheduler):
         self.produces = dict(sorted(self.produces.items()))
 
     def _instruct(self, executor: PartitionExecutor) -> None:
-        """Let the executor follow the settings."""
+        """Apply the settings to the executor."""
         executor.touch()
         if self._rules is not None:
             executor.partition.follow(self._rules)
-        # One that the queue has no more takes nothing, and gives nothing out.
+        # A partition that the queue no longer has takes nothing and gives nothing out.
         executor.recorded, executor.allows = self._states.get(executor.number, ("available", Allows(not self._states, not self._states)))
 
     def _give_up(self, produces: Iterable[tuple[Ticket, Produce]]) -> None:
-        """What was taken back from an executor looks for another, or waits."""
+        """Requeue produces taken back from an executor: each finds another, or waits."""
         for ticket, _ in produces:
             self._look_again(ticket)
 
     def _look_again(self, ticket: Ticket) -> None:
-        """A produce that surely was not written where it was sent looks for a partition again."""
+        """Requeue a produce that surely was not written where it was sent."""
         route, ticket.route = ticket.route, None
         if route is not None:
             _unreserve(route, ticket)
@@ -124,10 +124,10 @@ class LogicalQueue(LeaseScheduler):
     # ---- events -----------------------------------------------------------------------------------------------
 
     def submit(self, ticket: Ticket) -> None:
-        """Take a request. Raises too_many_requests, queue_paused, storage_full; otherwise exactly one Reply follows, unless it is
+        """Accept a request. Raises too_many_requests, queue_paused, storage_full; otherwise exactly one Reply follows, unless it is
         cancelled."""
         request = ticket.request
-        # What takes a transfer back (no rows) adds nothing, and must find out whether it has come before.
+        # A call that takes a transfer back (no rows) adds nothing, and must learn whether it has come before.
         if isinstance(request, Produce) and "produce" in self.paused and request.batch.num_rows and not request.lives:
             raise SluicewayError("queue_paused", "the queue is paused: it takes no items until it is resumed")
         if self._is_low and isinstance(request, Produce) and request.batch.num_rows and not request.lives:
@@ -154,7 +154,7 @@ class LogicalQueue(LeaseScheduler):
                 self._reply(ticket, ticket.error or ticket.result(ticket.deadline))
 
     def set_rooms(self, rooms: Mapping[int, int]) -> None:
-        """So many bytes may produces still add to these partitions, whose disk is low; to all others any number."""
+        """Limit the bytes that produces may add to these partitions, whose disk is low; all others are unlimited."""
         self._is_low = bool(rooms)
         for executor in self.executors.values():
             if executor.room != rooms.get(executor.number):
@@ -171,12 +171,12 @@ class LogicalQueue(LeaseScheduler):
     def _note_deadline(self, ticket: Ticket) -> None:
         heapq.heappush(self._deadlines, (ticket.deadline, ticket.number))
         if len(self._deadlines) > 2 * len(self._unanswered) + 1_000:
-            # Those of what was answered at once would pile up until they are over.
+            # Entries of requests answered at once would pile up until their deadlines.
             self._deadlines = [(each.deadline, each.number) for each in self._unanswered.values()]
             heapq.heapify(self._deadlines)
 
     def _put_now(self, ticket: Ticket, number: int, work: Work) -> None:
-        """Settling does not wait for a partition that is down: the client may be about to lose its lease."""
+        """Pass settling work on without waiting for a partition that is down: the client may be about to lose its lease."""
         executor = self.executors.get(number)
         if executor is not None and executor.takes(work):
             executor.put(ticket, work)
@@ -184,13 +184,13 @@ class LogicalQueue(LeaseScheduler):
             ticket.error = not_here(number) if executor is None else executor.unavailable()
 
     def cancel(self, ticket: Ticket) -> None:
-        """The client is gone: do not begin what has not begun, and give back its leases without a key. What is in flight goes on."""
+        """Handle a client's disconnect: drop work not begun, and give back its unkeyed leases. Work in flight continues."""
         for grant in () if ticket.done or ticket.keyed else ticket.grants:
             self.give_back(grant.info.partition, grant.info.number)
         self._finish(ticket)
 
     def opened(self, number: int, opening: int, loaded: Partition | Exception, now: Millis, final: bool = False) -> None:
-        """The answer to `Open`: the partition's state, or why not (`final`: trying again is of no use)."""
+        """Handle the result of `Open`: the partition's state, or an error (`final`: retrying is useless)."""
         executor = self.executors[number]
         if opening != executor.opening:
             return
@@ -207,14 +207,14 @@ class LogicalQueue(LeaseScheduler):
         self._land(executor, bool(landed), now)
 
     def committed(self, number: int, opening: int, outcome: Outcome, now: Millis, *, at_once: bool = False) -> None:
-        """The answer to `Commit`. `at_once`: the next may be made while nothing else happens, if it is small."""
+        """Handle the result of `Commit`. `at_once`: the next one, if small, may run inline."""
         executor = self.executors[number]
         if opening != executor.opening:
             return
         executor.sample(now)
         executor.at_once = at_once
         if outcome is Outcome.DONE:
-            # Not before: a partition that opens but takes no commit would be opened again and again without a pause.
+            # Only now: a partition that opens but takes no commit would otherwise be reopened in a tight loop.
             executor.state, executor.failed_in_a_row = LaneState.READY, 0
             executor.partition.keys_landed()
             self._land(executor, True, now)
@@ -224,15 +224,15 @@ class LogicalQueue(LeaseScheduler):
         if outcome is Outcome.REFUSED:
             executor.partition.keys_refused()
             self._land(executor, False, now)
-        # The state in memory is ahead of the store: only opening anew, with a higher fence, tells what holds.
+        # The state in memory is ahead of the store: only reopening, with a higher fence, shows what holds.
         self._fail(executor, now, False)
 
     def transferred(self, number: int, lease: int, end: TransferEnd, now: Millis) -> None:
-        """The answer to `Transfer`."""
+        """Handle the result of `Transfer`."""
         self.executors[number].transfer_ended(lease, end, now + TRANSFER_RETRY)
 
     def forwarded(self, ticket: Ticket, answer: Produced | SluicewayError, now: Millis) -> None:
-        """The answer to `Forward`."""
+        """Handle the result of `Forward`."""
         ticket.awaiting -= 1
         ticket.flying -= 1
         if isinstance(answer, Produced) and answer.items:
@@ -241,24 +241,24 @@ class LogicalQueue(LeaseScheduler):
         elif isinstance(answer, Produced):
             self._refused_for_good(ticket)
         elif answer.code == "invalid_request" and answer.field == "partition":
-            # It was removed. The record that says so is here, or comes.
+            # The partition was removed; the record that says so is here, or on its way.
             self._look_again(ticket)
             self._again_at = now
         else:
             self._reply(ticket, answer)
 
     def give_back(self, number: int, lease: int) -> None:
-        """The client went away before it was told of this lease."""
+        """Give back a lease whose client disconnected before it received it."""
         executor = self.executors[number]
         if executor.takes_work:
             executor.given_back.append(lease)
             executor.touch()
 
     def retry_now(self, numbers: Iterable[int], now: Millis, *, anew: bool = False) -> None:
-        """Do not wait any longer with opening these partitions again; `anew`: neither those that serve, nor those that were stopped."""
+        """Reopen these partitions without further delay; `anew`: including those that serve and those that were stopped."""
         for executor in [self.executors[number] for number in numbers]:
             if anew:
-                # Another may have written what is stored, as a restore does.
+                # Another process may have written the store, as a restore does.
                 executor.knows_keys = False
             if anew and executor.state is not LaneState.OPENING:
                 self._fail(executor, now, False)
@@ -267,14 +267,14 @@ class LogicalQueue(LeaseScheduler):
                 executor.touch()
 
     def stop_executor(self, number: int, problem: str, now: Millis) -> None:
-        """The partition's data is damaged: serve nothing from it until a person has looked."""
+        """Stop a damaged partition: serve nothing from it until an operator intervenes."""
         executor = self.executors[number]
         executor.problem = problem
-        executor.opening += 1  # whatever is still in flight is not ours to hear any more
+        executor.opening += 1  # ignore the results of work in flight
         self._fail(executor, now, True)
 
     def close(self, final: bool) -> None:
-        """The owner stops: answer what has not begun; if `final`, also what is in flight, since nothing more will be heard of it."""
+        """Stop: answer requests that have not begun; if `final`, also those in flight, whose outcome will never be known."""
         for ticket in list(self._unanswered.values()):
             if ticket.awaiting and not final:
                 continue
@@ -285,12 +285,12 @@ class LogicalQueue(LeaseScheduler):
             else:
                 self._reply(ticket, ticket.error or SluicewayError("unavailable", "the server is stopping"))
 
-    # ---- a turn -----------------------------------------------------------------------------------------------
+    # ---- scheduling cycle -------------------------------------------------------------------------------------
 
     def turn(self, now: Millis, timers: int | None = None) -> list[Effect]:
-        """Decide all that can be decided now. The driver carries out the effects, in order.
+        """Run one scheduling cycle and return its effects, for the driver to carry out in order.
 
-        At most `timers` expired leases and due entries (None: TIMER_BATCH) are handled; `timers_done` says how many were.
+        Handles at most `timers` expired leases and due entries (None: TIMER_BATCH); `timers_done` has their number.
         """
         self._again_at = None
         self._time_out(now)
@@ -316,9 +316,9 @@ class LogicalQueue(LeaseScheduler):
         return effects
 
     def _run_timers(self, executors: Iterable[PartitionExecutor], most: int, now: Millis) -> None:
-        """Handle up to `most` expired leases and due entries, beginning with the partition whose timers ran longest ago.
+        """Handle up to `most` expired leases and due entries, starting with the partition whose timers ran longest ago.
 
-        One partition at a time: a small share of each would make many small transactions.
+        Partition by partition: a small share of each would make many small transactions.
         """
         due = [executor for executor in executors if executor.is_due(now)] if most > 0 else []
         for executor in sorted(due, key=lambda executor: executor.last_timed):
@@ -331,7 +331,7 @@ class LogicalQueue(LeaseScheduler):
                 break
 
     def _look_on(self, executor: PartitionExecutor, now: Millis) -> None:
-        """What the partition has refused in this turn, as it was shut in it, looks elsewhere in the next, which comes at once."""
+        """Requeue the tickets that a partition, shut in this cycle, has refused; the next cycle follows at once."""
         turned_away, executor.turned_away = executor.turned_away, []
         for ticket in turned_away:
             self._look_again(ticket)
@@ -339,7 +339,7 @@ class LogicalQueue(LeaseScheduler):
             self._again_at = now
 
     def wake_at(self) -> Millis | None:
-        """When a turn is due though nothing happened."""
+        """Due time of the next cycle without further events."""
         while self._deadlines and self._deadlines[0][1] not in self._unanswered:
             heapq.heappop(self._deadlines)
         times = [self._deadlines[0][0]] if self._deadlines else []
@@ -376,7 +376,7 @@ class LogicalQueue(LeaseScheduler):
                 self._effects.append(Open(executor.number, executor.opening))
 
     def _judge(self, now: Millis) -> None:
-        """See which executors are far slower than the others, if any may be."""
+        """Compare the executors' speeds, if any may be slow."""
         if self._uneven or self.board.may_be_slow(now):
             self._patience = judge(self.executors.values(), now)
             self._uneven = any(executor.degraded for executor in self.executors.values())
@@ -384,7 +384,7 @@ class LogicalQueue(LeaseScheduler):
             self._patience = least_patience(self.board.working)
 
     def _spread(self, now: Millis) -> None:
-        """Take from executors that hang what has not begun, and may go elsewhere."""
+        """Take work not yet begun, and movable, from executors that hang."""
         self._judge(now)
         for executor in self.executors.values() if self._uneven else ():
             if executor.degraded and executor.state is LaneState.COMMITTING:
@@ -412,10 +412,10 @@ class LogicalQueue(LeaseScheduler):
                 self._reply(ticket, not_here(number))
 
     def _executor_for(self, nbytes: int, now: Millis) -> PartitionExecutor | None:
-        """The executor for a produce that any may take: the one that took the last, to share its transaction, or the emptiest.
+        """The executor for an unkeyed produce: the one that took the last, to share its transaction, or the emptiest.
 
-        It may hang by itself: hence no transaction gets most of what is under way, unless its partition is emptier than the others by as
-        much.
+        Caps one transaction's share of the requests in flight, so that a hung partition cannot stall most of them, unless its partition is
+        emptier than the others by as much.
         """
         last = self.executors.get(self._last)
         requests = len(self._unanswered) - len(self.waiters)
@@ -432,17 +432,17 @@ class LogicalQueue(LeaseScheduler):
         self._stays += 1
         return last
 
-    # ---- produces with a key (ADR 34) ---------------------------------------------------------------------------
+    # ---- keyed produces (ADR 34) --------------------------------------------------------------------------------
 
     def _distribute_keyed(self, ticket: Ticket, request: Produce, key: ProduceKey, now: Millis) -> None:
-        """To the home of its key: for its items, or for an intent. Of a key one produce at a time goes to a target."""
+        """Send a keyed produce to its key's home, for its items or an intent. Per key, one produce at a time goes to a target."""
         other = self._routed.get(key.identity)
         if other is not None and other is not ticket and other.awaiting and other.route is not None and other.route.is_alone:
             return
         number = self._number_for(request)
         executor = None if number is None else self.executors.get(number)
         if request.partition is not None:
-            # The home is another owner's, which has an intent.
+            # The home belongs to another owner, and has an intent.
             takes, route = executor is not None and _answers(executor), Route(at_target=True)
         else:
             takes, route = executor is not None and self._home_takes(executor, request, now), Route()
@@ -472,8 +472,8 @@ class LogicalQueue(LeaseScheduler):
         executor.put(ticket, request)
 
     def _home_takes(self, home: PartitionExecutor, request: Produce, now: Millis) -> bool:
-        """Whether the produce may wait at its home. One that hangs is left alone; one that is slow is tried once a second, and by produces
-        whose key cannot be replaced."""
+        """Whether the produce may wait at its home. A hung home is left alone; a slow one is tried once a second, and by produces whose key
+        cannot be replaced."""
         if not home.takes_produce(request):
             return False
         assert request.key is not None
@@ -483,11 +483,11 @@ class LogicalQueue(LeaseScheduler):
         return home.state is LaneState.READY and (not replaceable or home.probe_at <= now)
 
     def _has_healthy_other_than(self, home: PartitionExecutor | None) -> bool:
-        """Whether a key with another home may be taken at once."""
+        """Whether a key with another home could be served at once."""
         return any(executor is not home and executor.takes_items and not executor.degraded for executor in self.executors.values())
 
     def _target(self, home: PartitionExecutor, request: Produce) -> PartitionExecutor:
-        """The executor for a produce with a key: its home, if that is among the emptiest, or the emptiest."""
+        """The executor for a keyed produce's items: its home, if that is among the emptiest, or the emptiest."""
         rows = request.batch.num_rows
         if home.degraded or (self._fewest is not None and _is_even(home, self._fewest, rows, self.tolerance)):
             return home
@@ -498,19 +498,19 @@ class LogicalQueue(LeaseScheduler):
             emptiest = self.board.emptiest()
         if emptiest is None or emptiest is home:
             return home
-        # For the rest of the turn: until then it only grows.
+        # For the rest of the cycle: until its end the value only grows.
         self._fewest = emptiest.has_or_will
         return home if _is_even(home, self._fewest, rows, self.tolerance) else emptiest
 
     def _follow_intent(self, ticket: Ticket, intended: Intended, now: Millis) -> None:
-        """The home's intent is durable: the items go to its target, unless that has them already."""
+        """Send the items to the target of the home's durable intent, unless the target has them already."""
         key, request, memory = _key(ticket), ticket.request, intended.memory
         assert isinstance(request, Produce)
         assert ticket.route is not None
         _unreserve(ticket.route, ticket)
         executor, is_sure = self.executors.get(intended.target), memory.is_sure(key, intended.intent)
         if executor is None and self._is_removed(intended.target):
-            # Not before its answers were noted by the homes (see `core.rebalance`): it had none for this key.
+            # Removal waits until the homes have noted its answers (see `core.rebalance`): it had none for this key.
             memory.be_sure(key, intended.intent)
             self._look_again(ticket)
             self._again_at = now
@@ -529,22 +529,22 @@ class LogicalQueue(LeaseScheduler):
                 self._effects.append(Forward(ticket, intended.target, asked))
 
     def _is_removed(self, number: int) -> bool:
-        """Whether a rebalance has removed that partition. What is not known may have been made."""
+        """Whether a rebalance has removed that partition. An unknown number may have been created since."""
         record = self._record
         return record is not None and number < record.given and record.partition(number) is None
 
     def _refused_for_good(self, ticket: Ticket) -> None:
-        """The target will never take the items under this key: there may be another one."""
+        """Handle a target's durable refusal of the key: another target may be chosen."""
         route = ticket.route
         if route is None or route.intended is None:
-            # The home's owner has asked, and has to be told.
+            # The asking home's owner must be told.
             self._reply(ticket, Produced(-1 if ticket.request.partition is None else ticket.request.partition, 0, 0, False))  # type: ignore[union-attr]
             return
         route.was_sure = True
         self._look_again(ticket)
 
     def _settle_intent(self, ticket: Ticket, answer: Produced) -> None:
-        """The items are durable at the target."""
+        """Record in the home that the items are durable at the target."""
         route, request = ticket.route, ticket.request
         if route is not None and route.intended is not None and isinstance(request, Produce):
             executor = self.executors.get(answer.partition)
@@ -555,7 +555,7 @@ class LogicalQueue(LeaseScheduler):
             route.intended.memory.settle(_key(ticket), route.intended.intent, seen)
 
     def _give_up_intents(self, executor: PartitionExecutor) -> None:
-        """In a home that hangs: what writes an intent and no items is surely not done. Whose key can be replaced need not wait."""
+        """Answer produces whose intent hangs at their home: they surely wrote no items. Replaceable keys need not wait."""
         if not self._has_healthy_other_than(executor):
             return
         for ticket, _ in executor.answers:
@@ -563,7 +563,7 @@ class LogicalQueue(LeaseScheduler):
                 self._reply(ticket, SluicewayError("unavailable", "the home partition of the key hangs; use another key"))
 
     def _number_for(self, request: Produce) -> int | None:
-        """The partition that must take it; None: any may. MOVING is none that there is."""
+        """The partition that must take it; None: any may. MOVING matches no partition."""
         if request.partition is not None or request.key is None:
             return request.partition
         if self._record is not None:
@@ -571,7 +571,7 @@ class LogicalQueue(LeaseScheduler):
         return sorted(self.executors)[slot(request.key, len(self.executors))] if self.executors else None
 
     def _is_elsewhere(self, executor: PartitionExecutor | None, request: Produce) -> bool:
-        """Whether another owner may take what this one can not. One whose partitions are served by nobody else waits."""
+        """Whether another owner may take a request that this instance cannot. Never here; a share overrides it."""
         return False
 
     def _attempt(self, step: Callable[[PartitionExecutor, Millis], None], executor: PartitionExecutor, now: Millis) -> None:
@@ -580,7 +580,7 @@ class LogicalQueue(LeaseScheduler):
         try:
             step(executor, now)
         except Exception as error:
-            # A mistake of ours. Nothing of this turn was written, and the state cannot be trusted: tell the clients and load it anew.
+            # An internal error: nothing of this cycle was written, and the state is suspect. Tell the clients and reload it.
             self._effects.append(Fault(executor.number, error))
             tickets = [ticket for ticket, _ in (*waiting, *executor.answers)]
             for ticket in tickets:
@@ -606,7 +606,7 @@ class LogicalQueue(LeaseScheduler):
         self._effects.append(Commit(executor.number, executor.opening, changes, fresh))
 
     def _land(self, executor: PartitionExecutor, done: bool, now: Millis) -> None:
-        """The executor's answers are true (or, if not `done`, surely never happened)."""
+        """Release the executor's answers: durable, or, if not `done`, surely without effect."""
         executor.touch()
         answers, executor.answers = executor.answers, []
         flew, executor.flight_txn = executor.flight_txn, 0
@@ -628,7 +628,7 @@ class LogicalQueue(LeaseScheduler):
                 self._reply(ticket, ticket.error or ticket.result(now))
 
     def _land_routed(self, ticket: Ticket, answer: Answer, done: bool, now: Millis) -> bool:
-        """The same of a produce with a key. Whether it goes on, or has ended."""
+        """Handle the landing of a keyed produce. Returns whether it goes on, or has ended."""
         route = ticket.route
         assert route is not None
         if not done:
@@ -648,7 +648,7 @@ class LogicalQueue(LeaseScheduler):
         return False
 
     def _take_out(self, executor: PartitionExecutor, ticket: Ticket) -> None:
-        """Nothing was written for the ticket in this executor: a produce and a lease try again, a settle is told."""
+        """Handle a ticket of which this executor surely wrote nothing: produces and leases retry, settles get an error."""
         if isinstance(ticket.request, Produce):
             self._look_again(ticket)
         elif isinstance(ticket.request, Lease):
@@ -659,7 +659,7 @@ class LogicalQueue(LeaseScheduler):
             ticket.error = executor.unavailable()
 
     def _fail(self, executor: PartitionExecutor, now: Millis, final: bool) -> None:
-        """The partition has to be opened anew. What waits and is not in flight looks elsewhere."""
+        """Schedule the partition's reopening. Waiting work not in flight goes elsewhere."""
         first, most = REOPEN_AFTER
         executor.touch()
         executor.state, executor.at_once = LaneState.STOPPED if final else LaneState.FAILED, False
@@ -668,7 +668,7 @@ class LogicalQueue(LeaseScheduler):
         self._turn_away(executor)
 
     def _turn_away(self, executor: PartitionExecutor) -> None:
-        """What waits in the executor, and is not in flight, looks elsewhere."""
+        """Send the executor's waiting work, not in flight, elsewhere."""
         for ticket, work in executor.take_back():
             if ticket.done:
                 continue
@@ -694,7 +694,7 @@ class LogicalQueue(LeaseScheduler):
         self._keyed_leases.pop(ticket.number, None)
         self._late_leases.pop(ticket.number, None)
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------
 
     def stats(self) -> LogicalQueueStats:
         work = [work for executor in self.executors.values() for _, work in executor.waiting]
@@ -717,7 +717,7 @@ def _key(ticket: Ticket) -> ProduceKey:
 
 
 def _unreserve(route: Route, ticket: Ticket) -> None:
-    """The items are not on their way by an intent that is being written."""
+    """Release the reservation of a produce whose intent is no longer being written."""
     if route.reserved is not None:
         assert isinstance(ticket.request, Produce)
         route.reserved.reserve(-ticket.request.batch.num_rows)
@@ -725,7 +725,7 @@ def _unreserve(route: Route, ticket: Ticket) -> None:
 
 
 def _is_even(home: PartitionExecutor, fewest: int, rows: int, tolerance: int) -> bool:
-    """Whether a home has hardly more than the emptiest, so that a transaction more is not worth it."""
+    """Whether a home has hardly more items than the emptiest, so that a second transaction does not pay."""
     return home.has_or_will <= fewest + max(tolerance, rows // 2, fewest // MAX_UNEVEN)
 
 
@@ -734,5 +734,5 @@ def _hangs(executor: PartitionExecutor) -> bool:
 
 
 def _answers(executor: PartitionExecutor) -> bool:
-    """Whether it can be asked what it has of a key."""
+    """Whether the executor can be asked about a key now."""
     return executor.takes_work and not _hangs(executor)

@@ -1,4 +1,4 @@
-"""A share: the logical queue of those partitions that one of a queue's owners has. They come and go while it works."""
+"""Owned queue (share): the logical queue of the partitions that one instance owns of a queue. Partitions come and go while it works."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluiceway.model.requests import Produce
 
 
 class OwnedQueue(LogicalQueue):
-    """As a logical queue. What it is asked of partitions that it has not, it refuses with `not_here`.
+    """A logical queue over the owned partitions. It refuses requests for others with `not_here`.
 
     For `takeover_grace` after a partition was gained, no lease in it runs out.
     """
@@ -30,22 +30,22 @@ class OwnedQueue(LogicalQueue):
         self._graces: dict[int, Millis] = {}
         self._incarnation = incarnation
         self._meter, self._queued, self.busy = Meter(), Average(), 0
-        """Last: how busy it is, in thousandths of what its instance can do; as it was judged to be."""
+        """`busy`: its last judged load, in thousandths of its instance's capacity."""
         self._tallies = Tallies()
         self._openings: dict[int, int] = {}
-        """The last opening of each partition that it had: under one grant a number is never used twice."""
+        """The last opening of each partition it had: under one grant a number is never reused."""
 
-    # ---- partitions come and go -------------------------------------------------------------------------------
+    # ---- gaining and losing partitions ------------------------------------------------------------------------
 
     def gain(self, number: int) -> None:
-        """Serve this partition, too: the next turn opens it."""
+        """Add this partition; the next cycle opens it."""
         assert number not in self.executors, f"partition {number} is served already"
         executor = PartitionExecutor(number, self._incarnation, opening=self._openings.get(number, 0))
         self.board.add(executor)
         self._instruct(executor)
 
     def lose(self, number: int) -> bool:
-        """Begin nothing more in this partition. Whether it is gone; if not, it goes when its commit has ended, or with `drop`."""
+        """Start nothing more in this partition. Returns whether it is gone; if not, it goes when its commit has ended, or with `drop`."""
         executor = self.executors.get(number)
         if executor is None:
             return True
@@ -58,7 +58,7 @@ class OwnedQueue(LogicalQueue):
         return number not in self.executors
 
     def drop(self, number: int) -> None:
-        """Serve this partition no more. What became of a commit in flight will not be heard."""
+        """Remove this partition. The outcome of a commit in flight will not be known."""
         executor = self.board.remove(number)
         if executor is None:
             return
@@ -82,19 +82,19 @@ class OwnedQueue(LogicalQueue):
                     self._reply(ticket, ticket.error)
 
     def _send_away(self, number: int) -> None:
-        """Leases that wait for that partition only are to be asked for where it is now."""
+        """Refuse leases that wait only for that partition, so that their clients ask its new owner."""
         for ticket in [ticket for ticket in self.waiters.values() if ticket.lease_from == number]:
             self._reply(ticket, not_here(number))
 
     def withdraw(self, ticket: Ticket) -> bool:
-        """Take back a lease that has been given nothing. False: it has, or it is over, and its answer is on its way."""
+        """Take back a lease that has been given nothing. False: it has, or it has ended, and its answer is on its way."""
         if ticket.number not in self.waiters:
             return False
         self._finish(ticket)
         return True
 
     def will_serve(self, ticket: Ticket) -> bool:
-        """Whether a lease has been given something, or will be as soon as executors here have committed: nobody else need be asked."""
+        """Whether a lease has been given items, or will be once executors here have committed, so that no other instance need be asked."""
         if ticket.number not in self.waiters:
             return True
         writing = (executor for executor in self.board.writing() if not (executor.degraded or executor.leaving))
@@ -105,14 +105,14 @@ class OwnedQueue(LogicalQueue):
             return False
         if executor is None:
             return True
-        # The home of its key is here no more: who asked knows, or learns, where it is.
+        # The home of its key has moved away: the asking instance knows, or learns, where it is.
         moved = (
             request.key is not None and request.partition is None and executor.allows.produce and executor.partition.refuses(request.key)
         )
         return executor.takes_work and moved
 
     def _has_healthy_other_than(self, home: PartitionExecutor | None) -> bool:
-        # Those of other owners are as good as any.
+        # Partitions of other owners count as healthy.
         if super()._has_healthy_other_than(home):
             return True
         return self._record is not None and any(
@@ -151,10 +151,10 @@ class OwnedQueue(LogicalQueue):
     def retry_now(self, numbers: Iterable[int], now: Millis, *, anew: bool = False) -> None:
         super().retry_now([number for number in numbers if number in self.executors], now, anew=anew)
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------
 
     def load(self) -> Load:
-        """What others need to know of it."""
+        """The share's load, as reported to the other instances."""
         working = [executor for executor in self.executors.values() if executor.takes_work]
         wanted = any(ticket.lease_from is None for ticket in self.waiters.values())
         ready = 0 if wanted or "lease" in self.paused else sum(executor.servable for executor in working)
@@ -162,11 +162,11 @@ class OwnedQueue(LogicalQueue):
         return Load(ready, min((executor.has_or_will for executor in takes), default=None), self.busy)
 
     def tally(self) -> Tally:
-        """What it has now, and what has happened in it since it began."""
+        """Its current levels, and its counts since it began."""
         return self._tallies.tally(self.executors.values())
 
     def measure(self, now: Millis) -> int:
-        """What it does, as `Meter` says. To be asked about once a second."""
+        """Its work, as measured by `Meter`. Call about once a second."""
         headers = {executor.number: executor.partition.header for executor in self.executors.values() if executor.takes_work}
         done = {number: header.produced + header.leased + header.completed for number, header in headers.items()}
         return self._meter.note(now, self._tickets, done)
@@ -179,5 +179,5 @@ class OwnedQueue(LogicalQueue):
         return 0 < working <= sum(bool(executor.waiting) for executor in writing)
 
     def note_queued(self, now: Millis, share: int) -> int:
-        """For so many thousandths of the time since the last call it `is_queued`. Returns the average."""
+        """Record that it was `is_queued` for `share` thousandths of the time since the last call. Returns the average."""
         return self._queued.note(now, share)

@@ -1,6 +1,6 @@
-"""An executor: one partition as a logical queue sees it, with at most one storage transaction in flight.
+"""Partition executor: one partition of a logical queue, with at most one storage transaction in flight.
 
-What arrives meanwhile waits and shares the next transaction, and a slow partition holds up nobody else.
+Requests that arrive meanwhile wait and share the next transaction. A slow partition delays no other.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ from sluiceway.model.requests import (
 )
 
 LONGEST_SAMPLE = 2_000
-"""Milliseconds. A commit that took longer counts as this in the average, so that a partition that hung for a minute recovers in seconds."""
+"""Milliseconds. Cap on a commit's time in the average, so that a partition that hung for a minute recovers in seconds."""
 
 SOON = 25
-"""Milliseconds. Where commits take longer, nobody waits for one to end to share the next, while another partition is idle."""
+"""Milliseconds. Where commits take longer, no request waits for one to share the next while another partition is idle."""
 
 SHARED = 64
-"""Requests that may share a transaction where none that hangs would do so by itself."""
+"""Requests that may share a transaction committed inline: if it hangs, it holds up all executors anyway."""
 
 SLOWER = 4
-"""Times. Nobody goes where commits take so much longer than in another partition, to share one of them."""
+"""Times. No produce joins an executor whose commits take this much longer than another's, in order to share one."""
 
 
 TRANSFERS_AT_ONCE = 16
-"""Of one partition. Their rows are in memory while they are sent, and each is to another target."""
+"""Concurrent transfers of one partition. Their rows are in memory while they are sent, and each has another target."""
 
 REDIRECTED_AT_ONCE = 1_000
-"""Transfers that get another target in one turn."""
+"""Transfers redirected in one scheduling cycle."""
 
 
 def not_here(partition: int | None) -> SluicewayError:
-    """What is told of a partition that another instance owns; None: of any that could take the request."""
+    """The error for a partition that another instance owns; None: for any partition that could take the request."""
     which = "the partition that takes it" if partition is None else f"partition {partition}"
     return SluicewayError("not_here", f"{which} is owned by another instance")
 
@@ -84,13 +84,15 @@ class LaneState(Enum):
     READY = "ready"
     COMMITTING = "committing"
     FAILED = "failed"
-    """To be opened again at `retry_at`."""
+    """To be reopened at `retry_at`."""
     STOPPED = "stopped"
-    """Damaged, or owned by another: needs a person, or another owner."""
+    """Damaged, or owned by another instance: needs an operator, or another owner."""
 
 
 @dataclass(slots=True, eq=False)
 class PartitionExecutor:
+    """One partition's queue of requests, state, and commit in flight."""
+
     number: int
     incarnation: str
     state: LaneState = LaneState.FAILED
@@ -101,116 +103,116 @@ class PartitionExecutor:
     failed_in_a_row: int = 0
     problem: str = ""
     knows_keys: bool = False
-    """What `partition` says of lease keys holds of the store also while the executor is closed: nobody else writes there."""
+    """The lease keys in `partition` describe the store even while the executor is closed: no other instance writes there."""
     waiting: list[tuple[Ticket, Work]] = field(default_factory=list)
     answers: list[tuple[Ticket, Answer]] = field(default_factory=list)
-    """Of the turn that is being put together, and then of the commit in flight."""
+    """Answers of the scheduling cycle under way, then of the commit in flight."""
     flight_txn: int = 0
     transferred: list[int] = field(default_factory=list)
     called_back: list[int] = field(default_factory=list)
-    """Transfers that have nowhere to go."""
+    """Transfers whose target no longer exists."""
     redirected: dict[int, str] = field(default_factory=dict)
-    """Transfers that their target never takes, and the queue that is to take them."""
+    """Transfers that their target never takes, each with the queue that is to take them."""
     bound: dict[int, str] = field(default_factory=dict)
-    """Redrives, and the incarnation of their target, which was not recorded."""
+    """Redrives, each with its target's incarnation, which was not recorded yet."""
     transferring: dict[str, int] = field(default_factory=dict)
-    """The transfer that is being sent, by target."""
+    """The transfer in progress, by target."""
     transfer_at: dict[str, Millis] = field(default_factory=dict)
-    """When a target that did not take a transfer is tried again."""
+    """Retry time of targets that did not take a transfer."""
     given_back: list[int] = field(default_factory=list)
-    """Leases whose clients went away before they were told."""
+    """Leases whose clients disconnected before they received them."""
     committing_since: Millis = 0
     commit_time: float = 0.0
     """Moving average, ms."""
     at_once: bool = False
-    """The next commit, if it is small, is made while nothing else happens: one that hangs holds up all executors."""
+    """The next commit, if small, runs inline: while it hangs, all executors wait."""
     degraded: bool = False
-    """Far slower than the others. Judged by the logical queue, which knows them."""
+    """Far slower than the others. Set by the logical queue, which compares them."""
     probe_at: Millis = 0
     last_produced: int = 0
     last_leased: int = 0
     last_timed: int = 0
-    """When its timers last ran, as `last_leased` counts."""
+    """Time of its last timer run, on the counter used by `last_leased`."""
     accepted: int = 0
-    """Items of produces that wait in the executor, and ..."""
+    """Items of the produces waiting in the executor."""
     accepted_bytes: int = 0
-    """... their bytes."""
+    """Bytes of the produces waiting in the executor."""
     room: int | None = None
-    """Bytes that produces may still add, on a disk that is low; None: any number."""
+    """Bytes that produces may still add on a disk that is low; None: unlimited."""
     coming: int = 0
-    """Items that will be here, since intents of homes of their keys that are being written name this partition."""
+    """Items reserved by key homes whose intents, still being written, name this partition."""
     leaving: bool = False
-    """It goes to another owner as soon as its commit has ended."""
+    """It moves to another owner as soon as its commit has ended."""
     recorded: PartitionState = "available"
     allows: Allows = field(default_factory=Allows)
-    """What the queue's record says that it may be asked for."""
+    """Operations that the queue's record permits."""
     turned_away: list[Ticket] = field(default_factory=list)
-    """Produces that the partition refused in the turn that is being put together: they look elsewhere, or wait."""
+    """Produces that the partition refused in this cycle: they try elsewhere, or wait."""
     touched: set[int] = field(default_factory=set)
-    """The executors of the logical queue in which something has changed."""
+    """Changed executors of the logical queue."""
 
     def touch(self) -> None:
-        """Something has changed here, or in the partition: whoever changes it says so."""
+        """Mark the executor as changed. Every change here or in the partition must call this."""
         self.touched.add(self.number)
 
     @property
     def takes_work(self) -> bool:
-        """Open: a request may wait here for the next transaction."""
+        """Open: requests may wait here for the next transaction."""
         return self.state in (LaneState.READY, LaneState.COMMITTING) and not self.leaving
 
     def takes(self, work: Work) -> bool:
-        """This may wait here for the next transaction."""
+        """Whether this work may wait here for the next transaction."""
         return self.takes_work and not (isinstance(work, TakeOut | Compact) and work.opening not in (None, self.opening))
 
     def may_hold(self, name: tuple[str, str]) -> bool:
         """Whether live leases under this (client, lease key) may turn up when the partition opens (again).
 
-        False for one that is open: it is known what it has. One that is preparing never gave any, and those of a stopped one are lost.
+        False for an open one, whose leases are known. A preparing partition never gave any, and those of a stopped one are lost.
         """
         return self.is_away and (self.leaving or not self.knows_keys or self.partition.may_hold(name))
 
     @property
     def is_away(self) -> bool:
-        """Closed, and will open again with what it had."""
+        """Closed, and will reopen with its contents."""
         return not self.takes_work and self.state is not LaneState.STOPPED and self.recorded != "preparing"
 
     def takes_produce(self, request: Produce) -> bool:
-        """That produce may wait here. Items that are moved may whatever the record says: see `Gate.refuses`."""
+        """Whether that produce may wait here. Moved items may, whatever the record says: see `Admission.refuses`."""
         allowed = self.allows.produce or bool(request.lives)
         return self.takes_work and allowed and (self.has_room or not request.batch.num_rows) and not self.partition.refuses(request.key)
 
     @property
     def has_room(self) -> bool:
-        """Produces may add something."""
+        """Whether produces may add bytes."""
         return self.room is None or self.room > 0
 
     @property
     def takes_items(self) -> bool:
-        """A produce that any partition may take may wait here."""
+        """Whether a produce that any partition may take may wait here."""
         return self.takes_work and self.allows.produce and self.has_room and not self.partition.header.shut
 
     @property
     def has_or_will(self) -> int:
-        """Ready items, those of produces that it has accepted and not committed yet, and those that are intended for it."""
+        """Ready items, plus those of accepted produces not committed yet, plus those reserved by intents."""
         return self.partition.ready_count + self.accepted + self.coming
 
     def reserve(self, items: int) -> None:
-        """So many more (or, negative, fewer) will be here by intents."""
+        """Add `items` (negative: subtract) to those expected by intents."""
         self.coming += items
         self.touch()
 
     def together(self, requests: int) -> int:
-        """How many requests may share a transaction here, of so many that are under way: who is in one that hangs waits for it."""
+        """Maximum number of the `requests` under way that may share a transaction here, since all would wait if it hangs."""
         if self.degraded:
             return 1
         most = most_together(requests)
-        # One that is under way while this is asked is not made at once.
+        # A request that is under way during this call is not made at once.
         return max(most, min(requests, SHARED)) if self.at_once and self.state is LaneState.READY else most
 
     def shares(self, nbytes: int, requests: int, now: Millis) -> bool:
-        """Whether a produce of so many bytes would share a transaction that comes here anyway and soon. `requests`: under way in all."""
+        """Whether a produce of `nbytes` would share a transaction that comes here soon anyway. `requests`: total under way."""
         most = self.together(requests)
-        # Of two calls one would only wait for the other.
+        # With two calls, one would only wait for the other.
         comes = bool(self.waiting) if self.state is LaneState.READY else most > 1 and self.slowness(now) <= SOON
         fits = len(self.waiting) < most and self.accepted_bytes + nbytes <= BLOB_BYTES
         return comes and fits and self.takes_items
@@ -221,13 +223,13 @@ class PartitionExecutor:
         return self.partition.ready_count if self.allows.lease else 0
 
     def candidate(self) -> Candidate:
-        """How it compares with others as one that takes a produce."""
+        """Its sort key among executors that could take a produce."""
         partition = self.partition
         claimed = partition.leased_count + partition.scheduled_count
         return Candidate(self.has_or_will, claimed, self.last_produced, self.number)
 
     def wakes_at(self) -> Millis | None:
-        """When a turn has something to do here, if nothing happens: a moment that is over where it has that now."""
+        """Time at which a cycle next has work here without further events; 0 or a past time if it has work now."""
         if self.state is LaneState.FAILED:
             return self.retry_at
         if self.state is not LaneState.READY:
@@ -244,11 +246,11 @@ class PartitionExecutor:
 
     @property
     def has_work(self) -> bool:
-        """Something waits for the next turn."""
+        """Whether anything waits for the next cycle."""
         return bool(self.waiting or self.transferred or self.called_back or self.redirected or self.bound or self.given_back)
 
     def _free_targets(self) -> list[str]:
-        """Those to which something is to go, and nothing is under way; none while there are TRANSFERS_AT_ONCE."""
+        """Targets with pending transfers and none in progress; empty while there are TRANSFERS_AT_ONCE."""
         transfers = self.partition.transfers
         busy = {target for target, number in self.transferring.items() if number in transfers}
         return [target for target in self.partition.by_target if target not in busy] if len(busy) < TRANSFERS_AT_ONCE else []
@@ -258,26 +260,26 @@ class PartitionExecutor:
         return max(self.commit_time, now - self.committing_since) if self.state is LaneState.COMMITTING else self.commit_time
 
     def is_slower(self, other: PartitionExecutor, now: Millis) -> bool:
-        """Whether a commit that is under way here takes so much longer than one there that it is not worth to wait for it."""
+        """Whether a commit under way here is too slow, compared with `other`, to be worth waiting for."""
         return self.state is LaneState.COMMITTING and self.slowness(now) > SLOWER * max(1, other.commit_time)
 
     def sample(self, now: Millis) -> None:
-        """A commit has ended, one way or the other."""
+        """Record the end of a commit, whatever its outcome."""
         self.touch()
         took = min(LONGEST_SAMPLE, now - self.committing_since)
         self.commit_time += 0.3 * (took - self.commit_time)
 
     def unavailable(self) -> SluicewayError:
-        """Why the executor takes no work."""
+        """The error that explains why the executor takes no work."""
         if self.leaving:
-            # Not `not_here`: what the request asks of other partitions may have been done.
+            # Not `not_here`: the request's other partitions may have done their parts.
             return SluicewayError("unavailable", f"partition {self.number} goes to another instance")
         if self.state is LaneState.STOPPED:
             return SluicewayError("partition_damaged", f"partition {self.number} is stopped: {self.problem}")
         return SluicewayError("unavailable", f"partition {self.number} is not available: {self.problem or 'it is being opened'}")
 
     def grant(self, number: int, count: int, deadline: Millis) -> Grant:
-        """The lease of that number as it is given to a waiter."""
+        """The grant of that lease for a waiter."""
         return Grant(LeaseInfo(self.number, number, count, deadline), open_slices(self.partition.leases[number]))
 
     def stats(self) -> PartitionStats:
@@ -292,13 +294,13 @@ class PartitionExecutor:
 
     @property
     def shown(self) -> ShownState:
-        """The state of the partition as users see it."""
+        """The partition's state as shown to users."""
         if self.state is LaneState.STOPPED:
             return "error"
         return self.recorded if self.takes_work else "unavailable"
 
     def compactions(self) -> list[Compaction]:
-        """The blobs that are worth compacting, as long as the partition is not opened anew: what was settled may not land."""
+        """The blobs worth compacting. Valid until the partition is reopened, since settlements may not land."""
         return compactions(self.partition) if self.takes_work else []
 
     def put(self, ticket: Ticket, work: Work) -> None:
@@ -312,7 +314,7 @@ class PartitionExecutor:
                 self.room -= work.batch.nbytes
 
     def take_back(self) -> list[tuple[Ticket, Work]]:
-        """Give up all that waits and is not in flight."""
+        """Give up all waiting work that is not in flight."""
         self.touch()
         given, self.waiting, self.accepted, self.accepted_bytes = self.waiting, [], 0, 0
         for ticket, _ in given:
@@ -320,7 +322,7 @@ class PartitionExecutor:
         return given
 
     def take_back_produces(self, *, keyed: bool = False) -> list[tuple[Ticket, Produce]]:
-        """Give up the produces that wait and may go elsewhere; `keyed`: those that only this partition can take, too."""
+        """Give up waiting produces that may go elsewhere; `keyed`: also those that only this partition can take."""
         self.touch()
         given, stay = [], []
         for ticket, work in self.waiting:
@@ -337,8 +339,7 @@ class PartitionExecutor:
         return given
 
     def start_transfers(self, now: Millis) -> list[Transfer]:
-        """To each target one at a time, in the order of their numbers: it remembers only the last. A target that takes nothing holds up
-        no other."""
+        """Start one transfer per target, in order of number: a target remembers only the last. A stuck target delays no other."""
         partition = self.partition
         if self.state is not LaneState.READY or not partition.transfers:
             return []
@@ -348,7 +349,7 @@ class PartitionExecutor:
         self.transferring = {target: number for target, number in self.transferring.items() if number in partition.transfers}
         self.transfer_at = {target: at for target, at in self.transfer_at.items() if target in partition.by_target}
         free = [target for target in self._free_targets() if self.transfer_at.get(target, 0) <= now]
-        # Those that were not tried for longest come first: targets that do not answer cannot take all places.
+        # Least recently tried first: unresponsive targets cannot occupy every slot.
         free.sort(key=lambda target: self.transfer_at.get(target, 0))
         started = free[: TRANSFERS_AT_ONCE - len(self.transferring)]
         if started:
@@ -367,7 +368,7 @@ class PartitionExecutor:
         return Transfer(self.number, number, lease.transfer or "", slices, lease.target, moves_to, lives, lease.target_incarnation, instead)
 
     def transfer_ended(self, number: int, end: TransferEnd, again_at: Millis) -> None:
-        """An attempt at that transfer is over; if it failed, the target is tried `again_at`."""
+        """Record the end of an attempt at that transfer; after a failure the target is retried at `again_at`."""
         self.touch()
         if end.nowhere:
             self.called_back.append(number)
@@ -383,7 +384,7 @@ class PartitionExecutor:
                 self.transfer_at[target] = again_at
 
     def _settle_transfers(self) -> None:
-        """Apply what is known of the ends of transfers."""
+        """Apply the recorded ends of transfers."""
         partition = self.partition
         for number in self.transferred:
             partition.transferred(number)
@@ -393,21 +394,21 @@ class PartitionExecutor:
             partition.redirect(number, target)
         for number, incarnation in self.bound.items():
             partition.bind(number, incarnation)
-        # What was bound is sent as soon as that is durable.
+        # A bound transfer is sent as soon as the binding is durable.
         self.transferring = {target: number for target, number in self.transferring.items() if number not in self.bound}
         self.transferred, self.called_back, self.redirected, self.bound = [], [], {}, {}
 
     def is_due(self, now: Millis) -> bool:
-        """A timer of the partition has something to do."""
+        """Whether a timer of the partition is due."""
         timer = self.partition.next_timer()
         return timer is not None and timer <= now
 
     def run_timers(self, now: Millis, most: int) -> None:
-        """Put back expired leases and due entries, `most` of them."""
+        """Put back expired leases and due entries, up to `most`."""
         self.partition.tick(now, most)
 
     def work(self, now: Millis) -> None:
-        """Apply what the clients ask, in the order: settled transfers, settles, produces, seals. Its timers have run before."""
+        """Apply the waiting work in order: ended transfers, settles, produces, seals. Its timers have run before."""
         partition = self.partition
         self._settle_transfers()
         for number in self.given_back:
@@ -449,7 +450,7 @@ class PartitionExecutor:
         return self._rebalance(work, now)
 
     def _apply_routed(self, work: Work, route: Route, now: Millis) -> Answer:
-        """A produce with a key, here as the key's home, or as the target of an intent."""
+        """Apply a produce with a key, as the key's home or as the target of an intent."""
         assert isinstance(work, Produce)
         assert work.key is not None
         placed: Placed | Intended | None
@@ -545,7 +546,7 @@ def _only_intends(ticket: Ticket) -> bool:
 
 
 def _rank(work: Work) -> int:
-    """Settling first frees room and items before new ones come; and what is sealed must be empty when all else is done."""
+    """Sort order of work: settling frees room and items for the others; a seal needs everything else done first."""
     if isinstance(work, Shut) and work.shutting == "sealed":
         return 2
     return int(isinstance(work, Produce))

@@ -1,8 +1,8 @@
-"""A queue's minutes: what each instance saw of its share is folded into pages, and the pages of all of them into series.
+"""Queue history: folds each instance's view of its share into pages of minutes, and all instances' pages into series.
 
-Pure machines. A page has the minutes of half an hour at one instance, and only those in which something had changed: of the others in which
-the instance looked, the levels are those of the minute before and nothing happened. So what stands still is written once a page, and what
-is empty never. Which minutes the instance looked at, one page for all queues says.
+Pure machines. A page covers half an hour at one instance, and has only the minutes in which something changed: in the other minutes that
+the instance observed, the levels are those of the minute before, and nothing happened. So an idle queue is written once a page, an empty
+one never. One page for all queues records which minutes the instance observed.
 """
 
 from __future__ import annotations
@@ -32,48 +32,48 @@ from sluiceway.model.queue_minutes import (
 
 PREFIX: Final = "history/"
 PER_PAGE: Final = 30
-"""Minutes. Each minute its page is written anew: longer ones are more to write, shorter ones more keys."""
+"""Minutes. Each minute its page is rewritten: longer pages mean more bytes, shorter ones more keys."""
 KEPT_PAGES: Final = MAX_MINUTES // PER_PAGE + 1
 LOOKS: Final = "looks"
-"""In the place of a queue, whose incarnation has another length: the minutes in which the instance looked at all of them."""
+"""Takes the place of a queue's incarnation (of another length) in a key: the minutes in which the instance observed all queues."""
 _DIGITS: Final = 8
 
 Counts = tuple[int, ...]
 _of_header = attrgetter(*COUNTS[:-1])
 
 
-# ---- a share ----------------------------------------------------------------------------------------------------------
+# ---- counts -----------------------------------------------------------------------------------------------------------
 
 
 def counts_of(executor: PartitionExecutor) -> Counts:
-    """COUNTS of the partition since it was created, but for the failures of commits: those are of the executor."""
+    """The partition's COUNTS since it was created; failures of commits, the last one, are the executor's."""
     return (*_of_header(executor.partition.header), executor.failures)
 
 
 class Tallies:
-    """What happened in partitions while they were in a share, however often they came and went. What was before or elsewhere does not
-    count, and nothing counts twice."""
+    """Counts of partitions while they were in a share, however often they came and went. Excludes what happened before or elsewhere;
+    nothing counts twice."""
 
     def __init__(self) -> None:
         self._began: dict[int, Counts] = {}
         self._past: Counts = NO_COUNTS
 
     def begin(self, number: int, header: Header) -> None:
-        """The partition was opened with this. That it is opened again, as a commit had failed, is no new beginning."""
+        """Record the opening of a partition with this header. Reopening after a failed commit is no new beginning."""
         self._began.setdefault(number, (*_of_header(header), 0))
 
     def end(self, executor: PartitionExecutor) -> None:
-        """It is here no more. What became of a commit in flight is not known: it counts as done."""
+        """Record the departure of a partition. A commit in flight, of unknown outcome, counts as done."""
         self._past = tuple(map(add, self._past, self._since(executor)))
         self._began.pop(executor.number, None)
 
     def _since(self, executor: PartitionExecutor) -> Counts:
         began = self._began.get(executor.number)
-        # Loaded anew, it may have less than it seemed to have.
+        # A reloaded partition may have less than it seemed to have.
         return NO_COUNTS if began is None else tuple(max(0, now - then) for now, then in zip(counts_of(executor), began, strict=True))
 
     def tally(self, executors: Iterable[PartitionExecutor]) -> Tally:
-        """The share with these partitions now. One that is not open has what it had last."""
+        """The share's tally with these partitions. One that is not open contributes its last known state."""
         ready = leased = scheduled = 0
         oldest_at: Millis | None = None
         counts = [self._past]
@@ -93,7 +93,7 @@ class Tallies:
 
 
 def key_of(page: int, about: str, writer: str) -> str:
-    """Where the meta store has a page about a queue (its incarnation) or LOOKS, by an instance."""
+    """The meta-store key of an instance's page about a queue (its incarnation) or LOOKS."""
     return f"{prefix_of(page, about)}{writer}"
 
 
@@ -102,7 +102,7 @@ def prefix_of(page: int, about: str) -> str:
 
 
 def prefixes_before(page: int) -> list[str]:
-    """What all keys of earlier pages, and no others, begin with."""
+    """The prefixes that cover all keys of earlier pages, and no others."""
     text = f"{max(0, page):0{_DIGITS}d}"
     return [f"{PREFIX}{text[:at]}{lower}" for at in range(_DIGITS) for lower in range(int(text[at]))]
 
@@ -123,20 +123,20 @@ _NOTHING: Final = _Row(-1, (0,) * len(LEVELS), None, NO_COUNTS)
 
 @dataclass(slots=True)
 class Notes:
-    """The pages that one instance writes, by the name `writer`, which no other process has or had: of the last half hours those that the
-    store has not confirmed, and the current one."""
+    """The pages of one instance, under the name `writer`, never used by another process: of the past half hours those that the store has
+    not confirmed, and the current one."""
 
     writer: str
     _rows: dict[tuple[int, str], list[_Row]] = field(default_factory=dict)
     _looks: dict[int, int] = field(default_factory=dict)
-    """By page, the places in which it looked, as bits."""
+    """Observed places by page, as bits."""
     _counted: dict[str, Counts] = field(default_factory=dict)
-    """Of each queue, how much of the counts of its share is in a page."""
+    """For each queue, how much of its share's counts is in a page."""
     _unwritten: dict[tuple[int, str], None] = field(default_factory=dict)
 
     def note(self, minute: Minute, incarnation: str, tally: Tally, *, last: bool = False) -> None:
-        """The share of a queue at the end of a minute. Minutes do not go back. With `last` it is before that end, and nobody will look at
-        the share then: only the counts are noted."""
+        """Record a queue's share at the end of a minute. Minutes do not go back. `last`: the share ends within the minute, so only the
+        counts are noted."""
         page, place = divmod(minute, PER_PAGE)
         counted = self._counted.get(incarnation, NO_COUNTS)
         more = tuple(max(0, now - then) for now, then in zip(tally.counts, counted, strict=True))
@@ -154,7 +154,7 @@ class Notes:
         self._unwritten[page, incarnation] = None
 
     def looked(self, minute: Minute) -> None:
-        """Every queue was noted, or had nothing to be noted. What is confirmed, and of earlier pages, is forgotten."""
+        """Mark the minute as observed: every queue was noted, or had nothing to note. Forgets confirmed rows of earlier pages."""
         page, place = divmod(minute, PER_PAGE)
         self._looks[page] = self._looks.get(page, 0) | 1 << place
         self._unwritten.pop((page, LOOKS), None)
@@ -165,21 +165,20 @@ class Notes:
         self._looks = {each: bits for each, bits in self._looks.items() if each == page or (each, LOOKS) in self._unwritten}
 
     def keep(self, incarnations: Iterable[str]) -> None:
-        """All other queues are deleted."""
+        """Forget deleted queues: all but these."""
         there = {LOOKS, *incarnations}
         self._counted = {name: counts for name, counts in self._counted.items() if name in there}
         self._rows = {name: rows for name, rows in self._rows.items() if name[1] in there}
         self._unwritten = {name: None for name in self._unwritten if name[1] in there}
 
     def unwritten(self) -> Iterator[tuple[tuple[int, str], str, bytes]]:
-        """What the store has yet to be told: a name for `written`, the key, and the value, which is all of that page. Looks come after
-        what was seen."""
+        """Yield the pages that the store lacks: a name for `written`, the key, and the whole page as value. Looks come last."""
         for page, about in list(self._unwritten):
             found = _looks_page(self._looks[page]) if about == LOOKS else _page(self._rows[page, about])
             yield (page, about), key_of(page, about, self.writer), encode_page(found)
 
     def written(self, names: Iterable[tuple[int, str]]) -> None:
-        """The store has these as they were yielded last."""
+        """Confirm that the store has these as last yielded."""
         for name in names:
             del self._unwritten[name]
 
@@ -201,15 +200,15 @@ def _page(rows: Sequence[_Row]) -> Page:
 
 
 def prefixes_of(incarnation: str, first: Minute, minutes: int) -> list[str]:
-    """What to read for so many minutes of a queue."""
+    """The key prefixes to read for `minutes` minutes of a queue."""
     pages = range(first // PER_PAGE, (first + minutes - 1) // PER_PAGE + 1)
     return [prefix_of(page, about) for page in pages for about in (incarnation, LOOKS)]
 
 
 def history_of(entries: Mapping[str, bytes], first: Minute, minutes: int, created: Minute = 0) -> History:
-    """So many minutes of a queue that is there since `created`, of what was read for them: summed up over all instances.
+    """Sum the entries over all instances into `minutes` minutes of a queue that exists since `created`.
 
-    A level is None in a minute in which no instance looked, a count if none has counted anything in it, either.
+    A level is None in a minute that no instance observed; a count if, in addition, none has counted anything in it.
     """
     pages = {_parse(key): decode_page(value) for key, value in entries.items()}
     looked = {(page, writer): found.places for (page, about, writer), found in pages.items() if about == LOOKS}
@@ -230,21 +229,21 @@ def _parse(key: str) -> tuple[int, str, str]:
 
 
 class _Sums:
-    """The series, while they are put together."""
+    """The series under construction."""
 
     def __init__(self, first: Minute, minutes: int) -> None:
         self._first, self._minutes = first, minutes
         self.series: dict[str, list[int | None]] = {name: [None] * minutes for name in (*LEVELS, OLDEST, *COUNTS)}
 
     def look(self, minute: Minute) -> None:
-        """An instance looked then: where it has nothing, there was nothing."""
+        """Note that an instance observed this minute: missing values are 0, not None."""
         at = minute - self._first
         if 0 <= at < self._minutes:
             for name in (*LEVELS, *COUNTS):
                 self.series[name][at] = self.series[name][at] or 0
 
     def add(self, start: Minute, page: Page, looked: Sequence[int]) -> None:
-        """A page of an instance that begins with that minute; in these places it looked."""
+        """Add an instance's page that starts with that minute; `looked` are its observed places."""
         for name in COUNTS:
             for place, count in zip(page.places, page.columns.get(name, [0] * len(page.places)), strict=True):
                 self._put(name, start + place, count or 0)
@@ -268,7 +267,7 @@ class _Sums:
 
 
 def _rows_at(places: Sequence[int], looked: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """For each place in which the instance looked, the row that holds for it: that of the place, or the last one before."""
+    """For each observed place, the row that applies: that of the place, or the last one before."""
     row = -1
     for place in sorted(looked):
         while row + 1 < len(places) and places[row + 1] <= place:

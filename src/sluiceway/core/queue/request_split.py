@@ -1,4 +1,4 @@
-"""What a request asks of each executor."""
+"""Splitting of requests into the parts for each executor."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ Work = Produce | SettlePart | ExtendPart | DeletePart | Clear | TakeOut | Compac
 
 
 def parts_of(ticket: Ticket, executors: Iterable[int], lease_timeout: Millis) -> Iterator[tuple[int, Work]]:
-    """The executors that a request concerns (other than a produce or a lease, which look for one), and what it asks of each.
+    """Yield the executors that a request concerns, each with its part. Produces and leases, which choose an executor, are not split.
 
-    Ids that no executor can know are noted in the ticket.
+    Ids that no executor can know are recorded in the ticket as ignored.
     """
     request = ticket.request
     if isinstance(request, Settle):

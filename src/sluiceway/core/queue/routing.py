@@ -1,4 +1,4 @@
-"""Which instance does what a request asks of a queue that several share."""
+"""Routing of requests among the instances that share a queue."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from sluiceway.model.peers import Load
 from sluiceway.model.requests import Clear, Extend, Offsets, Settle
 
 OVERFLOW = 10_000
-"""Items. A produce leaves its instance for the emptiest partition of another one only if that has fewer by so many, and by half: to go
-there costs a hop, and what consumers elsewhere want they fetch."""
+"""Items. A produce goes to another instance's emptiest partition only if that has fewer by this many, and by half: the hop costs, and
+consumers elsewhere fetch what they want."""
 
 
 class Peer(NamedTuple):
-    """A member of the cluster, and the URL by which the others reach it."""
+    """A member of the cluster, and the URL at which the others reach it."""
 
     name: str
     address: str
@@ -28,14 +28,14 @@ HERE = Peer("", "")
 """This instance."""
 
 Owner = Callable[[int], Peer | None]
-"""Who owns that partition of the queue; None: nobody does for the moment."""
+"""Returns the owner of that partition of the queue; None: none at the moment."""
 
 
 def taker(own: Load, others: Mapping[Peer, Load], owners: Iterable[Peer], tried: Iterable[Peer]) -> Peer | None:
-    """Who is asked next to take a produce, of those who own partitions and were not tried; None: nobody is left.
+    """The next instance to ask to take a produce, among owners not tried yet; None: none is left.
 
-    This instance, unless it has none that takes any, or far more is waiting in each than elsewhere. `others` is what is known of the
-    loads of the others; one of which nothing is known comes last.
+    Prefers this instance, unless none of its partitions takes produces, or far more waits in each of them than elsewhere. `others` has the
+    known loads of the others; an instance without one comes last.
     """
     left = set(owners) - set(tried)
     emptiest = {peer: load.emptiest for peer, load in others.items() if peer in left}
@@ -44,12 +44,12 @@ def taker(own: Load, others: Mapping[Peer, Load], owners: Iterable[Peer], tried:
         return fewest[1] if fewest is not None and own.emptiest > 2 * fewest[0] + OVERFLOW else HERE
     if fewest is not None:
         return fewest[1]
-    # It may be that a partition is just being opened.
+    # A partition may just be opening.
     return HERE if HERE in left else min(left, default=None)
 
 
 def stays(own: Load) -> bool:
-    """Whether a produce is taken by this instance, however little waits at the others."""
+    """Whether this instance takes a produce itself, however little waits at the others."""
     return own.emptiest is not None and own.emptiest <= OVERFLOW
 
 
@@ -57,7 +57,7 @@ Part = Settle | Extend | DeleteItems | Clear
 
 
 def by_owner(numbers: Iterable[int], owner: Owner) -> dict[Peer | None, list[int]]:
-    """The partitions that each owns."""
+    """The partitions grouped by owner."""
     groups: dict[Peer | None, list[int]] = {}
     for number in numbers:
         groups.setdefault(owner(number), []).append(number)
@@ -76,7 +76,7 @@ def numbers_of(request: Part) -> list[int]:
 
 
 def names_of(request: Part, numbers: Iterable[int], incarnation: str) -> list[str]:
-    """The ids of items and leases of those partitions that the request names."""
+    """The ids of items and leases in those partitions that the request names."""
     wanted = set(numbers)
     items: list[tuple[int, Offsets]] = []
     leases: list[tuple[int, int]] = []
@@ -93,7 +93,7 @@ def names_of(request: Part, numbers: Iterable[int], incarnation: str) -> list[st
 
 
 def part(request: Part, numbers: Iterable[int], request_timeout: Millis) -> Part:
-    """What the request asks of those partitions. Ids that belong to none are in no part."""
+    """The part of the request for those partitions. Ids that belong to none are in no part."""
     wanted = set(numbers)
     if isinstance(request, Settle):
         selections = {number: each for number, each in request.selections.items() if number in wanted}

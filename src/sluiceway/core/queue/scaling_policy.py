@@ -1,4 +1,4 @@
-"""How many logical queues a queue has where the cluster chooses: twice as many soon after one is busy, half as many after a quiet while."""
+"""Scaling policy: the number of a queue's logical queues in `auto` mode: doubled soon after one is busy, halved after a quiet while."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from sluiceway.contract.queue_settings import LogicalQueues
 from sluiceway.kernel.clock import Millis
 
 REQUESTS = 1_500
-"""Small requests that one instance does in a second of processor time where this was measured, and ..."""
+"""Small requests per second of processor time of one instance, as measured."""
 ITEMS = 2_500_000
-"""... items of 100 B: a call with 1,000 of them takes about 0.65 ms, and 0.4 µs for each (docs/performance.md).
+"""Items of 100 B per second of processor time, as measured: a call with 1,000 takes about 0.65 ms, and 0.4 µs for each
+(docs/performance.md).
 
-They weigh requests against items, and the work of one queue against that of another. What an instance can do here and now is measured.
+These weigh requests against items, and one queue's work against another's. The actual capacity of an instance is measured at run time.
 """
 SLOWEST = 10
-"""Times. No machine is taken to need more for the same work than the one where it was measured: a queue with next to nothing to do is not
-what makes an instance busy, though it be the only one there."""
+"""Times. No machine is assumed to be slower than the measured one by more than this: a nearly idle queue does not make its instance busy,
+even if it is the only one there."""
 
 
 class Pace(NamedTuple):
-    """When a queue is spread further and when it is gathered. Loads are in thousandths of what one instance can do.
+    """Thresholds and delays for spreading and gathering a queue. Loads are in thousandths of one instance's capacity.
 
-    `grow` is what makes a logical queue busy: well below the whole, as an instance serves other queues, too, and asks peers. `shrink` is
-    what two together may have to become one: half of that, so that the one is far from busy. What was seen for a moment
-    (less than `grow_after`, `shrink_after`) counts for nothing. To spread is urgent, to gather saves a little: hence a minute.
-    For `settle` after each change nothing is decided: `average`, over which loads are measured, has to forget how it was before.
+    `grow`: load at which a logical queue is busy, well below capacity, since an instance serves other queues, too, and asks peers.
+    `shrink`: maximum combined load of the busiest two, half of `grow`, so that a merged one is far from busy. Conditions shorter than
+    `grow_after` or `shrink_after` are ignored: spreading is urgent, gathering saves little, hence a minute. For `settle` after each change
+    nothing is decided: `average`, the window over which loads are measured, must forget the previous layout.
     """
 
     grow: int = 600
@@ -42,13 +43,13 @@ PACE = Pace()
 
 
 def wanted(logical_queues: LogicalQueues, at_first: int) -> int:
-    """On how many instances a queue with that setting lies to begin with; `at_first` if the cluster chooses."""
+    """The initial number of instances for a queue with that setting; `at_first` if the cluster chooses."""
     assert logical_queues is not None, "it lies on all"
     return at_first if logical_queues == "auto" else logical_queues
 
 
 class Average:
-    """A moving average of something in thousandths, over `PACE.average`."""
+    """A moving average in thousandths, over `PACE.average`."""
 
     def __init__(self) -> None:
         self._average = PACE.average
@@ -56,7 +57,7 @@ class Average:
         self.value = 0.0
 
     def note(self, now: Millis, sample: float) -> int:
-        """It was so since the last time; the first time only begins."""
+        """Add a sample that held since the last call, and return the average. The first call only starts the clock."""
         if self._at is not None and now > self._at:
             self.value += (sample - self.value) * -math.expm1((self._at - now) / self._average)
         self._at = now
@@ -64,18 +65,17 @@ class Average:
 
 
 def load_of(work: int, all_work: int, busy: int, queued: int) -> int:
-    """How busy a share is, in thousandths of what its instance can do.
+    """The load of a share, in thousandths of its instance's capacity.
 
-    `busy`: for so much of the time the instance's event loop had something to do; the share has that part of it which its `work` is of all
-    that the instance did. `queued`: for so much of the time requests waited behind a commit in each of its partitions.
+    `busy`: fraction of time the instance's event loop had work, of which the share is charged the part that its `work` is of `all_work`.
+    `queued`: fraction of time requests waited behind a commit in each of its partitions.
     """
     own = busy * work // max(1, work, all_work)
     return min(max(own, queued), SLOWEST * work)
 
 
 class Meter:
-    """What a share does, in thousandths of what one instance did where that was measured: a moving average, from what it had done at each
-    moment at which it was asked."""
+    """The work of a share, in thousandths of the measured instance's capacity: a moving average over cumulative counts."""
 
     def __init__(self) -> None:
         self._average = Average()
@@ -84,7 +84,8 @@ class Meter:
         self._items: Mapping[int, int] = {}
 
     def note(self, now: Millis, requests: int, items: Mapping[int, int]) -> int:
-        """What it has done so far: requests, and items by partition. What a partition had done before it came here does not count."""
+        """Add the cumulative counts: requests, and items by partition. Items from before a partition came here do not count. Returns the
+        average."""
         if self._at is not None and now > self._at:
             moved = sum(max(0, count - self._items[number]) for number, count in items.items() if number in self._items)
             seconds = (now - self._at) / 1_000
@@ -96,7 +97,7 @@ class Meter:
 
 
 class Spreader:
-    """Decides for one queue. Tell it about every second how things are; times between two of these are not judged."""
+    """Decides for one queue. Call it about every second; conditions between two calls are not judged."""
 
     def __init__(self) -> None:
         self._pace = PACE
@@ -106,9 +107,9 @@ class Spreader:
         self._calm_since: Millis | None = None
 
     def decide(self, now: Millis, count: int, most: int, loads: Sequence[int | None]) -> int | None:
-        """How many logical queues there should be, where there are `count`, and could be `most`; None: as many as there are.
+        """Return the new number of logical queues, given `count` of `most` possible; None: no change.
 
-        `loads` are those of the owners; None: not known.
+        `loads` are those of the owners; None: unknown.
         """
         if count != self._count:
             self._decide_at = 0 if self._count is None else now + self._pace.settle

@@ -1,4 +1,4 @@
-"""A request on its way through a logical queue, and what the queue asks its driver to do."""
+"""Tickets: requests in progress in a logical queue, and the effects that the queue asks of its driver."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from sluiceway.model.small_batch import Rows
 class TakeOut:
     """Begin the transfer of those ready items (sorted, unique offsets) of a partition to another queue.
 
-    Refused if the partition was opened anew since `opening`: an offset that was seen before a commit failed may be another item's now.
+    Refused if the partition was reopened since `opening`: an offset seen before a failed commit may now belong to another item.
     """
 
     partition: int
@@ -44,14 +44,14 @@ class TakeOut:
     request_timeout: Millis
     opening: int | None = None
     incarnation: str | None = None
-    """Of the target."""
+    """The target's incarnation."""
 
 
 @dataclass(slots=True)
 class Compact:
-    """Store a blob of a partition as these bytes from now on, which have `kept` of its rows (see `core.compaction`).
+    """Replace a blob of a partition by these bytes, which hold `kept` of its rows (see `core.partition.compaction`).
 
-    Refused if the partition was opened anew since `opening`. Answered by Compacted.
+    Refused if the partition was reopened since `opening`. Answered by Compacted.
     """
 
     partition: int
@@ -64,14 +64,14 @@ class Compact:
 
 
 class Compacted(NamedTuple):
-    """Whether a blob of that partition is durably stored anew; not if it is gone, or a snapshot refers to it as it is."""
+    """Whether the blob was durably replaced; not if it is gone, or pinned by a snapshot."""
 
     partition: int
     done: bool
 
 
 class TransferBegun(NamedTuple):
-    """Items of that partition are durably on their way, under that transfer number; 0 items and number 0 if none was ready."""
+    """Items of that partition are durably in transfer, under that number; 0 items and number 0 if none was ready."""
 
     partition: int
     number: int
@@ -80,7 +80,7 @@ class TransferBegun(NamedTuple):
 
 @dataclass(slots=True)
 class ForgetAnswers:
-    """The homes of these keys have noted what `partition` has answered as their target (see `HandOverKeys`). Answered by KeysTaken."""
+    """The homes of these keys have noted the answers of `partition` as their target (see `HandOverKeys`). Answered by KeysTaken."""
 
     partition: int
     names: tuple[str, ...]
@@ -89,30 +89,30 @@ class ForgetAnswers:
 
 
 Rebalancing = Shut | GiveKeys | TakeKeys | NoteKeys | ForgetAnswers | MoveOut
-"""What a rebalance asks of one partition. A MoveOut is answered by TransferBegun: it has begun, and not ended."""
+"""Requests of a rebalance to one partition. A MoveOut is answered by TransferBegun: it has begun, not ended."""
 
 Request = Produce | Lease | Settle | Extend | Clear | DeleteItems | TakeOut | Compact | Rebalancing
 
 
 class Grant(NamedTuple):
-    """A lease that a waiter was given, and where its rows lie."""
+    """A lease given to a waiter, and the location of its rows."""
 
     info: LeaseInfo
     slices: list[Slice]
 
 
 class KeysTaken(NamedTuple):
-    """So many records of keys were given to that partition."""
+    """The number of key records given to that partition."""
 
     partition: int
     keys: int
 
 
 Whole = Produced | TransferBegun | Compacted | Shutted | KeysGiven | KeysTaken
-"""The answer of a request that is one executor's alone."""
+"""Answers to requests that involve a single executor."""
 
 Answer = Whole | Settled | Extended | Cleared | Deleted | Grant | Intended | SluicewayError
-"""What one executor says. Intended: the home of a produce's key does, and the produce goes on to the target."""
+"""The answer of one executor. Intended: from the home of a produce's key; the produce continues at the target."""
 
 Result = Whole | Settled | Extended | Cleared | Deleted | list[Grant]
 
@@ -126,89 +126,89 @@ _TOTALS: Mapping[type, Callable[[], Settled | Extended | Cleared | Deleted]] = {
 
 
 class Reservable(Protocol):
-    """A partition executor, as far as a route knows it."""
+    """A partition executor, as far as a route needs it."""
 
     def reserve(self, items: int) -> None:
-        """Count so many items more (negative: fewer) among those that will come."""
+        """Add `items` (negative: subtract) to those expected to come."""
 
 
 @dataclass(slots=True)
 class Route:
-    """The way of a produce with a key by its home (ADR 34): first its home has it, and then, if that has an intent, the intent's target."""
+    """Route of a produce with a key (ADR 34): first to the key's home, then, if that has an intent, to the intent's target."""
 
     target: int | None = None
-    """At the home: the partition that the intent is to name; None: the home itself is to take the items."""
+    """At the home: the partition that the intent is to name; None: the home takes the items itself."""
     reserved: Reservable | None = None
-    """The executor of that partition, which counts the items among those that it will have."""
+    """The executor of that partition, which counts the items as expected."""
     intended: Intended | None = None
-    """At the target: the durable intent; None there if the home belongs to another owner, which asks for this."""
+    """At the target: the durable intent; None if the home belongs to another owner, which asks for this."""
     at_target: bool = False
     was_sure: bool = False
-    """Before the target was asked it surely had nothing: so it has nothing again if it refuses."""
+    """The target surely had nothing before it was asked, so it has nothing again if it refuses."""
 
     @property
     def is_alone(self) -> bool:
-        """Only while no other produce with its key is on its way it may be sure that a target has nothing."""
+        """Whether no other produce with its key may be in progress: only then can a target surely have nothing."""
         return self.target is not None or self.at_target
 
     @property
     def only_intends(self) -> bool:
-        """Whatever becomes of the commit that it is in, no item is written by it."""
+        """Whether its commit writes no items, whatever the outcome."""
         return self.target is not None and not self.at_target
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One request until its reply. `waiter` is the driver's own and never looked at."""
+    """One request until its reply. `waiter` belongs to the driver and is never read here."""
 
     request: Request
     deadline: Millis
     waiter: Any = None
     number: int = 0
     awaiting: int = 0
-    """Executors that have part of the request and have not answered."""
+    """Executors that have a part of the request and have not answered."""
     flying: int = 0
-    """Executors in whose commit the request is right now: only they can make its outcome unknown."""
+    """Executors whose commit in flight contains the request: only they can make its outcome unknown."""
     done: bool = False
     error: SluicewayError | None = None
     whole: Whole | None = None
     summed: Settled | Extended | Cleared | Deleted | None = None
-    """Of a request that several executors may have part of: what they said so far. See `total`."""
+    """For a request split among executors: the sum of answers so far. See `total`."""
     room: float = MAX_LEASE_BYTES
-    """Of a lease: payload bytes that its answer may still take."""
+    """For a lease: payload bytes left in its answer."""
     grants: list[Grant] = field(default_factory=list)
-    """Of a lease: those that are durable."""
+    """For a lease: the durable grants."""
     route: Route | None = None
-    """Of a produce with a key, while it is on its way."""
+    """For a produce with a key: its route while in progress."""
     found: dict[tuple[int, ...], Grant] = field(default_factory=dict)
-    """Of a keyed lease that waits: what an earlier call took, by partition and lease number, as last seen durable."""
+    """For a waiting keyed lease: an earlier call's leases, by partition and lease number, as last seen durable."""
 
     @property
     def key_name(self) -> tuple[str, str] | None:
-        """Of a lease with a key: the client and the key."""
+        """For a keyed lease: the client and the key."""
         if isinstance(self.request, Lease) and self.request.lease_key is not None:
             return self.request.client_id, self.request.lease_key
         return None
 
     @property
     def lease_from(self) -> int | None:
-        """Of a lease: the one partition that it is for; None: any."""
+        """For a lease: the only partition it may be served from; None: any."""
         return self.request.partition if isinstance(self.request, Lease) else None
 
     @property
     def keyed(self) -> bool:
-        """A lease with a key."""
+        """Whether it is a lease with a key."""
         return self.key_name is not None
 
     @property
     def total(self) -> Settled | Extended | Cleared | Deleted:
-        """Of a settle, an extend, a clear or a delete: what the executors said so far."""
+        """For a settle, extend, clear or delete: the sum of answers so far."""
         if self.summed is None:
             self.summed = _TOTALS[type(self.request)]()
         return self.summed
 
     def add(self, answer: Answer) -> None:
-        """What an executor says has become true."""
+        """Record an executor's answer, now durable."""
         assert not isinstance(answer, Intended), "that is not the end of a request"
         if isinstance(answer, Grant):
             self.grants.append(answer)
@@ -220,7 +220,7 @@ class Ticket:
             self.whole = answer
 
     def result(self, now: Millis) -> Result:
-        """What the executors answered. A lease that ran out while another executor was awaited is no use to anybody, and is not told of."""
+        """The combined answer. Omits leases that ran out while another executor was awaited: they are useless to the client."""
         if self.whole is not None:
             return self.whole
         if type(self.request) in _TOTALS:
@@ -230,7 +230,7 @@ class Ticket:
 
 @dataclass(slots=True)
 class Open:
-    """Open the partition in the store with this opening number, and report `opened`."""
+    """Effect: open the partition in the store with this opening number, and report `opened`."""
 
     partition: int
     opening: int
@@ -238,7 +238,7 @@ class Open:
 
 @dataclass(slots=True)
 class Commit:
-    """Apply the changes and report `committed`. `fresh` are the rows of the new blobs, for the driver's cache."""
+    """Effect: apply the changes and report `committed`. `fresh` are the new blobs' rows, for the driver's cache."""
 
     partition: int
     opening: int
@@ -248,7 +248,7 @@ class Commit:
 
 @dataclass(slots=True)
 class Reply:
-    """Tell the client: the commit that this depends on is durable (or, for an error, what is known)."""
+    """Effect: answer the client. The commit it depends on is durable (or, for an error, this is what is known)."""
 
     ticket: Ticket
     result: Result | SluicewayError
@@ -256,12 +256,11 @@ class Reply:
 
 @dataclass(slots=True)
 class Transfer:
-    """Produce these rows into the queue `target` (None: the dead queue), keyed by the lease number, and report `transferred`.
+    """Effect: produce these rows into the queue `target` (None: the dead queue), keyed by the lease number, and report `transferred`.
 
-    A redrive goes to that `incarnation` of its target; None: learn which that is, and report it. With `instead` the dead queue is another
-    one by now: make sure that the target never takes them, and report `elsewhere`, or that it has. Without a `reason` they do not die, but
-    go back to where they came from. With `moves_to` they go to that partition of the same queue, as they are: `lives` are those of the rows
-    of each slice.
+    A redrive goes to that `incarnation` of its target; None: look it up, and report it. `instead`: the dead queue has changed to this one;
+    make sure that the target never takes the rows, and report `elsewhere`, or that it has taken them. No `reason`: the items do not die,
+    but return to their source. `moves_to`: they go unchanged to that partition of the same queue, with `lives` for the rows of each slice.
     """
 
     partition: int
@@ -276,9 +275,10 @@ class Transfer:
 
 
 class TransferEnd(NamedTuple):
-    """What became of an attempt at a transfer. Not `done`, and nothing else: it is tried again.
+    """Result of an attempt at a transfer. Neither `done` nor anything else: it is retried.
 
-    `nowhere`: its target is no more. `elsewhere`: the old target never takes it, and that queue is to. `bound`: the target's incarnation.
+    `nowhere`: its target no longer exists. `elsewhere`: the old target never takes it, and that queue is to. `bound`: the target's
+    incarnation.
     """
 
     done: bool = False
@@ -289,7 +289,7 @@ class TransferEnd(NamedTuple):
 
 @dataclass(slots=True)
 class Forward:
-    """Ask the owner of that partition, which is not served here, to take the ticket's items by an intent, and report `forwarded`."""
+    """Effect: ask the remote owner of that partition to take the ticket's items by an intent, and report `forwarded`."""
 
     ticket: Ticket
     partition: int
@@ -298,7 +298,7 @@ class Forward:
 
 @dataclass(slots=True)
 class Fault:
-    """A mistake of ours met while a partition worked: to be logged. The partition is loaded anew."""
+    """Effect: log an internal error in a partition's work. The partition is loaded anew."""
 
     partition: int
     error: Exception

@@ -1,3 +1,3 @@
-"""Rebalances: from the partitions a queue has to those it is to have, step by step."""
+"""Rebalances: the plan and the step machine that take a queue from its current partitions to the requested ones."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rebalance is to do: from the partitions that there are to those that are wanted, with the fewest made and drained."""
+"""Planning of a rebalance: from the current partitions to the requested ones, with the fewest created and drained."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from sluiceway.model.rebalance import NewPartition, Plan
 
 
 def plan(record: QueueRecord, requested: int, affinities: Mapping[str, float]) -> Plan:
-    """The plan that gives the queue `requested` partitions (1 at least), divided among the backends by their affinities.
+    """Return the plan that gives the queue `requested` partitions (at least 1), divided among the backends by their affinities.
 
-    Each backend keeps as many as it is to have of those that it has, those with the lowest numbers, so no plan with that division makes or
-    drains fewer. A backend that is not among the `affinities` keeps none. The same in every process. Raises `invalid_request`.
+    Each backend keeps as many of its partitions as its share allows, lowest numbers first, so no plan with that division creates or drains
+    fewer. A backend missing from `affinities` keeps none. Deterministic across processes. Raises `invalid_request`.
     """
     if not 1 <= requested <= MAX_PARTITIONS:
         raise invalid("requested_partitions", f"expected 1 to {MAX_PARTITIONS}")
@@ -35,7 +35,8 @@ def plan(record: QueueRecord, requested: int, affinities: Mapping[str, float]) -
 
 
 def _parents(drains: Sequence[int], new: int) -> list[tuple[int, ...]]:
-    """Divide the drained ones among the new ones: each has a replacement, and each replacement a parent, if there are any."""
+    """Divide the drained partitions among the new ones: each gets a replacement, and each replacement at least one parent if any is
+    drained."""
     if not drains or not new:
         return [()] * new
     if len(drains) >= new:

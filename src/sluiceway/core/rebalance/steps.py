@@ -1,24 +1,24 @@
-"""What a rebalance does next: its steps, as a pure machine over its record, its queue's record, and what was heard since it was taken up.
+"""Step machine of a rebalance: a pure function of its record, its queue's record, and the answers heard since a coordinator took it up.
 
-A coordinator does what `change` says, if it says anything, and otherwise what `asks` says, and tells `Heard` what it was answered. Every
-change is one commit of both records as they were when it was decided; `Heard` is forgotten with each that begins a step. Nothing else is
-remembered, so whoever reads the two records can go on, and what is then asked again does no harm: requests carry the queue's `cursor`,
-which each change of what partitions and slots are for raises.
+The coordinator commits what `change` returns, if anything; otherwise it sends what `asks` returns and reports the answers to `Heard`. Every
+change is one commit of both records, conditional on the versions it was decided from; each change that begins a step resets `Heard`. There
+is no other memory, so any coordinator can continue from the two records. Repeated requests are harmless: each carries the queue's `cursor`,
+which rises with every change in what partitions and slots are for.
 
-Why nothing is lost:
+Why no item or key is lost:
 
-* Until a partition is shut, durably, it may take items, whatever its record says. Only after `shut` are others asked to take over its keys
+* Until a partition is durably shut it may take items, whatever its record says. Only after `shut` are others asked to take over its keys
   or, for a queue that keeps its order, to take items.
-* A partition is removed by a commit that follows its seal, and it is sealed in the transaction that finds it empty. What is sealed under
-  a cursor is opened again by a cancellation only, under a higher one, while its record is still there. Not sealed are those that a
-  rebalance made and did not flip: nothing was ever to be put into them, by any record.
-* Items are moved only to partitions that stay: those are removed by a later rebalance, which begins when this one has ended, and so when
-  nothing is on its way any more. A cancellation removes partitions that were moved to: it first has those that it opens again, under
-  its own cursor, say that nothing of theirs is on its way; from then on what an earlier coordinator asks is refused there.
-* What a partition has answered as the target of intents (`core.keys`) it hands over to the homes of these keys, durably, before it can be
-  sealed. It takes nothing more from intents since it was shut. So a home whose intent names a partition that is no more knows that it had
-  nothing.
-* The homes of slots change in the record after the new ones have the keys, durably, and the former ones have closed the slots, durably.
+* A partition is removed by a commit that follows its seal, and it is sealed in the transaction that finds it empty. Only a cancellation
+  reopens a sealed partition: under a higher cursor, while its record still exists. Partitions that a rebalance created and did not flip are
+  removed unsealed: no record ever allowed items in them.
+* Items move only to partitions that stay. Those can be removed only by a later rebalance, which begins after this one has ended, when
+  nothing is in transit any more. A cancellation does remove partitions that were moved to: it first has the reopened partitions confirm,
+  under its own cursor, that none of their items is in transit; from then on they refuse requests of earlier coordinators.
+* What a partition has answered as the target of intents (`core.partition.idempotency_keys`) it hands over to the homes of these keys,
+  durably, before it can be sealed. It accepts nothing more from intents once it is shut. So a home whose intent names a removed partition
+  knows that it had nothing.
+* The homes of slots change in the record after the new homes hold the keys durably and the former ones have closed the slots durably.
 """
 
 from __future__ import annotations
@@ -39,20 +39,21 @@ from sluiceway.model.queue import MOVING, PartitionRecord, QueueRecord
 from sluiceway.model.rebalance import Plan, Rebalance, StepDone
 
 ASK_TIMEOUT: Millis = 5_000
-"""How long one request may take before it is made again."""
+"""Timeout of one request, after which it is repeated."""
 MOVE_ITEMS = 2_000
-"""Items of one move: few enough that the calls of clients do not notice it, many enough that a move costs little for each."""
+"""Items per move: few enough not to disturb client calls, many enough to amortise the cost of a move."""
 SOON: Millis = 20
 LATE: Millis = 1_000
-"""How long a drain waits before it looks again: SOON after something has changed, and twice as long each time, LATE at most."""
+"""Delay before a drain is checked again: SOON after a change, then doubled each time up to LATE."""
 MAX_COUNTED = 1_000
-"""A drain that has more items than this, and leaves them to consumers, looks again after LATE."""
+"""A drain with more items than this that leaves them to consumers is checked again after LATE."""
 
 
 class Change(NamedTuple):
-    """A commit: the records as they are to be, partitions that get owners by it, those that are gone by it, and what to note of it.
+    """A commit: the new records, the partitions that get owners by it, the partitions it removes, and the step to note.
 
-    `record` None: the queue's stays as it is. `step`: what is done by it; None: nothing but what the rebalance's record says of itself.
+    `record` None: the queue's record stays. `step`: the step that this commit does, or does a part of; None: only the rebalance's own
+    record changes.
     """
 
     record: QueueRecord | None
@@ -63,7 +64,7 @@ class Change(NamedTuple):
 
 
 class AskFor(NamedTuple):
-    """Ask the partition's owner that, after so long."""
+    """A request to the partition's owner, to be sent after `delay`."""
 
     partition: int
     request: Shut | GiveKeys | TakeKeys | HandOverKeys | MoveOut
@@ -72,30 +73,31 @@ class AskFor(NamedTuple):
 
 @dataclass
 class Look:
-    """What is known of a partition that is drained."""
+    """State of one drained partition, as last reported."""
 
     counts: Shutted | None = None
     delay: Millis = 0
     move: bool = False
-    """There is something to be moved, and then looked at again."""
+    """Items remain to be moved before the next check."""
 
 
 @dataclass
 class Heard:
-    """What was answered in the present step."""
+    """Answers received in the current step."""
 
     shut: dict[int, Shutted] = field(default_factory=dict)
     given: dict[int, KeysGiven] = field(default_factory=dict)
     taken: set[int] = field(default_factory=set)
     looks: dict[int, Look] = field(default_factory=dict)
     moved: int = 0
-    """Items that have arrived."""
+    """Items that have arrived at their targets."""
     too_many: bool = False
-    """A former home remembers more than can be said at once."""
+    """A former home holds more keys than fit into one answer."""
     waiting: dict[int, int] = field(default_factory=dict)
-    """The waiting items of partitions, as far as they are known; the coordinator counts them before it moves any."""
+    """Waiting items by partition, as far as known; the coordinator counts them before it moves any."""
 
     def hear(self, ask: AskFor, answer: Any) -> None:
+        """Record the answer to `ask`."""
         request = ask.request
         if isinstance(request, Shut):
             self._hear_shut(request, answer)
@@ -109,7 +111,7 @@ class Heard:
             self._hear_moved(request, answer)
 
     def refuse(self, ask: AskFor, error: SluicewayError) -> bool:
-        """Whether the machine has something to say to that error; otherwise the request is to be made again."""
+        """Return whether the machine handles that error itself; otherwise the request is to be repeated."""
         if isinstance(ask.request, GiveKeys) and error.code == "too_many_items" and len(ask.request.slots) > 1:
             self.too_many = True
             return True
@@ -133,11 +135,11 @@ class Heard:
             look.delay = 0
 
 
-# ---- beginning and cancelling -------------------------------------------------------------------------------------
+# ---- start and cancellation ---------------------------------------------------------------------------------------
 
 
 def begin(record: QueueRecord, rebalance: Rebalance, plan: Plan, now: Millis) -> Change:
-    """Start that rebalance of the queue, which has none open: from now on it has the plan's new partitions, which nothing uses."""
+    """Start the rebalance: the queue, which has none open, gets the plan's new partitions, still unused."""
     new = tuple(PartitionRecord(each.partition, each.backend, "preparing", each.parents) for each in plan.creates)
     after = msgspec.structs.replace(
         record,
@@ -152,7 +154,7 @@ def begin(record: QueueRecord, rebalance: Rebalance, plan: Plan, now: Millis) ->
 
 
 def cancelled(record: QueueRecord | None, rebalance: Rebalance, now: Millis) -> Change:
-    """Turn it round: what it made is drained, and what it drains goes on. Before the flip it is ended at once. Raises `not_cancellable`."""
+    """Reverse the rebalance: drain what it created and keep what it drains. Before the flip it ends at once. Raises `not_cancellable`."""
     if rebalance.state == "waiting":
         return Change(None, _ended(rebalance, "cancelled", now))
     _check_cancellable(rebalance)
@@ -167,7 +169,7 @@ def cancelled(record: QueueRecord | None, rebalance: Rebalance, now: Millis) -> 
         return Change(without, _ended(rebalance, "cancelled", now), removed=unused)
     back = Plan(drains=tuple(each.partition for each in plan.creates), keeps=plan.keeps, reopens=plan.drains)
     turned = msgspec.structs.replace(rebalance, state="cancelling", step="flip", plan=back, updated_at=now, problem="", retries=0)
-    # The queue's record is put as well: so all instances hear of it, and nothing that was decided before can be committed.
+    # Put the queue's record as well: every instance sees the change, and no commit decided before it can succeed.
     return Change(msgspec.structs.replace(record, updated_at=now), turned)
 
 
@@ -186,12 +188,12 @@ def _check_cancellable(rebalance: Rebalance) -> None:
 
 
 def failed(rebalance: Rebalance, problem: str, now: Millis) -> Change:
-    """It cannot go on, ever."""
+    """End the rebalance as failed: it can never continue."""
     return Change(None, msgspec.structs.replace(_ended(rebalance, "failed", now), problem=problem))
 
 
 def nothing_to_do(rebalance: Rebalance, now: Millis) -> Change:
-    """Its turn has come, and everything is as it is wanted."""
+    """End the rebalance as done: its turn has come, and the partitions are already as requested."""
     return Change(None, _ended(rebalance, "done", now))
 
 
@@ -199,11 +201,11 @@ def _ended(rebalance: Rebalance, state: RebalanceState, now: Millis) -> Rebalanc
     return msgspec.structs.replace(rebalance, state=state, step="finish", ended_at=now, updated_at=now, problem="")
 
 
-# ---- what to commit -----------------------------------------------------------------------------------------------
+# ---- commits ------------------------------------------------------------------------------------------------------
 
 
 def change(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, by: str) -> Change | None:
-    """What there is to be committed now; None: nothing before more was heard."""
+    """Return the commit to make now; None until more answers have come."""
     step = rebalance.step
     if step == "create":
         return _created(rebalance, record, heard, now, by)
@@ -222,7 +224,7 @@ def change(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis,
 def _step(
     rebalance: Rebalance, after: Rebalance, record: QueueRecord | None, now: Millis, by: str, *, removed: Sequence[PartitionRecord] = ()
 ) -> Change:
-    """The change that does the present step, or a part of it: it is noted as done."""
+    """The change that completes the current step, or a part of it, and notes that."""
     noted: list[StepDone] = [StepDone(rebalance.step, now, by, each.partition) for each in removed]
     if rebalance.step != after.step or not after.is_open:
         noted.append(StepDone(rebalance.step, now, by))
@@ -250,7 +252,7 @@ def _flip(rebalance: Rebalance, record: QueueRecord, now: Millis, by: str) -> Ch
     partitions = tuple(msgspec.structs.replace(each, state=states.get(each.partition, each.state)) for each in record.partitions)
     homes = homes_of(rebalance, record)
     if rebalance.state == "cancelling":
-        # As it was: those who were homes are all there.
+        # Restore the former homes: they all still exist.
         slots = rebalance.homes
     else:
         slots = spread(homes, [each.partition for each in partitions if each.partition not in plan.drains])
@@ -263,7 +265,7 @@ def _flip(rebalance: Rebalance, record: QueueRecord, now: Millis, by: str) -> Ch
 
 
 def homes_of(rebalance: Rebalance, record: QueueRecord) -> tuple[int, ...]:
-    """Who remembers the keys of each slot, also of those that are MOVING."""
+    """The partition that remembers the keys of each slot, also for slots that are MOVING."""
     if not rebalance.homes:
         return record.slots
     return tuple(before if home == MOVING else home for home, before in zip(record.slots, rebalance.homes, strict=True))
@@ -273,7 +275,7 @@ def _shut(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, 
     plan = rebalance.plan
     if not (all(_is_shut(heard, number) for number in plan.drains) and all(_is_open(heard, number) for number in plan.reopens)):
         return None
-    # From now on there come none but those that are scheduled or leased already.
+    # From now on only items already scheduled or leased can still appear.
     items = sum(heard.shut[number].left for number in plan.drains)
     return _step(rebalance, msgspec.structs.replace(rebalance, step="keys", items=items), record, now, by)
 
@@ -283,7 +285,7 @@ def _is_shut(heard: Heard, number: int) -> bool:
 
 
 def _is_open(heard: Heard, number: int) -> bool:
-    """It takes items again, and nothing of it is on its way to a partition that is about to be removed, nor will be."""
+    """Whether the partition takes items again and nothing of it is, or will be, in transit to a partition about to be removed."""
     return number in heard.shut and heard.shut[number].shutting == "open" and not heard.shut[number].moving
 
 
@@ -291,7 +293,7 @@ def _keys(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, 
     slots = _slots_now(rebalance, record)
     if heard.too_many or _are_too_many(rebalance, slots, heard):
         fewer = msgspec.structs.replace(rebalance, slots_at_once=-(-len(slots) // 2), updated_at=now)
-        # Under a new cursor: a home that has taken all of them, unheard of, must not take the half for a repetition.
+        # Under a new cursor: a home whose answer to the full set was lost must not take the half for a repetition.
         return Change(msgspec.structs.replace(record, cursor=record.cursor + 1, updated_at=now), fewer)
     if slots and not heard.taken >= {rebalance.slots[place] for place in slots}:
         return None
@@ -307,14 +309,14 @@ def _keys(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Millis, 
 
 
 def _in_use(plan: Plan, each: PartitionRecord) -> PartitionRecord:
-    """A new partition of a queue that keeps its order: it takes items, and gives out none while its parents are there."""
+    """Put a new partition of an ordered queue into use: it takes items, and gives out none while its parents exist."""
     if each.partition in plan.drains:
         return each
     return msgspec.structs.replace(each, state="available", after=each.parents)
 
 
 def _slots_now(rebalance: Rebalance, record: QueueRecord) -> tuple[int, ...]:
-    """The slots that are handed over next. Those that stay with their homes go first, and by themselves: there is nothing to be said."""
+    """The slots to hand over next. Slots that stay with their homes go first and alone: they carry no keys."""
     moving = [place for place, home in enumerate(record.slots) if home == MOVING]
     stay = tuple(place for place in moving if rebalance.homes[place] == rebalance.slots[place])
     return stay or tuple(moving[: rebalance.slots_at_once or None])
@@ -330,7 +332,7 @@ def _size(keys: Mapping[str, bytes]) -> int:
 
 
 def _keys_for(rebalance: Rebalance, slots: Sequence[int], heard: Heard, taker: int) -> dict[str, bytes]:
-    """What was given for those of the slots that get this home."""
+    """The keys given for those slots that move to the home `taker`."""
     mine = {place for place in slots if rebalance.slots[place] == taker}
     found: dict[str, bytes] = {}
     for given in heard.given.values():
@@ -353,15 +355,15 @@ def _drained(rebalance: Rebalance, record: QueueRecord, heard: Heard, now: Milli
 
 
 def progress(rebalance: Rebalance, heard: Heard) -> Rebalance:
-    """With what has arrived, which is in it from then on: once that is committed, `heard.moved` has to be less by so many."""
+    """The rebalance with the arrived items counted in; once that is committed, the caller subtracts them from `heard.moved`."""
     return msgspec.structs.replace(rebalance, moved=rebalance.moved + heard.moved)
 
 
-# ---- what to ask --------------------------------------------------------------------------------------------------
+# ---- requests to partitions ---------------------------------------------------------------------------------------
 
 
 def asks(rebalance: Rebalance, record: QueueRecord, heard: Heard) -> list[AskFor]:
-    """What is to be asked now, of each partition one thing at most; all of it may be asked at once."""
+    """Return the requests to send now, at most one per partition; all may be sent concurrently."""
     plan, cursor = rebalance.plan, record.cursor
     if rebalance.step == "create":
         new = [each.partition for each in plan.creates if each.partition not in heard.shut]
@@ -411,13 +413,13 @@ def _by_home(homes: Sequence[int], slots: Sequence[int]) -> dict[int, tuple[int,
 
 
 def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: Heard, each: PartitionRecord) -> AskFor:
-    """Look whether it is empty, and seal it if so; between two looks move what is to be moved."""
+    """Check whether the partition is empty, and seal it if so; between two checks move items where the mode calls for it."""
     number, look = each.partition, heard.looks.get(each.partition)
     if look is None or look.counts is None:
         return _shutting(number, "sealed", record.cursor)
     counts = look.counts
     if not counts.left and counts.keys:
-        # Nothing else keeps it from being sealed.
+        # Only these keys still keep it from being sealed.
         return AskFor(number, HandOverKeys(number, record.cursor, ASK_TIMEOUT))
     copies = rebalance.drain == "copy" and not rebalance.plan.in_order
     target = _target(record, heard, number)
@@ -429,7 +431,7 @@ def _ask_drain(rebalance: Rebalance, record: QueueRecord, heard: Heard, each: Pa
 
 
 def _target(record: QueueRecord, heard: Heard, number: int) -> int | None:
-    """Where its items go: to the emptiest of those that take its place, or else of those that stay."""
+    """Target of moved items: the emptiest replacement of the partition, or else the emptiest partition that stays."""
     able = [each for each in record.partitions if each.state == "available"]
     heirs = [each for each in able if number in each.parents]
     return min((each.partition for each in heirs or able), key=lambda other: (heard.waiting.get(other, 0), other), default=None)

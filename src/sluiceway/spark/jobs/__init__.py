@@ -1,4 +1,4 @@
-"""Whole jobs around a queue, which can be started again after a crash: `docs/jobs.md` describes them."""
+"""Complete jobs around a queue, restartable after a crash: see `docs/jobs.md`."""
 
 from __future__ import annotations
 

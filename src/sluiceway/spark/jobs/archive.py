@@ -1,8 +1,8 @@
-"""The job `archive`: a queue → Parquet by day, each item once.
+"""The job `archive`: moves a queue's items to Parquet by day, each once.
 
-What makes it exact: a batch owns one folder, named by the checkpoint and the batch's number. It is written aside, read back and compared
-with what came from the queue, renamed, and gets its manifest. Only then does Spark commit the batch, and only then are its items completed.
-A driver that is killed before that reads exactly the same items again, and puts them into the same folder.
+Exactness: a batch owns one folder, named by the checkpoint and the batch's number. It is written aside, read back and compared with what
+came from the queue, renamed, and gets its manifest. Only then does Spark commit the batch, and only then are its items completed. A driver
+killed before that reads exactly the same items again, and puts them into the same folder.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _HOUR = 3_600_000
 
 
 class _Sum(msgspec.Struct, frozen=True):
-    """Of some items, whatever their order: how many, and the sum of their hashes."""
+    """Order-independent checksum of items: their number, and the sum of their hashes."""
 
     items: int
     hashes: int
@@ -62,12 +62,12 @@ def archive(
     tell: Tell = unheard,
     stop: Stop = never,
 ) -> Followed:
-    """Move the queue's items into Parquet files under the folder `to`, by day (or hour) at which they were enqueued, in UTC.
+    """Move the queue's items into Parquet files under the folder `to`, by the day (or hour) of their produce, in UTC.
 
-    Until `stop` says so; with `once`, as many as are ready. An item is in the archive once, or in the queue still, whatever is killed
-    in between, if the job is started again with the same checkpoint within `hold_for`. Every machine of Spark must see both folders under
-    these paths. A batch that was cut off is not counted: the next run does that. Raises `invalid_request` for a folder that is no archive,
-    and for a checkpoint that is of something else.
+    Runs until `stop` says so; with `once`, until what is ready is done. After any crash, an item is in the archive once, or still in the
+    queue, if the job is restarted with the same checkpoint within `hold_for`. Every machine of Spark must see both folders under these
+    paths. An interrupted batch is counted by the next run. Raises `invalid_request` for a folder that is not an archive, and for a
+    checkpoint of something else.
     """
     options = place.options(consumer=consumer, maxItemsPerTrigger=max_items, holdFor=hold_for)
     source_options(options)
@@ -86,16 +86,16 @@ def archive(
 
 
 class _Keeper:
-    """Puts batches into the archive. `kept` has how many items were in each of this run, by the batch's number."""
+    """Puts batches into the archive. `kept`: number of items by batch number, for this run."""
 
     def __init__(self, spark: SparkSession, root: Path, writer: str, queue: str, division: tuple[str, ...]) -> None:
         self.kept: dict[int, int] = {}
         self._spark, self._root, self._writer, self._queue, self._division = spark, root, writer, queue, division
 
     def keep(self, batch: DataFrame, number: int) -> None:
-        """Returns when the batch is in the archive, durable and compared with what was read."""
+        """Put the batch into the archive. Returns when it is durable and compared with what was read."""
         location = Location(self._root, self._writer, number)
-        # The lease is none of the item's columns: it is gone when the batch is.
+        # The lease is no column of the item: it ends with the batch.
         items = batch.drop("lease_id")
         manifest = read_manifest(location)
         if manifest is None or not self._has(manifest, items, location):
@@ -103,7 +103,7 @@ class _Keeper:
         self.kept[number] = manifest.items
 
     def _has(self, manifest: Manifest, items: DataFrame, location: Location) -> bool:
-        """Whether the batch is there already, whole. Raises `invalid_request` if other items are there: they may be nowhere else."""
+        """Whether the batch exists already, whole. Raises `invalid_request` if other items are there: they may exist nowhere else."""
         read = _sum_of(items)
         if (manifest.items, manifest.digest) != (read.items, str(read.hashes)):
             raise invalid("checkpoint", f"batch {location.name} is in the archive with other items; take a new checkpoint")
@@ -112,7 +112,7 @@ class _Keeper:
     def _write(self, items: DataFrame, location: Location) -> Manifest:
         shutil.rmtree(location.aside, ignore_errors=True)
         seen = Observation()
-        # Hours since 1970, so that no session's time zone matters.
+        # Hours since 1970, so that the session's time zone is irrelevant.
         hours = F.floor(F.unix_millis("enqueued_at") / _HOUR)
         folders = {
             "day": F.date_from_unix_date(F.floor(hours / 24).cast("int")).cast("string"),
@@ -137,7 +137,7 @@ class _Keeper:
         return manifest
 
     def _on_disk(self, folder: Path, schema: StructType) -> tuple[dict[str, Span], _Sum]:
-        """What the files have, read back."""
+        """Spans and checksum of the files, read back."""
         columns = [*_sum_columns(schema), F.min("offset").alias("first"), F.max("offset").alias("last")]
         stored = self._spark.read.schema(schema).parquet(str(folder))
         found = {row["partition"]: row.asDict() for row in stored.groupBy("partition").agg(*columns).collect()}
@@ -154,10 +154,10 @@ def _to_sum(found: Mapping[str, object]) -> _Sum:
 
 
 def _sum_columns(schema: StructType) -> list[Column]:
-    """A null is hashed as nothing at all, so beside each column stands whether it is one."""
+    """Columns of the checksum. Nulls do not affect a hash, so each column is accompanied by its null flag."""
     parts: list[Column] = []
     for field in schema.fields:
         column = F.map_entries(field.name) if isinstance(field.dataType, MapType) else F.col(field.name)
         parts += [column, column.isNull()]
-    # As decimals: many hashes are more than a bigint holds.
+    # As decimals: the sum of many hashes overflows a bigint.
     return [F.count(F.lit(1)).alias("items"), F.sum(F.xxhash64(*parts).cast("decimal(20,0)")).alias("hashes")]

@@ -1,11 +1,11 @@
-"""An archive on disk: where a batch lies, what its manifest says, how it comes to be there at once, and whether it still is.
+"""Files of an archive: layout of the batches, manifests, atomic publication, and verification.
 
-    DIR/_archive.json                                 how it is divided
+    DIR/_archive.json                                 its division
     DIR/batch=k3f09a7c-000000012/day=2026-01-31/…     a batch's Parquet files
     DIR/_batches/k3f09a7c-000000012.json              its manifest
-    DIR/_writing/                                     what is not a batch yet
+    DIR/_writing/                                     batches being written
 
-A batch is one folder, so one rename makes all of it visible. Readers of Parquet pass over names that begin with `_`.
+A batch is one folder, so one rename makes all of it visible. Parquet readers ignore names that begin with `_`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from sluiceway.adapters.disk import make_directory, sync_directory, write_durabl
 from sluiceway.kernel.errors import SluicewayError, invalid
 
 DIVISIONS = {"day": ("day",), "hour": ("day", "hour")}
-"""What an archive may be divided by, and the folders that this makes."""
+"""Possible divisions of an archive, and their folders."""
 
 _ABOUT, _MANIFESTS, _WRITING = "_archive.json", "_batches", "_writing"
 _MANIFEST = re.compile(r"([0-9a-z]{8})-([0-9]{9})")
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Of one partition of the queue: how many items, and the first and last offset among them."""
+    """Items of one partition of the queue: their number, and the first and last offset."""
 
     items: int
     first: int
@@ -41,7 +41,7 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """`path` is within the batch's folder."""
+    """A data file; `path` is relative to the batch's folder."""
 
     path: str
     items: int
@@ -50,7 +50,7 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """One batch. `digest` is over the items, whatever their order and the files they are in."""
+    """Manifest of one batch. `digest` is over the items, independent of their order and files."""
 
     batch: str
     queue: str
@@ -65,7 +65,7 @@ class _About(msgspec.Struct, frozen=True):
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """`what` is wrong with that batch. `path` is within the archive."""
+    """A fault of that batch. `path` is relative to the archive."""
 
     batch: str
     path: str
@@ -73,7 +73,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 class Verified(msgspec.Struct):
-    """What a whole archive has, and what is wrong with it."""
+    """Contents and faults of a whole archive."""
 
     batches: int = 0
     files: int = 0
@@ -84,7 +84,7 @@ class Verified(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where one batch of an archive lies. `writer` is the checkpoint's, `number` is Spark's."""
+    """Location of one batch in an archive. `writer` is the checkpoint's name, `number` Spark's batch number."""
 
     root: Path
     writer: str
@@ -108,7 +108,7 @@ class Location:
 
 
 def open_archive(root: Path, by: str) -> None:
-    """Make the archive, or check that it is one that is divided so. Raises `invalid_request`."""
+    """Create the archive, or check that the existing one has this division. Raises `invalid_request`."""
     if by not in DIVISIONS:
         raise invalid("by", f"{by!r} is not one of {', '.join(DIVISIONS)}")
     about = root / _ABOUT
@@ -125,7 +125,7 @@ def open_archive(root: Path, by: str) -> None:
 
 
 def tidy(folder: Path) -> list[DataFile]:
-    """Give the files that Spark wrote names that every run gives them, make them durable, and take them down. Nothing else stays."""
+    """Rename Spark's files to names that are the same in every run, make them durable, and list them. Removes all other files."""
     for extra in [path for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]:
         extra.unlink()
     files: list[DataFile] = []
@@ -141,9 +141,9 @@ def tidy(folder: Path) -> list[DataFile]:
 
 
 def publish(location: Location) -> None:
-    """Make what was written aside the batch. What an earlier run of the same batch left there is replaced."""
+    """Turn the written folder into the batch, replacing one left by an earlier run of the same batch."""
     if location.folder.exists():
-        # Into the folder that nobody reads, because a folder is not removed in one step.
+        # Into the hidden folder first, since removing a folder is not atomic.
         gone = location.aside.with_name(f"{location.name}.replaced")
         shutil.rmtree(gone, ignore_errors=True)
         location.folder.rename(gone)
@@ -158,7 +158,7 @@ def write_manifest(location: Location, manifest: Manifest) -> None:
 
 
 def read_manifest(location: Location) -> Manifest | None:
-    """None: there is none, or it cannot be read."""
+    """The batch's manifest; None if it is missing or unreadable."""
     try:
         return msgspec.json.decode(location.manifest.read_bytes(), type=Manifest)
     except (OSError, msgspec.DecodeError):
@@ -166,15 +166,15 @@ def read_manifest(location: Location) -> Manifest | None:
 
 
 def is_whole(location: Location, manifest: Manifest) -> bool:
-    """Whether the batch's files are those of the manifest, byte for byte."""
+    """Whether the batch's files match the manifest, byte for byte."""
     return not any(_faults(location, manifest))
 
 
 def verify(to: str | Path) -> Verified:
-    """Check every file of an archive against its batch's manifest. Needs no Spark and no server, and changes nothing.
+    """Check every file of an archive against its batch's manifest. Needs neither Spark nor a server, and changes nothing.
 
-    Finds files that are missing, changed or foreign, manifests that are damaged, and batches that are missing though a later one of the
-    same checkpoint is there. Raises `invalid_request` if there is no archive.
+    Finds missing, changed or foreign files, damaged manifests, and missing batches followed by a later one of the same checkpoint. Raises
+    `invalid_request` if there is no archive.
     """
     root = Path(to).expanduser().absolute()
     _about(root)
@@ -213,7 +213,7 @@ def _location(root: Path, name: str) -> Location | None:
 
 
 def _without_manifest(root: Path, numbers: Mapping[str, set[int]]) -> Iterator[Problem]:
-    """Folders that no manifest speaks of, and numbers that are left out."""
+    """Folders without a manifest, and gaps in the numbers."""
     folders = {path.name.removeprefix("batch="): path for path in root.glob("batch=*")}
     for name, path in sorted(folders.items()):
         location = _location(root, name)
@@ -231,7 +231,7 @@ def _without_manifest(root: Path, numbers: Mapping[str, set[int]]) -> Iterator[P
 
 
 def _faults(location: Location, manifest: Manifest) -> Iterator[Problem]:
-    """What differs between a batch's folder and its manifest."""
+    """Differences between a batch's folder and its manifest."""
     there = {str(path.relative_to(location.folder)) for path in location.folder.rglob("*") if path.is_file()}
     for file in manifest.files:
         path = location.folder / file.path

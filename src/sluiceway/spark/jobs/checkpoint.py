@@ -1,4 +1,4 @@
-"""What a job notes in its checkpoint's folder: whose it is, and a name that stays as long as the checkpoint does."""
+"""Job mark in a checkpoint's folder: the job it belongs to, and a name that lasts as long as the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
 
 def local_path(path: str | Path, field: str) -> Path:
-    """A folder of this machine, or one that is mounted here. Raises `invalid_request` for the address of another file system."""
+    """A local or mounted folder. Raises `invalid_request` for the address of another file system."""
     text = str(path).removeprefix("file://")
     if "://" in text or not text:
         raise invalid(field, f"{text[:100]!r} is not a folder of this machine; renames must be atomic and durable there, so mount it")
@@ -29,9 +29,9 @@ def local_path(path: str | Path, field: str) -> Path:
 
 
 def claim(checkpoint: Path, job: str, of: Mapping[str, str]) -> str:
-    """The checkpoint's name, made at its first use. What is written under it can be told from what other checkpoints write.
+    """Return the checkpoint's name, created at its first use. Writes under it are distinguishable from those of other checkpoints.
 
-    Raises `invalid_request` if the folder is another job's, or this job's with anything else in `of`.
+    Raises `invalid_request` if the folder belongs to another job, or to this job with different values in `of`.
     """
     path = checkpoint / _MARK
     try:
@@ -53,5 +53,5 @@ def claim(checkpoint: Path, job: str, of: Mapping[str, str]) -> str:
 
 
 def last_committed(checkpoint: Path) -> int:
-    """The last batch that Spark has in its commit log, -1 if there is none: what came later runs again at the next start."""
+    """The last batch in Spark's commit log, -1 if there is none: later ones run again at the next start."""
     return max((int(path.name) for path in (checkpoint / "commits").glob("[0-9]*") if path.name.isdigit()), default=-1)

@@ -1,4 +1,4 @@
-"""What the jobs share: which queue, how far it is, and how a streaming query is followed to its end."""
+"""Helpers shared by the jobs: the queue, progress, and following a streaming query to its end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sluiceway.spark.options import Server, server_options
 from sluiceway.spark.spark_errors import translated
 
 _GLANCE = 0.2
-"""Seconds between two looks at a query."""
+"""Seconds between two checks of a query."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,18 +31,18 @@ class Place:
     request_timeout: str = "2m"
 
     def options(self, **more: object) -> dict[str, str]:
-        """For `.options(...)` of a reader or writer. What is empty or None is left out."""
+        """Options for `.options(...)` of a reader or writer, without empty ones and None."""
         given = {"apiKey": self.api_key, "caFile": self.ca_file, **more}
         mine = {"url": self.url, "queue": self.queue, "requestTimeout": self.request_timeout}
         return mine | {name: str(value) for name, value in given.items() if value not in ("", None)}
 
     def server(self) -> Server:
-        """Raises `invalid_request` that names what is at fault."""
+        """The server's options. Raises `invalid_request` that names the one at fault."""
         return server_options(self.options())
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a job is: `items` of this run, and which batch it has done last, or how many of its tasks."""
+    """Progress of a job: the `items` of this run, and the last finished batch, or the number of finished tasks."""
 
     job: str
     items: int = 0
@@ -56,7 +56,7 @@ Stop = Callable[[], bool]
 
 
 class Followed(msgspec.Struct, frozen=True):
-    """What a query did in this run. `stopped`: it was asked to end, so more may be there."""
+    """Result of a query's run. `stopped`: it was asked to end, so more may be waiting."""
 
     items: int
     batches: int
@@ -68,16 +68,16 @@ def never() -> bool:
 
 
 def unheard(progress: Progress) -> None:
-    """Whoever does not ask is told nothing."""
+    """The default `tell`: ignore progress."""
 
 
 def rows_read(progress: StreamingQueryProgress) -> int:
-    """The rows of a batch, of a query that reads each once."""
+    """The rows of a batch, for a query that reads each once."""
     return int(progress.numInputRows)
 
 
 def items_leased(progress: StreamingQueryProgress) -> int:
-    """The items of a batch of our stream source, however often its rows were read."""
+    """The items of a batch of the Sluiceway stream source, however often its rows were read."""
     if not progress.numInputRows:
         return 0
     offset = json.loads(progress.sources[0].endOffset)
@@ -91,9 +91,9 @@ def follow(
     stop: Stop = never,
     count: Callable[[StreamingQueryProgress], int] = rows_read,
 ) -> Followed:
-    """Until the query has ended, or is stopped because `stop` says so. Raises what it ended with, as `translated` puts it.
+    """Follow the query until it ends, or stop it when `stop` says so. Raises the query's error, as converted by `translated`.
 
-    `tell` is called after each batch that had something in it.
+    `tell` is called after each non-empty batch.
     """
     batches: dict[int, int] = {}
     asked = False
@@ -113,7 +113,7 @@ def follow(
             asked = stop()
         if asked:
             query.stop()
-            # Raises what it died of meanwhile, if it did.
+            # Raises the query's error, if it failed meanwhile.
             query.awaitTermination()
     except (PySparkException, Py4JJavaError) as error:
         raise translated(error) from error

@@ -1,7 +1,7 @@
-"""The job `copy`: what is ready in a queue goes to the queue's other partitions, or to another queue, as new items.
+"""The job `copy`: moves ready items to the queue's other partitions, or to another queue, as new items.
 
-What makes it exact: a batch that runs again has the same items, and the sink's chunks are keyed by the query, the batch and the task. Only
-when Spark has committed the batch are its items completed where they were.
+Exactness: a repeated batch has the same items, and the sink's chunks are keyed by query, batch and task. The items are completed at the
+source only after Spark has committed the batch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ DRAINING = "draining"
 
 
 class Copied(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of this run. `left` are ready still, in the partitions that were copied from; in draining ones also those that are
-    leased, by whomever.
-    """
+    """Result of this run. `left`: items still ready in the source partitions; in draining ones also items leased by any client."""
 
     items: int
     batches: int
@@ -51,17 +49,17 @@ def copy(
     tell: Tell = unheard,
     stop: Stop = never,
 ) -> Copied:
-    """Move what is ready in the queue's draining partitions to its open ones; with `to`, all that is ready to that queue, of any server.
+    """Move the ready items of the queue's draining partitions to its open ones; with `to`, all ready items to that queue, on any server.
 
-    Each item is there once, if a job that was killed is started again with the same checkpoint within `hold_for`. Ends when what was ready
-    is copied; with `follow`, when `stop` says so. Raises `invalid_request` for a queue of which no partition is draining, for one that
-    keeps its order or is a dead queue (without `to`), and for a `to` that is missing or is the queue itself.
+    Each item arrives once if a killed job is restarted with the same checkpoint within `hold_for`. Ends when what was ready is copied; with
+    `follow`, when `stop` says so. Raises `invalid_request` for a queue without draining partitions, for one that keeps its order or is a
+    dead queue (without `to`), and for a `to` that is missing or is the queue itself.
     """
     options = place.options(consumer=consumer, maxItemsPerTrigger=max_items, holdFor=hold_for, partitions=None if to else DRAINING)
     source_options(options)
     folder = local_path(checkpoint, "checkpoint")
     if to is None:
-        # Started again, it has leases to close, even where nothing is draining any more.
+        # A restart has leases to close, even when nothing is draining any more.
         source, goes_to = _checked_draining(place, begun=folder.exists()), "its open partitions"
     else:
         source, target = _checked_target(place, to)
@@ -80,7 +78,7 @@ def copy(
 
 
 def _checked_draining(place: Place, *, begun: bool) -> str:
-    """The queue's incarnation. Raises `invalid_request` for a queue whose draining partitions, or their absence, are not for this job."""
+    """The queue's incarnation. Raises `invalid_request` unless its draining partitions are suitable for this job."""
     client = Client(place.server())
     try:
         info = client.call("/v1/queues.info", {"queue_name": place.queue})
@@ -101,7 +99,7 @@ def _checked_draining(place: Place, *, begun: bool) -> str:
 
 
 def _whose_dead_queue(client: Client, queue: str) -> str | None:
-    """The first queue, among those that the key may see, whose dead items go there."""
+    """The first queue, among those visible to the key, that uses it as its dead queue."""
     more: dict[str, object] = {}
     while True:
         page = client.call("/v1/queues.list", {"limit": 1_000, **more})
@@ -114,9 +112,9 @@ def _whose_dead_queue(client: Client, queue: str) -> str | None:
 
 
 def _checked_target(place: Place, to: Place) -> tuple[str, str]:
-    """The incarnations of both: a server may have several addresses.
+    """The incarnations of both queues, which identify them even if a server has several addresses.
 
-    Raises `queue_not_found`, and `invalid_request` if it is the queue itself, or if the one server's key would go to the other.
+    Raises `queue_not_found`, and `invalid_request` if both are the same queue, or if one server's key would be sent to the other.
     """
     elsewhere = to.url.rstrip("/") != place.url.rstrip("/")
     if elsewhere and not to.api_key and not place.api_key and os.environ.get("SLUICEWAY_API_KEY"):
@@ -146,6 +144,6 @@ def _left(place: Place, *, draining: bool) -> int:
         client.close()
     parts = [part for logical in stats["logical_queues"] for part in logical["partitions"]]
     if draining:
-        # A rebalance waits for what is leased as well: it comes back, or is done.
+        # A rebalance waits for leased items as well: they come back, or are done.
         return sum((part.get("ready") or 0) + (part.get("total_leased") or 0) for part in parts if part["state"] == DRAINING)
     return sum(part.get("ready") or 0 for part in parts)

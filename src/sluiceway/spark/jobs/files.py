@@ -1,4 +1,4 @@
-"""Which files an input is, and of what format."""
+"""Input files of a job, and their format."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COMPRESSED = (".gz", ".bz2", ".zst")
 
 
 def files_of(given: str) -> list[Path]:
-    """The file, or all files in the folder, in the order of their names. Raises `invalid_request` if there are none."""
+    """The file, or all files in the folder, in order of name. Raises `invalid_request` if there are none."""
     path = Path(given).expanduser().absolute()
     if not path.exists():
         raise invalid("input", f"there is no file or folder {given}")
@@ -37,7 +37,7 @@ def files_of(given: str) -> list[Path]:
 
 
 def visible(folder: Path) -> Iterator[Path]:
-    """Files that Spark would read: names that begin with a dot or an underscore are nobody's data."""
+    """The files that Spark would read: names that begin with a dot or an underscore are ignored."""
     for entry in folder.iterdir():
         if entry.name.startswith((".", "_")):
             continue
@@ -48,7 +48,7 @@ def visible(folder: Path) -> Iterator[Path]:
 
 
 def format_of(files: Iterable[Path], what: str) -> str:
-    """The one format of all these, by their extensions. Raises `invalid_request` that says what was expected."""
+    """The common format of these files, by their extensions. Raises `invalid_request` that says what was expected."""
     formats = {_format(file): file for file in files}
     if None in formats:
         raise invalid(
@@ -61,7 +61,7 @@ def format_of(files: Iterable[Path], what: str) -> str:
 
 
 def check_lines(files: Iterable[Path]) -> None:
-    """One pretty-printed document would be taken for hundreds of malformed lines: `invalid_request`."""
+    """Raises `invalid_request` for a pretty-printed JSON document, which would be read as hundreds of malformed lines."""
     for file in files:
         if file.suffix.lower() in _COMPRESSED:
             continue
@@ -72,7 +72,7 @@ def check_lines(files: Iterable[Path]) -> None:
 
 
 def check_names(paths: Iterable[Path]) -> None:
-    """Spark takes a path for a pattern, here and there even an escaped one: `invalid_request` for what could be one."""
+    """Raises `invalid_request` for a path that contains pattern characters: Spark treats paths as patterns, in places even escaped ones."""
     for path in paths:
         if _PATTERN.search(str(path)):
             raise invalid("input", f"Spark cannot read {path}, which has one of {{ }} [ ] * ? \\ in it; give it another name")

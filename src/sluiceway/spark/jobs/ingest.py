@@ -1,4 +1,4 @@
-"""Files → queue: a keyed write of what is there, or a stream of what appears in a folder."""
+"""The job `ingest`: stores rows of files as items, by a keyed write of existing files, or a stream over a folder."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from sluiceway.spark.sink import BatchSink
 from sluiceway.spark.spark_errors import translated
 
 _GLANCE = 0.5
-"""Seconds between two looks at how many tasks are done."""
+"""Seconds between two checks of the finished tasks."""
 _FILES_OF_A_BATCH = 1_000
-"""Of a watched folder: so that one batch is not all that ever was in it."""
+"""Files per batch of a watched folder, so that the first batch is not everything that ever was in it."""
 
 _CUT = {
     "spark.sql.files.maxPartitionBytes": "16m",
@@ -43,11 +43,11 @@ _CUT = {
     "spark.sql.caseSensitive": "true",
     "spark.sql.streaming.schemaInference": "true",
 }
-"""All that decides which row is in which task, so that a repetition sends the same chunks however many cores it has."""
+"""All settings that decide how rows are divided into tasks, so that a repetition sends the same chunks on any number of cores."""
 
 
 class Ingested(msgspec.Struct, frozen=True, kw_only=True):
-    """What a load came to. Of `chunks`, `repeated` were stored already, by an earlier run."""
+    """Result of a load. Of `chunks`, `repeated` were stored already, by an earlier run."""
 
     write_id: str
     files: int
@@ -66,7 +66,7 @@ class _Task:
         try:
             written = self.sink.write(batches)
         except SluicewayError as error:
-            # Spark hands on the text alone.
+            # Spark forwards only the text.
             raise RuntimeError(_MARK + json.dumps([error.code, error.detail, error.field])) from None
         figures = (written.items, written.chunks, written.deduplicated)
         yield pa.RecordBatch.from_pydict({name: [value] for name, value in zip(_FIGURES, figures, strict=True)})
@@ -90,9 +90,9 @@ def ingest(
     announce: Callable[[str, int], None] | None = None,
     tell: Tell = unheard,
 ) -> Ingested:
-    """Store each row of the files as an item. The same call again adds nothing within the queue's `idempotency_window`.
+    """Store each row of the files as an item. Repeating the call adds nothing within the queue's `idempotency_window`.
 
-    `inputs` are files and folders of one format. `announce` is told the write id and the number of files before anything is stored. Raises
+    `inputs` are files and folders of one format. `announce` receives the write id and the number of files before anything is stored. Raises
     `invalid_request` if a file changes meanwhile; what was stored by then stays.
     """
     shape, options = shape or Shape(), dict(options or {})
@@ -140,9 +140,9 @@ def watch(
     tell: Tell = unheard,
     stop: Stop = never,
 ) -> Followed:
-    """Store each row of each file that is in the folder or appears in it, once, however often it is started again from its checkpoint.
+    """Store each row of each file in the folder, present or future, once, however often the job is restarted from its checkpoint.
 
-    `once`: end when all that is there now is stored; otherwise until `stop` says so.
+    `once`: end when everything present is stored; otherwise run until `stop` says so.
     """
     shape, options = shape or Shape(), dict(options or {})
     path = Path(folder).expanduser().absolute()
@@ -179,13 +179,13 @@ def _files(inputs: Sequence[str | Path]) -> list[Path]:
 
 
 def _based(inputs: Sequence[str | Path], format: str) -> dict[str, str]:
-    """So that Spark finds the columns that stand in the names of subfolders."""
+    """Options that let Spark find the partition columns in subfolder names."""
     folder = Path(inputs[0]).expanduser().absolute()
     return {"basePath": str(folder)} if format == PARQUET and len(inputs) == 1 and folder.is_dir() else {}
 
 
 def _look(files: Sequence[Path]) -> list[tuple[str, int, int]]:
-    """Path, size and time of each."""
+    """Path, size and modification time of each file."""
     found = []
     for file in files:
         try:
@@ -197,13 +197,13 @@ def _look(files: Sequence[Path]) -> list[tuple[str, int, int]]:
 
 
 def _write_id(files: Sequence[tuple[str, int, int]], format: str, options: Mapping[str, str], shape: Shape) -> str:
-    """The same for the same load, and for no other: all that decides its items, and their division into chunks, is in it."""
+    """The write id: identical for the same load and for no other, since it covers everything that decides its items and their chunks."""
     told = json.dumps([1, files, format, sorted(options.items()), shape.as_list(), sorted(_CUT.items())])
     return "ingest-" + hashlib.sha256(told.encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
 
 def _create(place: Place, partitions: int | None) -> None:
-    """A queue that is there stays as it is."""
+    """Create the queue; an existing one stays as it is."""
     client = Client(place.server())
     try:
         more = {} if partitions is None else {"requested_partitions": partitions}
@@ -216,7 +216,7 @@ def _create(place: Place, partitions: int | None) -> None:
 
 
 def _cutting(spark: SparkSession) -> SparkSession:
-    """A session of the same application that reads files as `_CUT` says, so that the caller's is left alone."""
+    """A session of the same application that reads files as `_CUT` says, without changing the caller's."""
     own = spark.newSession()
     for name, value in _CUT.items():
         own.conf.set(name, value)
@@ -226,7 +226,7 @@ def _cutting(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _tasks_told(spark: SparkSession, tell: Tell) -> Iterator[None]:
-    """Tell how many tasks of the job that is begun here are done, as long as this lasts."""
+    """Report the finished tasks of the job begun in this block."""
     context = spark.sparkContext
     group = uuid.uuid4().hex
     ended = threading.Event()
@@ -254,18 +254,18 @@ def _tell_tasks(spark: SparkSession, group: str, tell: Tell) -> None:
         jobs = [job for number in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(number)) is not None]
         stages = [stage for job in jobs for number in job.stageIds if (stage := tracker.getStageInfo(number)) is not None]
     except Py4JError:
-        # It is ending; what comes of it is told elsewhere.
+        # The job is ending; its result is reported elsewhere.
         return
     if stages:
         tell(Progress(job="ingest", tasks=sum(each.numTasks for each in stages), tasks_done=sum(each.numCompletedTasks for each in stages)))
 
 
 def _refusal(error: Exception) -> SluicewayError:
-    """What a task told, with its code; else what Spark says."""
+    """A task's own error with its code; otherwise Spark's."""
     text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
     _, mark, told = str(text).rpartition(f"RuntimeError: {_MARK}")
     if not mark:
         return translated(error)
     code, detail, at = json.loads(told.partition("\n")[0])
-    # Nobody knows whether the last call was carried out, and it does not matter: the load can be repeated.
+    # The unknown outcome of the last call is harmless: the load can be repeated.
     return SluicewayError("unavailable" if code == "outcome_unknown" else code, detail, at)

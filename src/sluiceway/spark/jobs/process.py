@@ -1,4 +1,4 @@
-"""Queue → a user's function → outcomes, batch by batch."""
+"""The job `process`: runs a user's function on each batch of a queue's items, and settles its outcomes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sluiceway.spark.settle import check_columns, settle
 from sluiceway.spark.spark_errors import translated
 
 Work = Callable[..., DataFrame | None]
-"""(items) or (items, number of the batch) → outcomes, as `settle` takes them; None: all are done."""
+"""(items) or (items, batch number) → outcomes, as `settle` takes them; None: all are done."""
 
 
 def process(
@@ -35,9 +35,9 @@ def process(
     tell: Tell = unheard,
     stop: Stop = never,
 ) -> Followed:
-    """Run `work` on each batch of items and settle what it returns; started again from its checkpoint it goes on with the same items.
+    """Run `work` on each batch of items and settle the outcomes it returns; restarted from its checkpoint it continues with the same items.
 
-    Items that it does not name are done, with `strict` they are an error. What `work` raises is raised here, and nothing of its batch is
+    Items without an outcome are done; with `strict` they are an error. An exception in `work` is raised here, and nothing of its batch is
     settled. `once`: end when what was ready at the start is processed; otherwise when `stop` says so.
     """
     batch = _Batch(work, place, strict)
@@ -54,12 +54,12 @@ def process(
     except SluicewayError:
         if batch.failed is None:
             raise
-    # Its own exception, with the place where it happened; Spark has made a text of it, of which nobody has need.
+    # Raise the function's own exception, with its traceback, instead of Spark's textual version.
     raise batch.failed
 
 
 class _Batch:
-    """What is done with each batch. `failed` is what it raised, unless that was Spark's."""
+    """Processes each batch. `failed`: the function's exception, unless it was Spark's."""
 
     def __init__(self, work: Work, place: Place, strict: bool) -> None:
         self.failed: Exception | None = None
@@ -70,7 +70,7 @@ class _Batch:
         try:
             self._run(items, number)
         except Exception as error:
-            # What a task of ours told is better said by its own words, which are in Spark's text.
+            # An error of Sluiceway's tasks is best reported by its own text, which Spark's contains.
             if not (isinstance(error, PySparkException | Py4JJavaError) and "SluicewayError: " in str(error)):
                 self.failed = error
             raise
@@ -117,7 +117,7 @@ def _check_all(items: DataFrame, outcomes: DataFrame) -> None:
 
 
 def _takes_number(work: Work) -> bool:
-    """Whether the function takes the number of the batch, too. Raises `invalid_request` if it can take neither."""
+    """Whether the function also takes the batch number. Raises `invalid_request` if it accepts neither form."""
     try:
         signature = inspect.signature(work)
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
-"""The job `redrive`: dead items that a condition in SQL matches go back to where they came from.
+"""The job `redrive`: sends dead items that match an SQL condition back to their source.
 
-What makes it exact: each batch's items are produced under a key made of the checkpoint and the batch, and leave the dead queue when Spark
-has committed the batch. A batch that runs again has the same items, and the condition is judged with the time of its first run.
+Exactness: each batch's items are produced under a key made of the checkpoint and the batch, and leave the dead queue after Spark has
+committed the batch. A repeated batch has the same items, and the condition is evaluated with the time of its first run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from sluiceway.spark.settle import settle
 from sluiceway.spark.spark_errors import translated
 
 COLUMNS = ("id", "origin", "source", "reason", "attempts", "enqueued_at", "kind", "encoding", "reference", "headers", "payload")
-"""What a condition can speak of."""
+"""Columns available to a condition."""
 
 _TARGET, _CHOSEN = "_target", "_chosen"
 _EXAMPLES = 5
@@ -51,7 +51,7 @@ class Example(msgspec.Struct, frozen=True):
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the `looked` items that were looked at, `matched` would go back, by target. `homeless` match too, and came from nowhere."""
+    """Preview: of `looked` items, `matched` would go back, by target. `homeless` ones match too, but have no source."""
 
     looked: int
     matched: int
@@ -61,9 +61,9 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Redriven(msgspec.Struct, frozen=True, kw_only=True):
-    """`redriven` items went back in this run, by target. The others of `looked` are in the dead queue as before.
+    """`redriven` items went back in this run, by target. The rest of `looked` remain in the dead queue.
 
-    Of a batch that was cut off nothing is counted: the next run repeats it.
+    An interrupted batch is not counted: the next run repeats it.
     """
 
     looked: int
@@ -73,7 +73,7 @@ class Redriven(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def look(spark: SparkSession, place: Place, *, where: str = "true", target: str | None = None) -> Look:
-    """What `redrive` would do with the next 10,000 items of each partition. Takes and changes nothing."""
+    """Preview `redrive` on the next 10,000 items of each partition. Takes and changes nothing."""
     client = Client(place.server())
     try:
         partitions = _partitions(client, place.queue)
@@ -105,11 +105,11 @@ def redrive(
     tell: Tell = unheard,
     stop: Stop = never,
 ) -> Redriven:
-    """Send the ready items of a dead queue that match back to their source, or to `target`, at most `rate` a second; each of them once.
+    """Send the matching ready items of a dead queue back to their source, or to `target`, at most `rate` a second; each of them once.
 
-    Once means: if a job that was killed is started again with the same checkpoint within `hold_for`, and within the target's
-    `idempotency_window`. Raises `invalid_request` for a condition that cannot be judged twice alike, for a target that is not there, and
-    for a dead queue with `max_attempts`, because what does not match is leased and put back, and would be dropped in the end.
+    Once holds if a killed job is restarted with the same checkpoint within `hold_for`, and within the target's `idempotency_window`. Raises
+    `invalid_request` for a non-deterministic condition, for a missing target, and for a dead queue with `max_attempts`: items that do not
+    match are leased and put back, and would eventually be dropped.
     """
     options = place.options(consumer=consumer, maxItemsPerTrigger=min(max_items, rate or max_items), holdFor=hold_for)
     source_options(options)
@@ -138,7 +138,7 @@ def redrive(
 
 
 class _Sender:
-    """What becomes of a batch."""
+    """Processes the batches."""
 
     def __init__(self, place: Place, name: str, rate: int | None, check: Callable[[str], None]) -> None:
         self._looked: Counter[int] = Counter()
@@ -146,7 +146,7 @@ class _Sender:
         self._place, self._name, self._rate, self._check = place, name, rate, check
 
     def send(self, batch: DataFrame, number: int) -> None:
-        """What is chosen is in its target, and the rest is put back when the batch is closed."""
+        """Produce the chosen items into their targets; the others are put back when the batch is closed."""
         # Read once: it is used several times below.
         batch = batch.persist()
         try:
@@ -164,11 +164,11 @@ class _Sender:
         finally:
             batch.unpersist()
         if self._rate is not None:
-            # There are no more of them than go in a second, or none.
+            # A batch has at most one second's worth of items.
             time.sleep(sum(targets.values()) / self._rate)
 
     def sent(self, last: int) -> tuple[int, Counter[str]]:
-        """Of the batches up to this one: how many items were looked at, and how many went where."""
+        """Over the batches up to `last`: the number of items examined, and of items sent by target."""
         done = [number for number in self._looked if number <= last]
         return sum(self._looked[number] for number in done), sum((self._targets[number] for number in done), Counter())
 
@@ -179,7 +179,7 @@ class _Sender:
 
 
 class _Peek:
-    """Runs in a task: for each number of a partition, the next items of it."""
+    """Runs in a task: peeks at the next items of each partition whose number it gets."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -199,7 +199,7 @@ class _Peek:
 
 
 def _partitions(client: Client, queue: str) -> int:
-    """Numbers of partitions go up to this."""
+    """One more than the highest partition number."""
     stats = client.call("/v1/queue.stats", {"queue_name": queue})
     return 1 + max(int(part["partition"]) for logical in stats["logical_queues"] for part in logical["partitions"])
 
@@ -214,7 +214,7 @@ def _check_target(client: Client, queue: str) -> None:
 
 
 def _condition(spark: SparkSession, where: str) -> Column:
-    """Raises `invalid_request` if this is no condition, or one that may change its mind: a repeated batch must choose the same items."""
+    """Parse the condition. Raises `invalid_request` if it is invalid or non-deterministic: a repeated batch must choose the same items."""
     condition = F.expr(where)
     try:
         tried = _about_death(spark.createDataFrame([], SCHEMA)).select(*COLUMNS).where(condition)
@@ -227,24 +227,24 @@ def _condition(spark: SparkSession, where: str) -> Column:
 
 
 def _judged(items: DataFrame, condition: Column, target: str | None) -> DataFrame:
-    """The items, with where each would go, and whether it goes there."""
+    """The items with their target, and whether they go there."""
     told = _about_death(items)
     to = F.col("source") if target is None else F.lit(target)
     matches = F.coalesce(condition, F.lit(False))
-    # First what matches, so that the condition can speak of the item's columns only.
+    # Evaluate the condition first, so that it sees only the item's columns.
     told = told.select(*COLUMNS, matches.alias("_matches"))
     return told.withColumn(_TARGET, to).withColumn(_CHOSEN, F.col("_matches") & F.col(_TARGET).isNotNull())
 
 
 def _about_death(items: DataFrame) -> DataFrame:
-    """`source`, `reason` and `attempts` as the dead queue's own headers say, and `headers` without these."""
+    """Add `source`, `reason` and `attempts` from the dead queue's own headers, and remove these from `headers`."""
 
     def told(name: str) -> Column:
-        # The last of that name: the producer's own come before it, and may say anything.
+        # The last of that name: the producer's own headers come before it, and may say anything.
         pairs = F.filter(F.map_entries("headers"), lambda pair: pair["key"] == f"sluiceway-{name}")
         return F.when(F.col("_buried"), F.try_element_at(pairs, F.lit(-1))["value"])
 
-    # What was produced into the dead queue itself has its origin there: whoever may produce there must not choose where others send it.
+    # Items produced into the dead queue itself originate there: their producer must not choose where an operator sends them.
     buried = F.substring_index("origin", ".", 1) != F.substring_index("id", ".", 1)
     own = F.map_filter("headers", lambda name, _: ~name.startswith("sluiceway-"))
     dead = items.withColumn("_buried", buried)

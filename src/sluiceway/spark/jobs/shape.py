@@ -1,4 +1,4 @@
-"""From the rows of a file to the columns of items."""
+"""Shape of ingested items: maps the rows of files to the columns of items."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COLUMNS = ("payload", "kind", "encoding", "reference", "headers", "enqueue_at")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Which part of a row is which part of an item; by default a row as JSON, or a line as it stands, is the payload.
+    """Mapping of a row's parts to an item's; by default the payload is the row as JSON, or the unchanged line.
 
     `payload`, `kind` and `reference` name columns; `every_kind` is the kind of all items. `items`: the rows have an item's own columns.
     """
@@ -39,7 +39,7 @@ class Shape:
     items: bool = False
 
     def check(self, format: str, with_options: bool) -> None:
-        """Raises `invalid_request` for what does not go together."""
+        """Raises `invalid_request` for contradictory settings."""
         named = self.payload or self.kind or self.reference
         if self.kind and self.every_kind:
             raise invalid("kind", "give the kind of all, or the column that has it, not both")
@@ -49,12 +49,12 @@ class Shape:
             raise invalid("format", "a line of text has no columns")
 
     def as_list(self) -> list[object]:
-        """For a write id: what decides the items."""
+        """The fields that decide the items, for a write id."""
         return list(astuple(self))
 
 
 def reader_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
-    """With the defaults that are not Spark's. Spark takes names in any case, so one that is given must replace its default."""
+    """The reader's options with non-Spark defaults. Spark's option names are case-insensitive, so a given one must replace its default."""
     given = {name.lower() for name in options}
     defaults = _CSV if format == CSV else {}
     return {name: value for name, value in defaults.items() if name.lower() not in given} | dict(options)
@@ -63,7 +63,7 @@ def reader_options(format: str, options: Mapping[str, str]) -> dict[str, str]:
 def shaped(
     reader: DataFrameReader | DataStreamReader, format: str, paths: str | list[str], options: Mapping[str, str], shape: Shape
 ) -> DataFrame:
-    """The files' rows as the sink takes them. Raises `invalid_request` for a column that is not there."""
+    """The files' rows in the sink's columns. Raises `invalid_request` for a missing column."""
     source: Any = reader
     if format == TEXT or (format == JSON and not options):
         lines = source.format("text").options(**options).load(paths)
@@ -77,7 +77,7 @@ def to_json(row: Column) -> Column:
 
 
 def column(frame: DataFrame, name: str) -> Column:
-    """By its whole name, whatever characters that has. Raises `invalid_request`."""
+    """The column of that exact name, whatever its characters. Raises `invalid_request`."""
     if name not in frame.columns:
         raise invalid("column", f"there is no column {name!r}; there are {', '.join(frame.columns)}")
     return frame["`{}`".format(name.replace("`", "``"))]
@@ -89,13 +89,13 @@ def _item(payload: Column, kind: Column | None, reference: Column | None) -> lis
 
 
 def _lines(lines: DataFrame, shape: Shape) -> DataFrame:
-    # As bytes: a line need not be text that anybody can read.
+    # As bytes: a line need not be valid text.
     kind = None if shape.every_kind is None else F.lit(shape.every_kind)
     return lines.select(*_item(F.col("value").cast("binary"), kind, None))
 
 
 def _json_lines(lines: DataFrame, shape: Shape) -> DataFrame:
-    """Without Spark's own reader, so that a line stays as it is and numbers are not rounded."""
+    """Bypasses Spark's own reader, so that lines stay unchanged and numbers are not rounded."""
     if shape.items:
         return lines.select(F.from_json("value", _ITEM).alias("item")).select("item.*")
 
@@ -106,7 +106,8 @@ def _json_lines(lines: DataFrame, shape: Shape) -> DataFrame:
 
 
 def _member(name: str | None) -> Column | None:
-    """Of the line's object: a text as it is, the rest as Spark writes JSON. `invalid_request` for a name that its paths cannot say."""
+    """That member of the line's object: a text as it is, the rest as Spark writes JSON. Raises `invalid_request` for a name that Spark's
+    JSON paths cannot express."""
     if name is None:
         return None
     if not set(name) & set("'?"):

@@ -1,4 +1,4 @@
-"""What an item was before it was produced anew: headers that say so, as dead letters have them."""
+"""Trace headers: the history of an item that is produced again, in the form of dead letters."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ _MOST = 2**31 - 1
 
 
 def history() -> dict[str, Column]:
-    """Of a leased item: its origin, how often it was leased before, and when it was produced. What its headers say of that already, from
-    where it was before, stays; attempts are added up, to at most _MOST: a producer's own header may say anything.
-    """
+    """Columns for a leased item's history: its origin, its number of earlier attempts, and its produce time. Existing headers from an
+    earlier place win; attempts are added up, capped at _MOST, since a producer's own header may say anything."""
     before = F.greatest(F.coalesce(_told(ATTEMPTS).try_cast("int"), F.lit(0)), F.lit(0)).cast("bigint")
-    # From seconds, so that no session's time zone matters.
+    # From seconds, so that the session's time zone is irrelevant.
     utc = F.lit("1970-01-01").cast("timestamp_ntz") + F.make_dt_interval(secs=F.unix_seconds("enqueued_at"))
     produced = F.date_format(utc, "yyyy-MM-dd'T'HH:mm:ss'Z'")
     return {
@@ -27,9 +26,9 @@ def history() -> dict[str, Column]:
 
 
 def with_headers(own: Column, more: dict[str, Column]) -> Column:
-    """The headers `own` (a map, or null), and these in place of those of the same names.
+    """The headers `own` (a map, or null) with `more` added, replacing those of the same names.
 
-    `own` as they are where all of them are more than an item may have, or where a name is there twice, which only the server can write.
+    Returns `own` unchanged where the result exceeds an item's limit, or where a name occurs twice, which only the server can write.
     """
     others = F.map_filter(own, lambda name, _: ~name.isin(*more))
     added = F.array(*(F.struct(F.lit(name).alias("key"), value.alias("value")) for name, value in more.items()))
@@ -44,6 +43,6 @@ def _length(text: Column) -> Column:
 
 
 def _told(name: str) -> Column:
-    """The last of that name: a dead queue writes its own behind the producer's."""
+    """The last header of that name: a dead queue appends its own after the producer's."""
     found = F.filter(F.map_entries("headers"), lambda pair: pair["key"] == name)
     return F.try_element_at(found, F.lit(-1))["value"]
