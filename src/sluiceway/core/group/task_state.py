@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from sluiceway.contract.capture_answers import Phase
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import Born
-
-Phase = Literal["created", "ready", "owned", "finished"]
-"""`created`: some parent is not finished. `ready`: nobody has it. What is removed is not in the state any more."""
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):
