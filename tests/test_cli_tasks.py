@@ -19,11 +19,11 @@ from sluiceway.capture.logs.meta_positions import MetaPositions
 from sluiceway.capture.presenter import group_of
 from sluiceway.cli.common import EXIT_REFUSED, EXIT_UNAVAILABLE
 from sluiceway.cli.task_tables import partitions
+from sluiceway.contract.capture_answers import TaskGroup, TaskPartition
 from sluiceway.core.group.task_fold import fold
 from sluiceway.core.group.task_state import Assign, Finish, Join, Move, Record, Seeds, Snapshot, State, Supersede, Term, encode
 from sluiceway.model.task_records import Born, Kept
 from sluiceway.ports.position_store import Stored
-from sluiceway.wire.json_tasks import TaskGroup, TaskPartition
 
 LONG = "49590338271490256608559692538361571095921575989136588898"
 MERGED = Born("shard-5", ("shard-1", "shard-2"))

@@ -17,11 +17,12 @@ from server_running import eventually
 from sluiceway.cli.common import wide_console
 from sluiceway.cli.consumers import ConsumerRow, consumer_table, queues_of, rows_of
 from sluiceway.client import AsyncClient, Client
+from sluiceway.contract.consumer_answers import QueryState
 from sluiceway.core.partition.records import LeaseState
 from sluiceway.core.queue.consumer_activity import FAILED_FOR, SEEN_FOR, ConsumerBook, Tally, shown, together
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.limits import MAX_CONSUMERS, MAX_CONSUMERS_SHOWN, MAX_QUERIES, MAX_TEXT_BYTES
-from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState
+from sluiceway.model.consumers import Consumer, Consumers, Query
 from sluiceway.model.peers import ListConsumers
 from sluiceway.model.requests import Lease, QueueSpec
 from sluiceway.wire.json_consumers import MAX_QUEUES, page

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from datetime import UTC, datetime
+from typing import get_args
 
 from sluiceway.capture.capture_view import Look
 from sluiceway.capture.partition_reader import REST
 from sluiceway.capture.registration import Begun
-from sluiceway.core.group.task_state import Partition, Phase, State
+from sluiceway.contract.capture_answers import Phase, TaskAlarm, TaskGroup, TaskMember, TaskPartition, UnseenTasks
+from sluiceway.core.group.task_state import Partition, State
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.ports.position_store import Kept, Stored
-from sluiceway.wire.json_tasks import TaskAlarm, TaskGroup, TaskMemberShown, TaskPartition, UnseenTasks
 
-PHASES: tuple[Phase, ...] = ("created", "ready", "owned", "finished")
+PHASES: tuple[Phase, ...] = get_args(Phase)
 _STILL: Millis = REST + 5_000
 """A commit older than this belongs to a partition that is not being read, or is stalled."""
 
@@ -35,7 +36,7 @@ def group_of(look: Look, now: Millis) -> TaskGroup:
         term=state.term,
         leader=state.leader or None,
         members=[
-            TaskMemberShown(member=member, leads=member == state.leader, in_term=member in state.members, partitions=owners[member])
+            TaskMember(member=member, leads=member == state.leader, in_term=member in state.members, partitions=owners[member])
             for member in sorted(state.joined)
         ],
         sown=bool(state.sown),

@@ -19,7 +19,8 @@ from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
 
 if TYPE_CHECKING:
-    from sluiceway.client.answers import AuditEntry, KeyInfo
+    from sluiceway.contract.audit_answers import AuditEntry
+    from sluiceway.contract.key_answers import KeyInfo
 
 T = TypeVar("T")
 FOLLOW_PAUSE = 1.0

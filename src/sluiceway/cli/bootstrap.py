@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from sluiceway.adapters.system import now
-from sluiceway.client.answers import CreatedKey
+from sluiceway.contract.key_answers import CreatedKey
 from sluiceway.instance import api_keys
 from sluiceway.instance.configuration import load
 from sluiceway.kernel.clock import Millis, parse_duration

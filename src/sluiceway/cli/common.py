@@ -6,7 +6,7 @@ import functools
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -151,7 +151,7 @@ class Output:
         else:
             print_table(text)
 
-    def print_all(self, answers: Sequence[msgspec.Struct | dict[str, Any]], rows: Rows, none: str) -> None:
+    def print_all(self, answers: Sequence[msgspec.Struct | Mapping[str, Any]], rows: Rows, none: str) -> None:
         """One line of JSON each, or the table for people; `none` is what they are told if there is nothing to show."""
         if self.as_json:
             for answer in answers:
@@ -179,7 +179,7 @@ def printing(command: Callable[..., T]) -> Callable[..., T]:
 # -- printing ---------------------------------------------------------------------------------------------------------
 
 
-def print_json(answer: msgspec.Struct | dict[str, Any]) -> None:
+def print_json(answer: msgspec.Struct | Mapping[str, Any]) -> None:
     import msgspec
 
     click.echo(msgspec.json.encode(answer))

@@ -14,7 +14,7 @@ from sluiceway.cli.session import Session, connected, queue_argument
 from sluiceway.kernel.clock import format_duration
 
 if TYPE_CHECKING:
-    from sluiceway.client.history_answers import QueueHistory
+    from sluiceway.contract.history_answers import QueueHistory
 
 Series = Sequence[int | None]
 

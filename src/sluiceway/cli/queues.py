@@ -11,11 +11,11 @@ import click
 from sluiceway.cli.common import duration_option, printable, table
 from sluiceway.cli.history import history
 from sluiceway.cli.session import Session, connected, queue_argument
-from sluiceway.contract.queue_settings import QUEUE_SETTINGS, Setting
 
 if TYPE_CHECKING:
     from sluiceway.client import QueueInfo, Settings, Verb
     from sluiceway.client.answers import Partition
+    from sluiceway.contract.queue_settings import Setting
 
 T = TypeVar("T")
 
@@ -50,19 +50,38 @@ def _option(setting: Setting) -> Callable[[Callable[..., T]], Callable[..., T]]:
     return click.option(flag, metavar="QUEUE" if kind == "queue" else "TEXT", help=help)
 
 
-def settings_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command an option for each setting of a queue."""
-    for setting in reversed([*QUEUE_SETTINGS.values()]):
-        command = _option(setting)(command)
-    return command
+class _WithSettings(click.Command):
+    """A command with an option for each setting of a queue. They are made when they are asked for: the settings load msgspec."""
+
+    at = 2
+    """Parameters before them."""
+    unset = False
+    """Also a `--no-…` flag for each setting that can be absent."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        if not hasattr(self, "_settings"):
+            self._settings = _parameters(self.unset)
+            self.params[self.at : self.at] = self._settings
+        return super().get_params(ctx)
 
 
-def _unset_options(command: Callable[..., T]) -> Callable[..., T]:
-    """Gives a command a `--no-…` flag for each setting of a queue that can be absent."""
-    for name, setting in reversed([*QUEUE_SETTINGS.items()]):
-        if setting.is_nullable:
-            command = click.option(f"--no-{name.replace('_', '-')}", is_flag=True, help=f"{setting.label}: {setting.unset}.")(command)
-    return command
+class _WithSettingsToChange(_WithSettings):
+    at = 1
+    unset = True
+
+
+def _parameters(unset: bool) -> list[click.Parameter]:
+    from sluiceway.contract.queue_settings import QUEUE_SETTINGS
+
+    def holder() -> None: ...
+
+    for setting in QUEUE_SETTINGS.values():
+        _option(setting)(holder)
+    for setting in QUEUE_SETTINGS.values():
+        if unset and setting.is_nullable:
+            help = f"{setting.label}: {setting.unset}."
+            click.option(f"--no-{setting.name.replace('_', '-')}", is_flag=True, help=help)(holder)
+    return list(holder.__click_params__)  # type: ignore[attr-defined]
 
 
 def _settings(typed: dict[str, Any]) -> Settings:
@@ -75,10 +94,9 @@ def _settings(typed: dict[str, Any]) -> Settings:
     return cast("Settings", settings)
 
 
-@queue.command()
+@queue.command(cls=_WithSettings)
 @click.argument("name")
 @click.option("--partitions", type=click.IntRange(1), help="[server's default: 1]")
-@settings_options
 @connected
 def create(session: Session, name: str, partitions: int | None, **typed: Any) -> None:
     """Create the queue NAME."""
@@ -87,10 +105,8 @@ def create(session: Session, name: str, partitions: int | None, **typed: Any) ->
     session.print(info, f"created {info.queue_name} with {count} {'partition' if count == 1 else 'partitions'}")
 
 
-@queue.command()
+@queue.command(cls=_WithSettingsToChange)
 @queue_argument("name")
-@settings_options
-@_unset_options
 @click.option("--if-version", metavar="VERSION", type=click.IntRange(0), help="Only if the queue still has this version.")
 @connected
 def update(session: Session, name: str, if_version: int | None, **typed: Any) -> None:
@@ -134,6 +150,8 @@ def list_(session: Session) -> None:
 @connected
 def info(session: Session, name: str) -> None:
     """Show the queue NAME."""
+    from sluiceway.contract.queue_settings import QUEUE_SETTINGS
+
     answer = session.client.queue_info(name)
     rows = [
         ("queue", answer.queue_name),

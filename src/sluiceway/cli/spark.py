@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sluiceway.capture import CaptureConfig
+    from sluiceway.contract.capture_answers import TaskGroup
     from sluiceway.spark.capture_resident import Resident
-    from sluiceway.wire.json_tasks import TaskGroup
 
 T = TypeVar("T")
 

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from sluiceway.capture.presenter import PHASES
 from sluiceway.cli.common import Rows, counted, printable, table
+from sluiceway.contract.capture_answers import TaskAlarm, TaskGroup, TaskPartition, TaskSummary, UnseenTasks
 from sluiceway.kernel.clock import Millis, format_duration
-from sluiceway.wire.json_tasks import TaskAlarm, TaskGroup, TaskPartition, TaskSummary, UnseenTasks
 
 _LONGEST = 24
 """A position that is longer is shortened for people: shards have numbers of 56 digits, whose ends differ."""

@@ -14,7 +14,7 @@ from sluiceway.cli.config import FILE
 from sluiceway.kernel.errors import SluicewayError, invalid
 
 if TYPE_CHECKING:
-    from sluiceway.wire.json_tasks import TaskGroup, TaskSummary, UnseenTasks
+    from sluiceway.contract.capture_answers import TaskGroup, TaskSummary, UnseenTasks
 
 T = TypeVar("T")
 

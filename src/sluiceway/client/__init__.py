@@ -43,14 +43,14 @@ from sluiceway.client.answers import (
     Round,
     Staged,
 )
-from sluiceway.client.capture_answers import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
-from sluiceway.client.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
 from sluiceway.client.consumer_common import DeadItem, RetryItem
 from sluiceway.client.errors import CallError
-from sluiceway.client.history_answers import QueueHistory
 from sluiceway.client.http_exchange import DEFAULT_URL
 from sluiceway.client.item_calls import Item, Retry, Verdict
 from sluiceway.client.queue_calls import Settings, Verb
+from sluiceway.contract.capture_answers import TaskAlarm, TaskGroup, TaskList, TaskMember, TaskPartition, TaskSummary, UnseenTasks
+from sluiceway.contract.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueueConsumers
+from sluiceway.contract.history_answers import QueueHistory
 from sluiceway.contract.rebalances import (
     OpenRebalance,
     Rebalance,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from sluiceway.client import answers
-from sluiceway.client.capture_answers import TaskGroup, TaskList
 from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed, time_text
+from sluiceway.contract.capture_answers import TaskGroup, TaskList
 
 
 def create_key(

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import timedelta
 
 from sluiceway.client import answers
-from sluiceway.client.consumer_answers import ConsumerPage
-from sluiceway.client.history_answers import QueueHistory
 from sluiceway.client.protocol import Call, Duration, call, duration_text, given, listed
+from sluiceway.contract.consumer_answers import ConsumerPage
+from sluiceway.contract.history_answers import QueueHistory
 from sluiceway.contract.queue_settings import Settings as Settings
 from sluiceway.contract.queue_settings import Verb as Verb
 

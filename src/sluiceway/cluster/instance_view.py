@@ -10,6 +10,7 @@ from dataclasses import replace
 import msgspec
 
 from sluiceway.cluster.ownership import Ownership, item_of
+from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.core.group.group_records import (
     MAX_MEMBERS,
     PATIENCE,
@@ -28,7 +29,7 @@ from sluiceway.kernel.errors import SluicewayError
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.model.access import Actor
 from sluiceway.model.health import Check
-from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, InstanceState, RoundInfo
+from sluiceway.model.instances import Belonging, ClusterInfo, InstanceInfo, RoundInfo
 from sluiceway.model.queue import QueueRecord
 from sluiceway.ports.meta_store import MetaUnknownError
 from sluiceway.ports.partition_store import StoreUnavailableError

@@ -7,7 +7,7 @@ pattern did not match.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Final, cast, get_args
+from typing import Annotated, Any, Final, cast, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -34,6 +34,13 @@ def schema(title: str | None = None, **keywords: Any) -> Meta:
 def about(text: str) -> Meta:
     """What a field means, for the OpenAPI document."""
     return Meta(description=text)
+
+
+def texts(kind: type) -> dict[str, str]:
+    """What the fields of an answer mean, for a call that has the same ones."""
+    hints = get_type_hints(kind, include_extras=True)
+    metas = {name: [meta for meta in getattr(hint, "__metadata__", ()) if meta.description] for name, hint in hints.items()}
+    return {name: found[-1].description for name, found in metas.items() if found}
 
 
 def one_of(values: Any) -> Meta:

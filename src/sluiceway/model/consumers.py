@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
+from sluiceway.contract.consumer_answers import QueryState
 from sluiceway.kernel.clock import Millis
-
-QueryState = Literal["running", "stopped", "failed"]
 
 
 class Query(NamedTuple):

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
+from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.kernel.clock import Millis
-
-InstanceState = Literal["alive", "silent", "leaving", "joining"]
-"""As the instance that answers sees it. `silent`: not heard of for so long that it serves nothing any more. `leaving`: it hands over.
-`joining`, of the one that answers: it is no member of the cluster yet, or not any more."""
 
 
 @dataclass(slots=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sluiceway.contract.audit_answers import AuditPage
 from sluiceway.local.audit_trail import AuditTrail
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
-from sluiceway.wire.json_audit import AuditListCall, AuditPage, audit_page, decode_audit_list
+from sluiceway.wire.json_audit import AuditListCall, audit_page, decode_audit_list
 
 
 class AuditCalls:

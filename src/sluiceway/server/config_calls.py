@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import msgspec
 
+from sluiceway.contract.config_answers import BackendInfo, BackendPage, Reloaded
 from sluiceway.instance.configuration import shown
 from sluiceway.instance.service import Service
 from sluiceway.kernel.clock import format_duration, format_time
-from sluiceway.local.backend_pool import BackendInfo
+from sluiceway.local import backend_pool
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.server.reload import Reloader
@@ -29,7 +30,7 @@ class ConfigCalls:
                 "admin",
                 self._reload,
                 NoFields,
-                json_config.ReloadAnswer,
+                Reloaded,
                 "Read the configuration again and apply it, whole or not at all",
                 ("restart_required",),
             ),
@@ -41,12 +42,12 @@ class ConfigCalls:
                 json_config.ConfigAnswer,
                 "Show the configuration in force, where each value comes from, and why the last reload failed",
             ),
-            Endpoint("/v1/backends.list", "admin", self._backends, NoFields, json_config.BackendList, "List the storage backends"),
+            Endpoint("/v1/backends.list", "admin", self._backends, NoFields, BackendPage, "List the storage backends"),
         ]
 
     async def _reload(self, request: Request) -> Body:
         json_config.decode_no_fields(request.body)
-        return json_config.encode(json_config.ReloadAnswer(await self._reloader.reload(request.actor)))
+        return json_config.encode(Reloaded(changed=await self._reloader.reload(request.actor)))
 
     async def _show(self, request: Request) -> Body:
         json_config.decode_no_fields(request.body)
@@ -63,16 +64,16 @@ class ConfigCalls:
 
     async def _backends(self, request: Request) -> Body:
         json_config.decode_no_fields(request.body)
-        return json_config.encode(json_config.BackendList([_described(each) for each in self._service.backends()]))
+        return json_config.encode(BackendPage(items=[_described(each) for each in self._service.backends()]))
 
 
-def _described(info: BackendInfo) -> json_config.BackendInfo:
+def _described(info: backend_pool.BackendInfo) -> BackendInfo:
     configured = info.kind is not None
-    return json_config.BackendInfo(
-        info.name,
-        info.kind,
-        info.partition_affinity if configured else None,
-        format_duration(info.write_timeout) if configured else None,
-        info.partitions,
-        info.problem,
-    )
+    return {
+        "backend": info.name,
+        "kind": info.kind,
+        "partition_affinity": info.partition_affinity if configured else None,
+        "write_timeout": format_duration(info.write_timeout) if configured else None,
+        "partitions": info.partitions,
+        "problem": info.problem,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sluiceway.contract.consumer_answers import ConsumerPage
 from sluiceway.instance.service import Service
 from sluiceway.kernel.names import check_queue_name
 from sluiceway.model.queue import QueueRecord
@@ -23,7 +24,7 @@ class ConsumerCalls:
                 "read",
                 self._list,
                 json_consumers.ConsumersListCall,
-                json_consumers.ConsumerPage,
+                ConsumerPage,
                 "List the consumers of a queue, or of all queues that have some, page by page",
                 ("queue_not_found",),
             ),

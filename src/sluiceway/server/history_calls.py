@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sluiceway.adapters.system import now
-from sluiceway.instance.history_recorder import QueueHistory
+from sluiceway.contract.history_answers import QueueHistory
+from sluiceway.instance import history_recorder
 from sluiceway.server.endpoints import Endpoint
 from sluiceway.server.http import Body, Request
 from sluiceway.wire import json_history
@@ -12,7 +13,7 @@ from sluiceway.wire import json_history
 class HistoryCalls:
     """Shows how a queue was, minute by minute."""
 
-    def __init__(self, history: QueueHistory) -> None:
+    def __init__(self, history: history_recorder.QueueHistory) -> None:
         self._history = history
 
     def endpoints(self) -> list[Endpoint]:
@@ -22,7 +23,7 @@ class HistoryCalls:
                 "read",
                 self._read,
                 json_history.HistoryCall,
-                json_history.QueueHistory,
+                QueueHistory,
                 "Show how a queue was in each of the last minutes, up to a day",
                 ("queue_not_found",),
             )

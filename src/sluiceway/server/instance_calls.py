@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sluiceway.contract.instance_answers import InstanceList, RoundList
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.model.queue import QueueRecord
 from sluiceway.server.endpoints import Endpoint
@@ -43,7 +44,7 @@ class InstanceCalls:
                 "read",
                 self._list,
                 NoFields,
-                json_instances.InstanceList,
+                InstanceList,
                 "List the instances of the cluster, and how each is",
             ),
             Endpoint(
@@ -51,7 +52,7 @@ class InstanceCalls:
                 "admin",
                 self._update,
                 json_instances.InstancesUpdateCall,
-                json_instances.InstanceList,
+                InstanceList,
                 "Change the times by which the instances go, and how they divide the partitions; a round follows",
             ),
             Endpoint(
@@ -59,7 +60,7 @@ class InstanceCalls:
                 "read",
                 self._rounds,
                 json_instances.RoundsListCall,
-                json_instances.RoundList,
+                RoundList,
                 "List the last rounds in which the instances divided the partitions, newest first",
             ),
         ]

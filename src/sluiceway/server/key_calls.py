@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sluiceway.adapters.system import now
+from sluiceway.contract.key_answers import CreatedKey, KeyPage, OwnKey
 from sluiceway.instance.api_keys import ApiKeys
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.server.endpoints import Endpoint
@@ -27,10 +28,10 @@ class KeyCalls:
                 "admin",
                 self._create,
                 json_keys.CreateKeyCall,
-                json_keys.CreatedKey,
+                CreatedKey,
                 "Create an API key; its text is in this answer and never again",
             ),
-            Endpoint("/v1/keys.list", "admin", self._list, json_keys.ListKeysCall, json_keys.KeyPage, "List the API keys, page by page"),
+            Endpoint("/v1/keys.list", "admin", self._list, json_keys.ListKeysCall, KeyPage, "List the API keys, page by page"),
             Endpoint(
                 "/v1/keys.revoke",
                 "admin",
@@ -40,7 +41,7 @@ class KeyCalls:
                 "Revoke an API key; every server of the same meta store refuses it within a second",
                 ("key_not_found",),
             ),
-            Endpoint("/v1/keys.self", None, self._self, NoFields, json_keys.OwnKey, "Tell the caller who they are and what they may do"),
+            Endpoint("/v1/keys.self", None, self._self, NoFields, OwnKey, "Tell the caller who they are and what they may do"),
         ]
 
     async def _create(self, request: Request) -> Body:

@@ -9,8 +9,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from sluiceway.contract.instance_answers import InstanceState
 from sluiceway.instance.service import Service
-from sluiceway.model.instances import InstanceState
 
 
 class ClusterMetrics(Collector):

@@ -7,11 +7,12 @@ from types import MappingProxyType
 from typing import Final, NamedTuple, get_args
 
 from sluiceway.contract import queue_stats
+from sluiceway.contract.consumer_answers import QueryState
 from sluiceway.contract.queue_stats import LogicalQueueStats
 from sluiceway.core.partition.partition_states import ShownState
 from sluiceway.kernel.clock import Millis
 from sluiceway.kernel.limits import MAX_METRIC_QUEUES
-from sluiceway.model.consumers import Query, QueryState
+from sluiceway.model.consumers import Query
 from sluiceway.model.queue import QueueRecord
 
 OTHER: Final = "(other)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import UnionType
 from typing import Any, Final, get_args
@@ -11,7 +11,10 @@ from typing import Any, Final, get_args
 import msgspec
 
 from sluiceway import __version__
+from sluiceway.contract.config_answers import BackendInfo
 from sluiceway.contract.fields import Answer
+from sluiceway.contract.history_answers import HistorySeries
+from sluiceway.contract.instance_answers import GroupTimes
 from sluiceway.kernel.errors import KINDS
 from sluiceway.server.docs_page import HEADERS, api_page, errors_page
 from sluiceway.server.endpoints import Endpoint, Page, Reply
@@ -31,7 +34,8 @@ OF_CALLS: Final = (
 """The codes of every call. One that changes something may also end as `outcome_unknown`."""
 
 _HTML: Final = b"text/html; charset=utf-8"
-_ANSWERS: Final = {each.__name__ for each in Answer.__subclasses__() if not each.__struct_config__.omit_defaults}
+_TABLES: Final = (GroupTimes, HistorySeries, BackendInfo)
+"""Parts of answers that are a `dict` for a client, with the keys that its server sent."""
 _REF: Final = "#/components/schemas/{name}"
 _ABOUT: Final = """\
 A partitioned, lease-based work queue that feeds Spark. Every call is a `POST` with a JSON object; where Arrow is named, an Arrow IPC stream
@@ -86,6 +90,7 @@ class _Description:
             types.update(dict.fromkeys((page.answer, *([page.query] if page.query else ()))))
         made, self._schemas = msgspec.json.schema_components(types, ref_template=_REF)
         self._made = dict(zip(types, made, strict=True))
+        self._answers = {each.__name__: each for each in (*_subclasses(Answer), *_TABLES)}
         self._responses: Json = {}
 
     def document(self) -> Json:
@@ -93,7 +98,11 @@ class _Description:
         paths |= {page.path: {"get": self._page(page)} for page in self._pages}
         parts: list[Endpoint | Page] = [*self._endpoints, *self._pages]
         queries = {each.query.__name__ for each in parts if each.query is not None}
-        schemas = {name: _polished(name, _whole(name, schema)) for name, schema in sorted(self._schemas.items()) if name not in queries}
+        schemas = {
+            name: _polished(name, _whole(self._answers[name], schema) if name in self._answers else schema)
+            for name, schema in sorted(self._schemas.items())
+            if name not in queries
+        }
         return {
             "openapi": "3.1.0",
             "info": {
@@ -242,11 +251,19 @@ def _polished(owner: str, schema: Mapping[str, Any]) -> Json:
     return polished
 
 
-def _whole(name: str, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+def _subclasses(kind: type[Answer]) -> Iterator[type[Answer]]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from _subclasses(each)
+
+
+def _whole(kind: type, schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """An answer has all of its fields. The defaults that its type has are for clients of older servers."""
-    if name not in _ANSWERS or "properties" not in schema:
+    if getattr(getattr(kind, "__struct_config__", None), "omit_defaults", False):
         return schema
-    properties = {field: {key: value for key, value in each.items() if key != "default"} for field, each in schema["properties"].items()}
+    found: Json = schema.get("properties", {})
+    names = kind.__annotations__ if kind in _TABLES else found  # msgspec sorts the optional keys of a TypedDict
+    properties = {name: {key: value for key, value in found[name].items() if key != "default"} for name in names}
     return {**schema, "properties": properties, "required": list(properties)}
 
 

@@ -1,9 +1,14 @@
-"""What fields mean, for the reader of the OpenAPI document: by name, as it means the same everywhere, or else by `Type.name`."""
+"""What the fields of calls mean, and those of answers that say nothing themselves: by `Type.name`, or by name where it means the same
+everywhere. For the reader of the OpenAPI document."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from sluiceway.contract.consumer_answers import QueryInfo
+from sluiceway.contract.fields import texts
+from sluiceway.contract.instance_answers import GroupTimes
+from sluiceway.contract.key_answers import KeyInfo
 from sluiceway.contract.queue_settings import QUEUE_SETTINGS
 
 _CALLS: Final = {
@@ -131,32 +136,17 @@ _STORAGE: Final = {
 }
 
 _ADMIN: Final = {
-    "key": "What a caller sends. It is nowhere else, and cannot be shown again.",
-    "key_id": "Names the key in other calls; it is no secret.",
+    **{f"CreateKeyCall.{name}": text for name, text in texts(KeyInfo).items()},
+    "key_id": "Names the key; it is no secret.",
     "name": "What it is called.",
-    "scopes": "What the key may do: `admin`, or ACTION:PATTERN such as `produce:orders-*`.",
     "expires_after": "How long the key is good; null: for ever.",
-    "KeyInfo.expires_at": "When it stops being good; null: never.",
-    "CreatedKey.expires_at": "When it stops being good; null: never.",
-    "requests_per_second": "How many requests of the key are taken in a second; 0: no limit, null: as the configuration says.",
-    "bytes_per_second": "How many bytes of bodies; 0: no limit, null: as the configuration says.",
-    "OwnKey.key_id": "Names the key in other calls; null: it is the one of the configuration, or none was asked for.",
-    "OwnKey.created_at": "When the key was made; null where `key_id` is.",
-    "OwnKey.expires_at": "When it stops being good; null: never.",
-    "KeyPage.items": "The keys of this page.",
     "AuditListCall.queue_name": "Only what is about this queue.",
     "AuditListCall.action": "Only what was done by this; one that ends with a dot (`rebalance.`) stands for all that begin so.",
     "AuditListCall.actor": "Only what was asked for by this one: a key's NAME/ID, its name, or `system`.",
     "since": "From this time on.",
     "until": "Before this time.",
-    "AuditNote.id": "Names the entry; a later one has a greater id.",
-    "AuditNote.queue_name": "What was changed; null: no queue.",
-    "AuditNote.detail": "What there is to know of the change.",
-    "AuditPage.items": "The entries of this page.",
     "at": "When.",
     "actor": "The name of the key with which it was asked for.",
-    "action": "What was done.",
-    "changed": "The keys of the configuration that are different now.",
     "file": "Where the configuration is read from; null: nowhere.",
     "applied_at": "When it took effect.",
     "last_error": "Why the last reload was not applied; null: it was.",
@@ -170,53 +160,17 @@ _ADMIN: Final = {
     "trace": "Where traces are sent.",
     "ConfigTables.cluster": "How the server takes part in a cluster.",
     "backends": "By name.",
-    "BackendInfo.backend": "Its name.",
-    "BackendInfo.kind": "`sqlite`, `postgres` or `memory`; null: it is not configured.",
-    "BackendInfo.partitions": "How many it holds.",
-    "BackendInfo.write_timeout": "A commit that takes longer is taken to be unknown; null: it is not configured.",
-    "BackendList.items": "The backends.",
-    "partition_affinity": "Its weight when partitions are placed; null: it is not configured.",
-    "problem": "Why it does not serve; null: it does.",
 }
 
 _CLUSTER: Final = {
+    **{f"InstancesUpdateCall.{name}": text for name, text in texts(GroupTimes).items()},
+    "strategy": "How the instances divide the partitions: `rounds` or `claims`.",
     "instance": "The instance's name in the cluster; it is new at each start.",
     "ScrapeTarget.targets": "HOST:PORT of one instance.",
     "labels": "Its scheme (`__scheme__`) and its name.",
     "address": "The URL by which other instances reach it; null: not known.",
     "owner": "The instance that the partition is given to; null: nobody has it at the moment.",
-    "here": "Whether it is the one that answers.",
-    "InstanceInfo.state": "As the one that answers sees it. `silent`: not heard of for so long that it serves nothing any more. "
-    "`leaving`: it hands over. `joining`, of the one that answers: it is no member yet, or not any more.",
-    "silent_for": "For how long the one that answers has not heard of it; below a second while all is well.",
-    "joined_at": "When it came, by its own clock; null: not known.",
-    "InstanceInfo.partitions": "How many are given to it, of all queues.",
-    "InstanceList.items": "The instances.",
-    "strategy": "How they divide the partitions: `rounds`, `claims`, or `static` (one has them all).",
     "era": "Rises with each change of the strategy; part of the fence.",
-    "parameters": "The times that they go by; null: a server that is alone.",
-    "round": "The last one; null: there was none.",
-    "settle_timeout": "A round is sealed once nobody has joined it for so long.",
-    "round_interval": "The least between two rounds.",
-    "heartbeat_interval": "There is a round at least so often.",
-    "beat_interval": "How often an instance shows that it lives.",
-    **dict.fromkeys(
-        ("GroupTimes.lease_timeout", "InstancesUpdateCall.lease_timeout"), "An instance that could not show it for so long serves nothing."
-    ),
-    "member_timeout": "One that was not seen alive for so long is given up.",
-    "number": "Rises with each round.",
-    "sealed": "Whether it is over; until then the plan is that of the round before.",
-    "trigger": "Why there was one, in words.",
-    "participants": "The instances that took part.",
-    "moved": "Partitions that went to another instance, or to one for the first time.",
-    "kept": "Partitions that stayed.",
-    "duration": "How long it took.",
-    "sealed_at": "When it was over, by the clock of who sealed it.",
-    "sealed_by": "The instance that made the plan; any of them may.",
-    "RoundList.items": "The rounds.",
-    "moves": "The partitions that moved, as many as there is room to tell: of thousands not all.",
-    "MovedPartition.queue_name": "The queue; null: it was deleted since.",
-    "before": "The instance that had it; null: none had.",
     "ExplainCall.id": "The item; or else `partition`.",
     "ExplainCall.partition": "The partition to explain, in place of an item.",
 }
@@ -225,7 +179,6 @@ _REBALANCES: Final = {
     "PlanCall.requested_partitions": "How many there are to be; null: as many as now, to place them anew.",
     "RebalanceCall.requested_partitions": "How many there are to be; null: as many as now, to place them anew.",
     "RebalanceManyCall.requested_partitions": "How many each is to have; null: as many as it has now, to place them anew.",
-    "parents": "The partitions that it takes over from, whether they are still there or not.",
     "drain": "How the backlog of a drained partition goes: `natural`: consumers take it. `copy`: it is moved to the other partitions.",
     "rate": "With `copy`: items moved in a second at most; null: as fast as it goes.",
     "RebalanceCall.plan_id": "Do exactly what that plan says, or nothing; null: whatever is right now.",
@@ -242,102 +195,9 @@ _CONSUMERS: Final = {
     "ConsumersListCall.limit": "The most queues to look at.",
     "ConsumersReportCall.client_id": "The consumer that the query is.",
     "query": "The query, in place of what it told before.",
-    "QueryFields.id": "The query, whoever runs it: of Spark, the id in its checkpoint.",
-    "QueryInfo.id": "The query, whoever runs it: of Spark, the id in its checkpoint.",
-    "run_id": "This run of it.",
-    "QueryFields.name": "What it is called; empty: nothing.",
-    "QueryInfo.name": "What it is called; empty: nothing.",
-    "QueryFields.state": "`running`, `stopped` or `failed`.",
-    "QueryInfo.state": "`running`, `stopped` or `failed`.",
-    "QueryFields.batch": "The number of its last batch; null: there was none.",
-    "QueryInfo.batch": "The number of its last batch; null: there was none.",
-    "QueryFields.items": "Items of that batch.",
-    "QueryInfo.items": "Items of that batch.",
-    "input_per_s": "Items a second that came in since the batch before.",
-    "processed_per_s": "Items a second while the batch ran.",
-    "batch_duration": "How long the batch took.",
-    "error": "Why it failed; empty: it has not.",
-    "told_at": "When it told so.",
-    "ConsumerInfo.client_id": "The consumer, as it calls itself.",
-    "ConsumerInfo.leases": "Its live leases.",
-    "ConsumerInfo.items": "Items that are open in them.",
-    "ConsumerInfo.lease_deadline": "When the first of them runs out, unless it is extended; null: it has none.",
-    "waiting": "Its lease calls that wait for items.",
-    "seen_at": "When it last asked for items; null: not within the last minute.",
-    "queries": "Its queries that have told of themselves.",
-    "QueueConsumers.leased": "Items that are leased.",
-    "consumers": "Its consumers, by name.",
-    "more": "Whether there are consumers beside these, which are those with queries and with most items.",
-    "ConsumerPage.items": "The queues of this page that have consumers.",
-    "silent": "Instances that did not answer: what they know of consumers is missing.",
-}
-
-_TASKS: Final = {
-    "TaskList.items": "Those that could be seen, by name.",
-    "unseen": "Those whose log could not be read, by name.",
+    **{f"QueryFields.{name}": text for name, text in texts(QueryInfo).items()},
+    "minutes": "Number of minutes, up to the last one that has ended.",
     "TasksGetCall.name": "The capture.",
-    "TaskSummary.name": "The capture.",
-    "TaskGroup.name": "The capture.",
-    "UnseenTasks.name": "The capture.",
-    "stream": "The kind of its change stream; null: nobody knows.",
-    **{f"{kind}.log": "Where its log is: `meta` or `kafka:HOST:PORT`." for kind in ("TaskSummary", "TaskGroup", "UnseenTasks")},
-    **{f"{kind}.queue": "The queue to which it hands on, perhaps of another server." for kind in ("TaskSummary", "TaskGroup")},
-    "UnseenTasks.problem": "Why its log could not be read.",
-    "term": "The number of its present leader's term.",
-    "leader": "The member that leads; null: nobody does.",
-    "TaskSummary.members": "Those that have joined, by name.",
-    "TaskGroup.members": "Those that have joined, by name.",
-    "member": "The member, by a name of its own.",
-    "leads": "Whether it is the leader.",
-    "in_term": "Whether it is given partitions; if not, it has just joined.",
-    "TaskMemberShown.partitions": "How many it has.",
-    "state_of": "How many partitions are in each state.",
-    "records": "Records that were handed on, of all partitions whose positions are still kept.",
-    "TaskPartition.records": "Records of it that were handed on.",
-    "behind": "How far the partition that is furthest behind is from the end of the stream; null: not known.",
-    "TaskPartition.behind": "How far it is from the end of the stream; null: not known.",
-    "watermark": "No record that is older is still to come; null: none is to come, or nothing is known yet.",
-    "written_at": "When a position was last written.",
-    "stuck": "If nothing can go on: the partitions that wait, and for which parents.",
-    "alarms": "What does not go on without somebody's help.",
-    "TaskAlarm.partition": "The partition that does not go on; null: the capture as a whole.",
-    "why": "Why it does not go on.",
-    "sown": "Whether the stream has said which partitions there are.",
-    "TaskGroup.partitions": "All that have not finished, and those that others still wait for, by name.",
-    "TaskPartition.partition": "Its name in the stream.",
-    "TaskPartition.state": "`created` (it waits for its parents), `ready` (for an owner), `owned` or `finished`.",
-    "TaskPartition.parents": "Its parents in the stream, also those that are not shown any more.",
-    "TaskPartition.waits_for": "Parents that have not finished.",
-    "TaskPartition.owner": "The member that reads it; null: nobody.",
-    "TaskPartition.grant": "Which assignment of it was the last, part of the fence; null: there was none.",
-    "moving_to": "The member to which it goes once its owner has stopped; null: it stays.",
-    "position": "How far it was handed on, in the stream's own words; null: nothing was.",
-    "planned": "The end of the batch that is being handed on; null: none is.",
-    "TaskPartition.batch": "The number of its last batch.",
-    "dead_letters": "Records that the target did not take, because they are too large: they are in its dead queue, in parts.",
-    "TaskPartition.at": "None of its records that is older is still to come; null: not known.",
-    "TaskPartition.written_at": "When its position was last written; null: never.",
-}
-
-_HISTORY: Final = {
-    "minutes": "How many of the last minutes that have ended.",
-    "every": "The time between two numbers of a series.",
-    "from": "When the first of the minutes began.",
-    "series": "A number for each minute, by what it is of.",
-    "HistorySeries.ready": "Items that waited at the end of the minute.",
-    "HistorySeries.total_leased": "Items in leases at the end of the minute.",
-    "HistorySeries.scheduled": "Items that were not due yet at the end of the minute.",
-    "oldest_s": "For how many seconds the item that came next had been there at the end of the minute; null, too, if there was none.",
-    "HistorySeries.produced": "Items that came in that minute.",
-    "HistorySeries.leased": "Items that were leased in that minute.",
-    "HistorySeries.completed": "Items that were completed in that minute.",
-    "HistorySeries.retried": "Items that were retried in that minute.",
-    "HistorySeries.expired": "Items whose lease ran out in that minute.",
-    "HistorySeries.dead": "Items that died in that minute.",
-    "HistorySeries.released": "Items that were given back untouched in that minute.",
-    "HistorySeries.cleared": "Items that were dropped in that minute.",
-    "HistorySeries.redriven": "Items that were sent back out of the queue, as a dead queue, in that minute.",
-    "HistorySeries.failures": "Commits that failed, or whose outcome was unknown, in that minute.",
 }
 
 _HEALTH: Final = {
@@ -360,17 +220,5 @@ _HEALTH: Final = {
 }
 
 FIELDS: Final[dict[str, str]] = (
-    _CALLS
-    | _ITEMS
-    | _ANSWERS
-    | _SETTINGS
-    | _PROBLEM
-    | _STORAGE
-    | _ADMIN
-    | _CLUSTER
-    | _REBALANCES
-    | _CONSUMERS
-    | _TASKS
-    | _HISTORY
-    | _HEALTH
+    _CALLS | _ITEMS | _ANSWERS | _SETTINGS | _PROBLEM | _STORAGE | _ADMIN | _CLUSTER | _REBALANCES | _CONSUMERS | _HEALTH
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import msgspec
 
 from sluiceway.adapters.system import now, stopwatch
+from sluiceway.contract.capture_answers import TaskGroup, TaskList, TaskSummary, UnseenTasks
 from sluiceway.kernel.clock import Millis, format_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.ports.meta_store import MetaStore
@@ -19,7 +20,6 @@ from sluiceway.server.health_probes import sees_all
 from sluiceway.server.http import Body, Request
 from sluiceway.wire import json_tasks
 from sluiceway.wire.json_config import NoFields, decode_no_fields
-from sluiceway.wire.json_tasks import TaskSummary, UnseenTasks
 
 if TYPE_CHECKING:
     from sluiceway.capture import Begun, Look
@@ -52,7 +52,7 @@ class TaskCalls:
                 "read",
                 self._list,
                 NoFields,
-                json_tasks.TaskList,
+                TaskList,
                 "List the captures, with who leads, and how far they are",
             ),
             Endpoint(
@@ -60,7 +60,7 @@ class TaskCalls:
                 "read",
                 self._get,
                 json_tasks.TasksGetCall,
-                json_tasks.TaskGroup,
+                TaskGroup,
                 "Show a capture: its members and its partitions, who reads them, how far, and what waits for what",
                 ("capture_not_found",),
             ),

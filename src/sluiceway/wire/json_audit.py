@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from sluiceway.contract.fields import Label, QueueName, TimeText
-from sluiceway.kernel.clock import Millis, format_time, parse_time
+from sluiceway.contract.audit_answers import AuditEntry, AuditPage
+from sluiceway.contract.fields import Label, QueueName, TimeText, time_field
+from sluiceway.kernel.clock import Millis, parse_time
 from sluiceway.kernel.limits import MAX_ITEMS_JSON
-from sluiceway.model.audit import AuditEntry
+from sluiceway.model import audit as model
 from sluiceway.wire.decoding import JsonDecoder, given_queue, given_text
-from sluiceway.wire.shapes import Shape
 
 
 class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,34 +40,22 @@ class AuditListCall(msgspec.Struct, forbid_unknown_fields=True):
         return since, None if self.until is None else parse_time(self.until, "until")
 
 
-class AuditNote(Shape):
-    """Who changed what, and when. `queue_name` is null for what is about no queue; `detail` depends on the action."""
-
-    id: str
-    at: TimeText
-    actor: str
-    action: str
-    queue_name: QueueName | None
-    request_id: str
-    detail: dict[str, Any]
-
-
-class AuditPage(Shape):
-    """Some entries, newest first. `next` is the pivot of the page with older ones."""
-
-    items: list[AuditNote]
-    next: str | None
-
-
 decode_audit_list = JsonDecoder(AuditListCall)
 
 
-def audit_page(entries: Sequence[AuditEntry], limit: int) -> bytes:
+def audit_page(entries: Sequence[model.AuditEntry], limit: int) -> bytes:
     """The first `limit` of the entries; whether there are more says whether there is a next page."""
     following = entries[limit - 1].id if len(entries) > limit else None
-    return msgspec.json.encode(AuditPage([_note(entry) for entry in entries[:limit]], following))
+    return msgspec.json.encode(AuditPage(items=[_entry(entry) for entry in entries[:limit]], next=following))
 
 
-def _note(entry: AuditEntry) -> AuditNote:
-    at, queue_name = format_time(entry.at), entry.queue_name or None
-    return AuditNote(entry.id, at, entry.actor, entry.action, queue_name, entry.request_id, entry.detail)
+def _entry(entry: model.AuditEntry) -> AuditEntry:
+    return AuditEntry(
+        id=entry.id,
+        at=time_field(entry.at),
+        actor=entry.actor,
+        action=entry.action,
+        queue_name=entry.queue_name or None,
+        request_id=entry.request_id,
+        detail=entry.detail,
+    )

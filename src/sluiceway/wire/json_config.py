@@ -6,19 +6,13 @@ from typing import Any
 
 import msgspec
 
-from sluiceway.contract.fields import Duration, TimeText
+from sluiceway.contract.fields import TimeText
 from sluiceway.wire.decoding import JsonDecoder
 from sluiceway.wire.shapes import Shape
 
 
 class NoFields(msgspec.Struct, forbid_unknown_fields=True):
     """A call that needs none."""
-
-
-class ReloadAnswer(Shape):
-    """The keys of the configuration that have changed."""
-
-    changed: list[str]
 
 
 class ReloadFailure(Shape):
@@ -55,24 +49,6 @@ class ConfigAnswer(Shape):
     applied_at: TimeText
     last_error: ReloadFailure | None
     configuration: ConfigTables
-
-
-class BackendInfo(Shape):
-    """A backend. `kind`, `partition_affinity` and `write_timeout` are null if it is not configured, and holds partitions all the same.
-    `problem` says why it does not serve; null: it does."""
-
-    backend: str
-    kind: str | None
-    partition_affinity: float | None
-    write_timeout: Duration | None
-    partitions: int
-    problem: str | None
-
-
-class BackendList(Shape):
-    """All backends, by name."""
-
-    items: list[BackendInfo]
 
 
 decode_no_fields = JsonDecoder(NoFields)

@@ -4,71 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
-from sluiceway.contract.fields import Duration, Label, Pivot, QueueName, ShortText, TimeText
-from sluiceway.kernel.clock import Millis, check_duration, format_duration, format_time
+from sluiceway.contract.consumer_answers import ConsumerInfo, ConsumerPage, QueryInfo, QueryState, QueueConsumers
+from sluiceway.contract.fields import Duration, Label, Pivot, QueueName, ShortText, time_field
+from sluiceway.kernel.clock import Millis, check_duration, format_duration
 from sluiceway.kernel.errors import invalid
 from sluiceway.kernel.limits import MAX_SCHEDULE
 from sluiceway.kernel.names import check_text
-from sluiceway.model.consumers import Consumer, Consumers, Query, QueryState
+from sluiceway.model.consumers import Consumer, Consumers, Query
 from sluiceway.wire.decoding import Call, JsonDecoder, Natural, given_text
-from sluiceway.wire.shapes import Shape
 
 MAX_QUEUES = 20
 """Of one answer, each with its consumers: at the most 700 KB, so some 14 MB."""
 
 Rate = Annotated[float, Meta(ge=0)]
-
-
-class QueryInfo(Shape):
-    """What a Spark query told of itself."""
-
-    id: str
-    run_id: str
-    name: str
-    state: QueryState
-    batch: int | None
-    items: int
-    input_per_s: float
-    processed_per_s: float
-    batch_duration: Duration
-    error: str
-    told_at: TimeText
-
-
-class ConsumerInfo(Shape):
-    """A client that has leases, waits for items, asked for some within the last minute, or has queries that told of themselves."""
-
-    client_id: str
-    leases: int
-    items: int
-    lease_deadline: TimeText | None
-    waiting: int
-    seen_at: TimeText | None
-    queries: list[QueryInfo]
-
-
-class QueueConsumers(Shape):
-    """A queue's items, and its consumers by name."""
-
-    queue_name: QueueName
-    ready: int
-    leased: int
-    scheduled: int
-    consumers: list[ConsumerInfo]
-    more: bool
-
-
-class ConsumerPage(Shape):
-    """Queues that have consumers, by name."""
-
-    items: list[QueueConsumers]
-    next: QueueName | None
-    silent: list[str]
 
 
 class ConsumersListCall(msgspec.Struct, forbid_unknown_fields=True):
@@ -127,28 +81,35 @@ decode_report = JsonDecoder(ConsumersReportCall)
 def page(queues: Sequence[tuple[str, Consumers]], following: str | None, silent: Sequence[str]) -> bytes:
     """The queues by their names; `following` is the pivot of the next page."""
     items = [
-        QueueConsumers(name, found.ready, found.leased, found.scheduled, [_consumer(each) for each in found.consumers], found.more)
+        QueueConsumers(
+            queue_name=name,
+            ready=found.ready,
+            leased=found.leased,
+            scheduled=found.scheduled,
+            consumers=[_consumer(each) for each in found.consumers],
+            more=found.more,
+        )
         for name, found in queues
     ]
-    return msgspec.json.encode(ConsumerPage(items, following, list(silent)))
+    return msgspec.json.encode(ConsumerPage(items=items, next=following, silent=list(silent)))
 
 
 def _consumer(consumer: Consumer) -> ConsumerInfo:
     return ConsumerInfo(
-        consumer.client_id,
-        consumer.leases,
-        consumer.items,
-        _time(consumer.lease_deadline),
-        consumer.waiting,
-        _time(consumer.seen_at),
-        [_query(each) for each in consumer.queries],
+        client_id=consumer.client_id,
+        leases=consumer.leases,
+        items=consumer.items,
+        lease_deadline=_time(consumer.lease_deadline),
+        waiting=consumer.waiting,
+        seen_at=_time(consumer.seen_at),
+        queries=[_query(each) for each in consumer.queries],
     )
 
 
 def _query(query: Query) -> QueryInfo:
     about = query._asdict()
-    return QueryInfo(**about | {"batch_duration": format_duration(query.batch_duration), "told_at": format_time(query.told_at)})
+    return QueryInfo(**about | {"batch_duration": format_duration(query.batch_duration), "told_at": time_field(query.told_at)})
 
 
-def _time(at: Millis | None) -> str | None:
-    return None if at is None else format_time(at)
+def _time(at: Millis | None) -> datetime | None:
+    return None if at is None else time_field(at)

@@ -14,14 +14,14 @@ import httpx
 from sluiceway.client import admin_calls, answers, consumer_common, item_calls, producer_common, queue_calls, rebalance_calls
 from sluiceway.client._async.channel import AsyncChannel
 from sluiceway.client._async.producer import AsyncProducer
-from sluiceway.client.capture_answers import TaskGroup, TaskList
-from sluiceway.client.consumer_answers import ConsumerPage
-from sluiceway.client.history_answers import QueueHistory
 from sluiceway.client.http_exchange import DEFAULT_URL, Endpoint, generated_key, new_key, seconds
 from sluiceway.client.item_calls import Check, Item, Key, Retry, State, Verdict
 from sluiceway.client.protocol import Duration
 from sluiceway.client.queue_calls import Settings, Verb
 from sluiceway.client.rebalance_calls import Drain
+from sluiceway.contract.capture_answers import TaskGroup, TaskList
+from sluiceway.contract.consumer_answers import ConsumerPage
+from sluiceway.contract.history_answers import QueueHistory
 from sluiceway.contract.rebalances import Rebalance, RebalanceBatch, RebalancePage, RebalancePlan
 
 if TYPE_CHECKING:
@@ -607,7 +607,7 @@ class AsyncClient:
         """Return the server's effective configuration, without secrets."""
         return await self._channel.run(admin_calls.show_config())
 
-    async def list_backends(self) -> list[dict[str, object]]:
+    async def list_backends(self) -> list[answers.BackendInfo]:
         """Return the storage backends, each with its kind, its number of partitions, and its problem if it does not serve."""
         page = await self._channel.run(admin_calls.list_backends())
         return page.items

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import msgspec
 
+from sluiceway.contract.capture_answers import Phase
 from sluiceway.kernel.clock import Millis
 from sluiceway.model.task_records import Born
-
-Phase = Literal["created", "ready", "owned", "finished"]
-"""`created`: some parent is unfinished. `ready`: no owner. A removed partition is no longer in the state."""
 
 
 class Partition(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,99 @@
+"""The instances of a cluster and the rounds in which they divide the partitions, as the server answers them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypedDict
+
+from sluiceway.contract.fields import Answer, Duration, Time, about, one_of
+
+InstanceState = Literal["alive", "silent", "leaving", "joining"]
+"""As the instance that answers sees it. `silent`: not heard of for so long that it serves nothing any more. `leaving`: it hands over.
+`joining`, of the one that answers: it is no member of the cluster yet, or not any more."""
+
+_NUMBER = about("Rises with each round.")
+_TRIGGER = about("Why there was one, in words.")
+_PARTICIPANTS = about("The instances that took part.")
+_MOVED = about("Partitions that went to another instance, or to one for the first time.")
+_KEPT = about("Partitions that stayed.")
+
+
+class Instance(Answer, frozen=True, kw_only=True):
+    """An instance, as the one that answers sees it."""
+
+    instance: Annotated[str, about("The instance's name in the cluster; it is new at each start.")]
+    address: Annotated[str | None, about("The URL by which other instances reach it; null: not known.")] = None
+    here: Annotated[bool, about("Whether it is the one that answers.")] = False
+    state: Annotated[
+        str,
+        one_of(InstanceState),
+        about(
+            "As the one that answers sees it. `silent`: not heard of for so long that it serves nothing any more. "
+            "`leaving`: it hands over. `joining`, of the one that answers: it is no member yet, or not any more."
+        ),
+    ] = "alive"
+    silent_for: Annotated[Duration, about("For how long the one that answers has not heard of it; below a second while all is well.")] = (
+        "0s"
+    )
+    joined_at: Annotated[Time | None, about("When it came, by its own clock; null: not known.")] = None
+    partitions: Annotated[int, about("Number of partitions that are given to it, of all queues.")] = 0
+
+
+class LastRound(Answer, frozen=True, kw_only=True):
+    """The last round; `rounds.list` has those that are sealed, with their times."""
+
+    number: Annotated[int, _NUMBER]
+    sealed: Annotated[bool, about("Whether it is over; until then the plan is that of the round before.")]
+    trigger: Annotated[str, _TRIGGER]
+    participants: Annotated[list[str], _PARTICIPANTS] = []
+    moved: Annotated[int, _MOVED] = 0
+    kept: Annotated[int, _KEPT] = 0
+
+
+class GroupTimes(TypedDict, total=False):
+    """The times by which the instances follow one another."""
+
+    settle_timeout: Annotated[Duration, about("A round is sealed once no instance has joined it for so long.")]
+    round_interval: Annotated[Duration, about("Shortest time between two rounds.")]
+    heartbeat_interval: Annotated[Duration, about("Longest time between two rounds.")]
+    beat_interval: Annotated[Duration, about("How often an instance shows that it lives.")]
+    lease_timeout: Annotated[Duration, about("An instance that could not show it for so long serves nothing.")]
+    member_timeout: Annotated[Duration, about("An instance that was not seen alive for so long is given up.")]
+
+
+class InstanceList(Answer, frozen=True, kw_only=True):
+    """The instances of the cluster by name, and how they divide the partitions. A server that is alone has no times and no rounds."""
+
+    items: Annotated[list[Instance], about("The instances.")]
+    strategy: Annotated[str, about("How they divide the partitions: `rounds`, `claims`, or `static` (one has them all).")]
+    era: Annotated[int, about("Rises with each change of the strategy; part of the fence.")]
+    parameters: Annotated[GroupTimes | None, about("The times that they go by; null: a server that is alone.")] = None
+    round: Annotated[LastRound | None, about("The last one; null: there was none.")] = None
+
+
+class MovedPartition(Answer, frozen=True, kw_only=True):
+    """A partition that a round gave to another instance."""
+
+    queue_name: Annotated[str | None, about("The queue; null: it was deleted since.")]
+    partition: Annotated[int, about("The partition's number.")]
+    before: Annotated[str | None, about("The instance that had it; null: none had.")]
+    owner: Annotated[str, about("The instance that has it since.")]
+
+
+class Round(Answer, frozen=True, kw_only=True):
+    """A round that is over. `sealed_at` and `duration` are by the clock of the instance that sealed it."""
+
+    number: Annotated[int, _NUMBER]
+    trigger: Annotated[str, _TRIGGER]
+    participants: Annotated[list[str], _PARTICIPANTS]
+    moved: Annotated[int, _MOVED]
+    kept: Annotated[int, _KEPT]
+    duration: Annotated[Duration, about("How long it took.")]
+    sealed_at: Annotated[Time, about("When it was over, by the clock of the instance that sealed it.")]
+    sealed_by: Annotated[str, about("The instance that made the plan; any of them may.")]
+    moves: Annotated[list[MovedPartition], about("The partitions that moved, as many as there is room to tell: of thousands not all.")] = []
+
+
+class RoundList(Answer, frozen=True, kw_only=True):
+    """The last rounds, newest first."""
+
+    items: Annotated[list[Round], about("The rounds.")]
