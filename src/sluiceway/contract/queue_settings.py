@@ -108,8 +108,9 @@ class Setting:
     @property
     def default_text(self) -> str:
         """The default with what it stands for: `1m`, `0 (no limit)`, `none, dead items are dropped`."""
-        text = str(self.text(self.default) or "") or self.unset
-        return f"{text} ({self.unset})" if self.unset not in ("", text) else text
+        value = self.text(self.default)
+        text = "" if value is None else str(value)
+        return f"{text} ({self.unset})" if text and self.unset else text or self.unset
 
     def shown(self, value: Any) -> Any:
         """A value of an answer for people: what it stands for, if it is a default that is not plain."""
