@@ -166,7 +166,7 @@ class Demand:
     # ---- for the others ---------------------------------------------------------------------------------------
 
     async def answer(self, poll: Poll, drivers: Iterable[QueueDriver]) -> Polled:
-        """Answer another instance's poll with the shares that have ready items or are busy, as soon as a wanted one has ready items."""
+        """Answer another instance's poll with the shares that have load or take produces, as soon as a wanted one has ready items."""
         turned = asyncio.Event()
         wanted = [driver for driver in map(self._shares, poll.wanted) if driver is not None]
         deadline = system.steady() + poll.wait
