@@ -11,7 +11,7 @@ from sluiceway.wire.json_audit import AuditListCall, AuditPage, audit_page, deco
 
 
 class AuditCalls:
-    """Shows who changed what. `trail` is asked for at each call: the service has one once it is started."""
+    """The audit call. `trail` is called each time: the service has a trail once it is started."""
 
     def __init__(self, trail: Callable[[], AuditTrail]) -> None:
         self._trail = trail

@@ -10,7 +10,7 @@ from sluiceway.wire import json_history
 
 
 class HistoryCalls:
-    """Shows how a queue was, minute by minute."""
+    """Return a queue's history, minute by minute."""
 
     def __init__(self, history: QueueHistory) -> None:
         self._history = history
