@@ -26,6 +26,7 @@ class Figure(NamedTuple):
 
 
 def table(figures: Iterable[Figure]) -> str:
+    """Render the figures as text, grouped by subject."""
     lines = []
     about = ""
     for figure in figures:
@@ -53,4 +54,5 @@ def write_page(page: Path, mark: str, text: str) -> None:
 
 
 def progress(text: str) -> None:
+    """Print a progress line on standard error."""
     print(f"… {text}", file=sys.stderr, flush=True)

@@ -88,6 +88,7 @@ def request(path: str, body: bytes, content: str = JSON, accept: str = JSON) -> 
 
 
 def arrow_body(items: int, payload: int) -> bytes:
+    """Arrow stream with `items` payloads of `payload` bytes."""
     column = pa.array([bytes([65 + n % 26]) * payload for n in range(items)], pa.binary())
     sink = pa.BufferOutputStream()
     batch = pa.record_batch([column], schema=pa.schema([pa.field("payload", pa.binary(), nullable=False)]))

@@ -16,6 +16,8 @@ SLUICEWAY = "sluiceway.server.run"
 
 
 class Server(NamedTuple):
+    """A running server process."""
+
     url: str
     pid: int
     start: float

@@ -104,7 +104,7 @@ class Coordinator:
         if tasks:
             await asyncio.wait(tasks)
 
-    # ---- which, and by whom -----------------------------------------------------------------------------------
+    # ---- election and runs ------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
         """Run the open rebalances if this instance is the coordinator, or becomes it now."""
@@ -173,7 +173,7 @@ class Coordinator:
             self._runs.pop(id, None)
         self._wake.set()
 
-    # ---- one that has waited ----------------------------------------------------------------------------------
+    # ---- waiting rebalances -----------------------------------------------------------------------------------
 
     async def _begin(self, stored: Stored, held: Stamp) -> Stored | None:
         """Plan and begin a waiting rebalance whose turn has come. None: it has ended at once, or another one of its queue is open."""
@@ -227,7 +227,7 @@ class Coordinator:
             entry = self._parts.audit.entry(action, SYSTEM, name, said(change, record, stored.rebalance))
         return await self._parts.records.write(stored, change, [entry], held)
 
-    # ---- data that goes ---------------------------------------------------------------------------------------
+    # ---- removal of data --------------------------------------------------------------------------------------
 
     def drop(self, key: str, partitions: tuple[PartitionRecord, ...]) -> None:
         """Remove the data of removed partitions in the background."""

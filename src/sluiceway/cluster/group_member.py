@@ -251,7 +251,7 @@ class GroupMember:
         except MetaUnknownError as error:
             raise StoreUnavailableError(str(error)) from error
 
-    # ---- telling ----------------------------------------------------------------------------------------------
+    # ---- handler ----------------------------------------------------------------------------------------------
 
     async def _serve(self, owned: Mapping[str, Token], lease_deadline: Millis) -> None:
         """Own exactly these items until the deadline: notify the handler of the lost ones first, then of the gained ones."""

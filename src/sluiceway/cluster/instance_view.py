@@ -170,6 +170,7 @@ def state_of(record: MemberRecord, still: Millis, parameters: Parameters, lapsed
 
 
 def last_round(look: Look, resource: Resource) -> RoundInfo | None:
+    """Return the last round; None under another strategy, or before the first."""
     found = look.round
     if found is None or resource.strategy != "rounds":
         return None

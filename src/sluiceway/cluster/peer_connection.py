@@ -17,6 +17,8 @@ IDLE_TIMEOUT: Final = 30.0
 
 
 class Answer(NamedTuple):
+    """HTTP answer of a peer."""
+
     status: int
     content_type: bytes
     body: bytes

@@ -222,7 +222,7 @@ class Run:
         if self._stored.stamp == stamp:
             raise StaleError
 
-    # ---- asking -----------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------
 
     def _answered(self, number: int) -> None:
         self._asked.pop(number, None)
@@ -279,7 +279,7 @@ class Run:
             self._counted_at = system.steady()
             self._counting = None
 
-    # ---- what goes wrong, and how far it is -------------------------------------------------------------------
+    # ---- problems and progress --------------------------------------------------------------------------------
 
     def _fail(self, number: int, error: SluicewayError) -> None:
         self._problems[number] = f"{error.code}: {error.detail}"

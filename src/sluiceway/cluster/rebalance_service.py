@@ -63,7 +63,7 @@ class Rebalancing:
         parts = Parts(catalog, router, audit, changes, shares, self._records, lambda key, those: self.coordinator.drop(key, those))
         self.coordinator = Coordinator(parts, ownership, backends.affinities)
 
-    # ---- planning ---------------------------------------------------------------------------------------------
+    # ---- plan -------------------------------------------------------------------------------------------------
 
     def plan(self, record: QueueRecord, requested: int | None) -> tuple[str, Plan]:
         """Plan a rebalance. Returns an id of the plan and the plan. Raises rebalance_open, invalid_request."""
@@ -74,7 +74,7 @@ class Rebalancing:
         said_of = msgspec.json.encode((record.incarnation, record.given, record.partitions, made))
         return hashlib.sha256(said_of).hexdigest()[:16], made
 
-    # ---- beginning --------------------------------------------------------------------------------------------
+    # ---- begin ------------------------------------------------------------------------------------------------
 
     async def begin(
         self, queue_name: str, requested: int | None, drain: DrainMode, rate: int | None, plan_id: str | None, by: Actor
@@ -138,7 +138,7 @@ class Rebalancing:
             return error.detail
         return "there is nothing to do" if made.is_empty else None
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------
 
     async def list(self, queue_name: str | None, *, only_open: bool) -> list[Rebalance]:
         """List rebalances, newest first. Raises `unavailable`."""
@@ -170,7 +170,7 @@ class Rebalancing:
             None if not rate else int(left * 1000 / rate),
         )
 
-    # ---- cancelling -------------------------------------------------------------------------------------------
+    # ---- cancel -----------------------------------------------------------------------------------------------
 
     async def cancel(self, id: str, by: Actor) -> Rebalance:
         """Cancel a rebalance; the coordinator reverts it. Raises rebalance_not_found, not_cancellable."""

@@ -55,7 +55,7 @@ class Demand:
         self._left: set[asyncio.Future[Polled]] = set()
         """Polls whose answers are ignored."""
 
-    # ---- from the router --------------------------------------------------------------------------------------
+    # ---- waiting leases ---------------------------------------------------------------------------------------
 
     def loads(self, incarnation: str) -> dict[Peer, Load]:
         """Last reported loads of the queue's shares on other instances."""
@@ -87,7 +87,7 @@ class Demand:
             if not waiting:
                 del self._wishes[wish.incarnation]
 
-    # ---- the others -------------------------------------------------------------------------------------------
+    # ---- polls of other instances -----------------------------------------------------------------------------
 
     def follow(self, peers: Iterable[Peer]) -> None:
         """Poll exactly these instances from now on."""
@@ -163,7 +163,7 @@ class Demand:
         if told and not any(wish.got for wish in told):
             await asyncio.sleep(AFTER_NOTHING / 1000)
 
-    # ---- for the others ---------------------------------------------------------------------------------------
+    # ---- answers to other instances ---------------------------------------------------------------------------
 
     async def answer(self, poll: Poll, drivers: Iterable[QueueDriver]) -> Polled:
         """Answer another instance's poll with the shares that have load or take produces, as soon as a wanted one has ready items."""

@@ -87,7 +87,7 @@ class Router:
         self._loads = loads
         self._following = following
 
-    # ---- the record of the moment -----------------------------------------------------------------------------
+    # ---- the current record -----------------------------------------------------------------------------------
 
     def share(self, record: QueueRecord) -> QueueDriver:
         """Return this instance's share of exactly that queue; it has the current record. Raises queue_not_found."""
@@ -253,7 +253,7 @@ class Router:
             else:
                 tried.append(peer)
 
-    # ---- what names ids ---------------------------------------------------------------------------------------
+    # ---- calls by id ------------------------------------------------------------------------------------------
 
     async def settle(self, record: QueueRecord, request: Settle) -> Settled:
         return await self._in_parts(record, request, Settled(ignored=[(name, "unknown") for name in request.foreign]))
@@ -333,7 +333,7 @@ class Router:
             detail = f"the owner of partition {numbers_of(request)[0]} did not answer: {error}"
             raise SluicewayError("outcome_unknown", detail) from error
 
-    # ---- all of the queue -------------------------------------------------------------------------------------
+    # ---- whole queue ------------------------------------------------------------------------------------------
 
     async def count(self, record: QueueRecord) -> QueueStats:
         """Count the items of all partitions. Those whose owner does not answer have the state `unavailable` and no counts."""

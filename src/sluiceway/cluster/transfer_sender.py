@@ -21,6 +21,8 @@ MAX_BYTES = 24 << 20
 
 
 class Piece(NamedTuple):
+    """Rows of one produce; `lives`: their metadata if they are moved, else empty."""
+
     batch: pa.RecordBatch
     lives: tuple[MovedItem, ...]
 

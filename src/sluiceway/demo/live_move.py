@@ -179,7 +179,7 @@ def _number(item: LeasedItem) -> int:
         return 1
 
 
-# ---- its configuration ----------------------------------------------------------------------------------------------
+# ---- configuration --------------------------------------------------------------------------------------------------
 
 
 _HEAD: Final = """# Written by the demo of `sluiceway dev`, again each time that it moves partitions from one backend to the other.
@@ -212,7 +212,7 @@ def _affinities(file: Path) -> list[float]:
     return found if sorted(found) == sorted(_AFFINITIES) else list(_AFFINITIES)
 
 
-# ---- beside a server ------------------------------------------------------------------------------------------------
+# ---- runner ---------------------------------------------------------------------------------------------------------
 
 
 class Runner:

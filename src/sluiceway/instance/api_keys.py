@@ -68,6 +68,8 @@ class CreatedKey(NamedTuple):
 
 
 class Holder(NamedTuple):
+    """A key, with its owner as a caller."""
+
     key: ApiKey
     caller: Caller
 
@@ -102,7 +104,7 @@ class ApiKeys:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
-    # ---- asking -----------------------------------------------------------------------------------------------
+    # ---- lookup -----------------------------------------------------------------------------------------------
 
     async def find(self, text: str) -> Holder | None:
         """Return the holder of a key; None for an unknown, expired or revoked one.
@@ -169,7 +171,7 @@ class ApiKeys:
         self._entries = entries
         self._holders = {key.key_id: Holder(key, key.caller()) for key in _readable(entries)}
 
-    # ---- changing ---------------------------------------------------------------------------------------------
+    # ---- changes ----------------------------------------------------------------------------------------------
 
     async def create(self, spec: KeySpec, by: Actor) -> CreatedKey:
         """Record a new key, audited in the same commit. Needs no `start`. Raises `invalid_request`, `unavailable`, `outcome_unknown`."""

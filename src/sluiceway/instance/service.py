@@ -147,7 +147,7 @@ class Service:
             self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters, membership.times)
         self.instances = Instances(self.ownership, self.queues, lambda: self.audit)
 
-    # ---- life -------------------------------------------------------------------------------------------------
+    # ---- lifecycle --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Lock the data directory or join the cluster; finish interrupted deletions; open this instance's partitions of every queue."""
@@ -247,7 +247,7 @@ class Service:
         await self.ownership.leave()
 
     async def stop(self) -> None:
-        """Finish what is in flight and release the directory. Waiting leases are answered empty."""
+        """Finish requests in flight and release the directory. Waiting leases are answered empty."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -286,7 +286,7 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---- what becomes this instance's, and what is no more ----------------------------------------------------
+    # ---- ownership changes ------------------------------------------------------------------------------------
 
     def learnt(self, record: QueueRecord) -> None:
         """Handle a new or changed queue."""
@@ -349,7 +349,7 @@ class Service:
         ):
             self._spawn(work)
 
-    # ---- for the other instances ------------------------------------------------------------------------------
+    # ---- requests of other instances --------------------------------------------------------------------------
 
     async def answer(self, request: PeerRequest) -> Any:
         """Answer another instance's request. Only `LeaseAnywhere` asks further instances, and only about their shares."""

@@ -40,6 +40,7 @@ PRODUCED = ("kind", "encoding", "reference", "headers")
 
 @lru_cache(64)
 def stored_schema(columns: int) -> pa.Schema:
+    """Schema of a blob with that column mask."""
     return pa.schema([PAYLOAD] + [field for bit, field in enumerate(OPTIONAL) if columns >> bit & 1])
 
 
@@ -57,11 +58,13 @@ def narrow(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
 
 
 def encode_blob(batch: pa.RecordBatch) -> bytes:
+    """Encode a blob in stored order (`narrow`) as one IPC message."""
     data: bytes = batch.serialize().to_pybytes()
     return data
 
 
 def decode_blob(data: bytes, columns: int) -> pa.RecordBatch:
+    """Decode a blob with that column mask, without copying its rows."""
     return pa.ipc.read_record_batch(pa.py_buffer(data), stored_schema(columns))
 
 

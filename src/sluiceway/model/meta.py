@@ -14,6 +14,8 @@ Stamp = int
 
 
 class Entry(NamedTuple):
+    """A value, with the stamp of its commit."""
+
     value: bytes
     stamp: Stamp
     """Stamp of the commit that wrote the value."""

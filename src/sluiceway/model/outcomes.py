@@ -6,6 +6,8 @@ from enum import Enum
 
 
 class Outcome(Enum):
+    """Result of an operation, as far as its caller can know it."""
+
     DONE = "done"
     """It happened, durably."""
     REFUSED = "refused"

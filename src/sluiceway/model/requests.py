@@ -223,6 +223,8 @@ class Extend:
 
 @dataclass(slots=True)
 class Extended:
+    """Extended leases, and the ignored ids with their reasons."""
+
     leases: list[LeaseInfo] = field(default_factory=list)
     ignored: list[tuple[str, IgnoredReason]] = field(default_factory=list)
 

@@ -359,7 +359,7 @@ class Connection(HttpToolsProtocol):
             self._sending.cancel()
             self._sending = None
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- timeouts and refusals --------------------------------------------------------------------------------
 
     def _limit(self, timeout: int | None) -> None:
         """Drop the connection after `timeout` ms, replacing an earlier limit; None: no limit."""

@@ -83,7 +83,7 @@ class Direct:
         self.task: asyncio.Task[None] | None = None
         self.disconnected = self.response_complete = False
 
-    # ---- what the connection tells it -------------------------------------------------------------------------
+    # ---- connection events ------------------------------------------------------------------------------------
 
     def lost(self) -> None:
         """Handle the loss of the client."""

@@ -67,7 +67,7 @@ class Request:
     """A request with parsed headers. `arrow`, `wants_arrow`: whether the body is, and the answer should be, an Arrow stream.
 
     `protobuf`: both are protobuf messages, also errors. `redirects`: the client prefers a redirect to another instance over forwarding.
-    The guard's user sets `caller` and `action`, the right that the endpoint needs. `queue_name`: the last queue permitted.
+    `caller` and `action`, the right that the endpoint needs, are set on admission. `queue_name`: the last queue permitted.
     `traceparent`: the client's place in a trace; empty: none.
     """
 
@@ -296,5 +296,6 @@ def headers_of(content_type: bytes, body: Body, request_id: bytes, *more: tuple[
 
 
 async def respond(send: Send, status: int, content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> None:
+    """Send a whole answer."""
     await send({"type": "http.response.start", "status": status, "headers": headers_of(content_type, body, request_id, *more)})
     await send({"type": "http.response.body", "body": body})

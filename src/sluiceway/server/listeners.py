@@ -147,10 +147,12 @@ class Listener:
 
 
 def url_of(sock: socket.socket, tls: bool = False) -> str:
+    """URL of the address that the socket is bound to."""
     return url_at(address_of(sock), tls)
 
 
 def url_at(address: Address, tls: bool) -> str:
+    """URL of an address; an IPv6 address gets brackets."""
     host, port = address
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

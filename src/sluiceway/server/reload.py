@@ -28,6 +28,8 @@ ON_CHANGE = Actor("file watch")
 
 
 class Failure(NamedTuple):
+    """Failed reload: its time and error."""
+
     at: Millis
     detail: str
 

@@ -403,6 +403,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def main() -> None:
+    """Serve a data directory, as tests and benchmarks start it."""
     parser = argparse.ArgumentParser(prog="python -m sluiceway.server.run", description="Serve a data directory.")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")

@@ -33,6 +33,7 @@ def end_with_parent(shutdown_timeout: Millis) -> None:
 
 
 def say(said: Said) -> None:
+    """Send the supervisor a message."""
     os.write(1, msgspec.json.encode(said) + b"\n")
 
 
@@ -45,12 +46,14 @@ def beat() -> None:
 
 
 def serves(url: str) -> None:
+    """Report the URL to the supervisor, and begin the heartbeats."""
     say(Said(url=url))
     os.set_blocking(1, False)
     beat()
 
 
 def main() -> None:
+    """Read the order from standard input, and serve."""
     # The order comes from the supervisor, which has started this process; no other process can write there.
     order: WorkerOrder = pickle.load(sys.stdin.buffer)
     end_with_parent(order.loaded.configuration.server.shutdown_timeout)

@@ -174,6 +174,7 @@ class Follower:
 
 
 def check_batch(batch: Batch, limit: int | None = None) -> None:
+    """Check a batch against the port's rules."""
     assert batch.records.schema.equals(CHANGES)
     assert limit is None or batch.records.num_rows <= limit
     assert batch.upto is not None or not batch.records.num_rows, "records, and no position to go on from"

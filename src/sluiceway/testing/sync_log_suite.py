@@ -51,6 +51,7 @@ async def follow(log: SyncLog, enough: Callable[[Entries], bool], limit: int = 1
 
 
 def check_order(entries: Sequence[tuple[int, bytes]]) -> None:
+    """Check that the numbers are positive and rise."""
     numbers = [number for number, _ in entries]
     assert numbers == sorted(set(numbers)), "numbers rise"
     assert not numbers or numbers[0] >= 1
