@@ -1,3 +1,3 @@
-"""Measuring: peers, scale, Spark, the model of large clusters. Not in the wheel; `sluiceway.bench` has what `sluiceway bench` needs."""
+"""Measurements: peers, scale, Spark, the model of large clusters. Not in the wheel; `sluiceway.bench` has what `sluiceway bench` needs."""
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from sluiceway.bench.__main__ import main as compare
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The part's exit code. What a part needs is imported with it."""
+    """Run a part and return its exit code. Its dependencies are imported with it."""
     part, rest = (arguments[0] if arguments else ""), arguments[1:]
     if part not in PARTS:
         return compare(arguments)
@@ -21,6 +21,6 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    # A server that a benchmark started is stopped also when the benchmark is.
+    # A terminated benchmark also stops the servers that it started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

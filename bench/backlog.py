@@ -1,4 +1,4 @@
-"""A long line in one partition: how it is made, and leased from."""
+"""Long backlog in one partition: produce it, and lease from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WARM_UP = 20
 
 
 async def fill(url: str, items: int) -> None:
-    """A queue `q` of one partition with so many items, at least one batch."""
+    """Create a queue `q` of one partition with `items` items, at least one batch."""
     connection = Connection(url)
     await connection.open()
     await connection.post("/v1/queues.create", json.dumps({"queue_name": "q", "requested_partitions": 1}).encode())
@@ -30,14 +30,14 @@ async def fill(url: str, items: int) -> None:
 
 
 class Cycle(NamedTuple):
-    """Seconds of a lease of BATCH items, and of its completion."""
+    """Duration of a lease of BATCH items, and of its completion, in seconds."""
 
     lease: float
     complete: float
 
 
 async def cycles(urls: list[str], rounds: int) -> list[list[Cycle]]:
-    """Those at each server, in turn, after some that warm up. What was leased is produced again, so that the lines stay as long."""
+    """Run cycles at each server in turn, after a warm-up. Completed items are produced again, so that the backlogs keep their length."""
     connections = [Connection(url) for url in urls]
     for connection in connections:
         await connection.open()
@@ -62,7 +62,7 @@ async def cycles(urls: list[str], rounds: int) -> list[list[Cycle]]:
 
 
 def _complete(answer: bytes) -> bytes:
-    """The request that completes what was leased."""
+    """Request that completes the leased items."""
     about = json.loads(pa.ipc.open_stream(answer).schema.metadata[b"sluiceway"])
     if sum(lease["count"] for lease in about["leases"]) != BATCH:
         raise RuntimeError(f"not {BATCH} items in {about['leases']}")

@@ -1,7 +1,7 @@
-"""`python -m bench growth`: what a long line, many partitions, consumers that wait and a second worker cost, by their number.
+"""`python -m bench growth`: the cost of a long backlog, many partitions, waiting consumers and a second worker, against their number.
 
-Sizes of a part are measured in turns, on servers that are all open at the same time: a ratio says more than a time. With the figures goes
-the shape that each should have; `--plots` draws both.
+A part's sizes are measured in turn, on servers that all run at the same time: a ratio says more than a duration. The expected shape of
+each cost goes with the figures; `--plots` draws both.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from sluiceway.bench.work import Work, run
 Row = dict[str, float]
 
 SHORT = 10_000
-"""Waiting items of the line with which the longest is compared."""
+"""Waiting items of the backlog that the longest is compared with."""
 STARTS = 3
 SETTLE = 1.0
-"""Seconds that a server gets before it is watched at rest."""
+"""Seconds for a server to settle before it is watched at rest."""
 CASES = ("arrow-1000x100-c8", "single-cycle-c64")
 
 
 class Effort:
-    """How long to measure. `rounds` of a lease and its completion; `rest`: seconds for which an idle server is watched."""
+    """Duration of the measurements. `rounds`: leases with their completion; `rest`: seconds for which an idle server is watched."""
 
     def __init__(self, rounds: int, rest: float) -> None:
         self.rounds, self.rest = rounds, rest
 
 
 def backlog(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
-    """So many waiting items of 100 B in one partition."""
+    """Measure backlogs of `sizes` waiting items of 100 B in one partition."""
     folders = {size: folder / f"{size}" for size in sizes}
     for size, data in folders.items():
         progress(f"backlog: {size:,} items are produced")
@@ -74,7 +74,7 @@ def backlog(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
 
 
 def partitions(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
-    """One queue of so many empty partitions."""
+    """Measure one queue of `sizes` empty partitions."""
     folders = [folder / f"{size}" for size in sizes]
     for size, data in zip(sizes, folders, strict=True):
         progress(f"partitions: {size:,} are made")
@@ -106,9 +106,9 @@ def partitions(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
 
 
 def waiters(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
-    """So many consumers that wait on one empty queue, each with a connection of its own. More come to those that are there."""
+    """Measure `sizes` consumers that wait on one empty queue, each with its own connection. The number grows on one server."""
     most, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The server inherits it. It keeps half of its files for its stores.
+    # The server inherits the limit. It reserves half of its files for its stores.
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard if hard != resource.RLIM_INFINITY else max(most, 65_536), hard))
     with server(SLUICEWAY, folder / "data") as running:
         return run(_waiters(running, sizes, effort))
@@ -161,7 +161,7 @@ async def _waiters(running: Server, sizes: Sequence[int], effort: Effort) -> lis
 
 
 def workers(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
-    """So many processes on one data directory, and a client on the same machine that takes its part of the cores."""
+    """Measure `sizes` processes on one data directory, with a client on the same machine that uses a part of the cores."""
     folder.mkdir()
     with ExitStack() as stack:
         servers = [stack.enter_context(server(SLUICEWAY, folder / f"{size}", *by_workers(size, folder))) for size in sizes]
@@ -175,7 +175,7 @@ def workers(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
                     used = family_cpu(each.pid)
                     done = run(lean(each.url, Work.named(case), effort.rest / 2))
                     rates[number].append(done.items / done.seconds)
-                    # The warm-up is in it, and in the seconds.
+                    # Includes the warm-up, also in the seconds.
                     cpu[number].append((family_cpu(each.pid) - used) / done.seconds * 100)
             for number, row in enumerate(rows):
                 row[f"{case} items_per_s"] = statistics.median(rates[number])
@@ -187,14 +187,14 @@ def workers(folder: Path, sizes: Sequence[int], effort: Effort) -> list[Row]:
 PARTS: dict[str, tuple[Callable[[Path, Sequence[int], Effort], list[Row]], tuple[int, ...]]] = {
     "backlog": (backlog, (1_000, 10_000, 100_000, 1_000_000, 10_000_000)),
     "partitions": (partitions, (1, 10, 100, 1_000)),
-    # A listener takes 10,000 connections, and one is for the questions.
+    # A listener takes 10,000 connections, and one is for control.
     "waiters": (waiters, (1, 10, 100, 1_000, 9_999)),
     "workers": (workers, (1, 2)),
 }
 
 
 def _starts(folders: Sequence[Path]) -> list[float]:
-    """Seconds until a server on each of them takes requests, in turns."""
+    """Seconds until a server on each folder takes requests, measured in turn."""
     seconds: list[list[float]] = [[] for _ in folders]
     for _ in range(STARTS):
         for data, each in zip(folders, seconds, strict=True):
@@ -204,7 +204,7 @@ def _starts(folders: Sequence[Path]) -> list[float]:
 
 
 def _at_rest(servers: Sequence[Server], rest: float) -> list[float]:
-    """Shares of a core, all in the same seconds."""
+    """Shares of a core used at rest, measured simultaneously."""
     time.sleep(SETTLE)
     used, began = [cpu_seconds(each.pid) for each in servers], time.perf_counter()
     time.sleep(rest)
@@ -213,7 +213,7 @@ def _at_rest(servers: Sequence[Server], rest: float) -> list[float]:
 
 
 async def _costs(servers: Sequence[Server], rounds: int) -> list[tuple[float, float]]:
-    """Seconds by the clock and of the server's processor of a cycle of one item, in turns of ten."""
+    """Seconds of the clock and of the server's processor for a cycle of one item, measured in turns of ten."""
     connections = [Connection(each.url) for each in servers]
     for connection in connections:
         await connection.open()
@@ -253,16 +253,16 @@ async def _waiting(connection: Connection) -> int:
 
 
 async def _produce(connection: Connection, pid: int, calls: int) -> float:
-    """Seconds of the server's processor that one call to the other queue takes."""
+    """Processor seconds of the server for one call to the other queue."""
     body, used = json.dumps({"queue_name": "other", "items": [{"utf8": "x"}]}).encode(), cpu_seconds(pid)
-    # The system counts in hundredths of a second.
+    # The system counts in hundredths of a second, so ten times as many calls.
     for _ in range(10 * calls):
         await connection.post("/v1/queue.produce", body)
     return (cpu_seconds(pid) - used) / (10 * calls)
 
 
 def aims(parts: dict[str, list[Row]]) -> list[Figure]:
-    """What the issue of speed wants of these, as far as it was measured in full size; the rest as information."""
+    """Figures with the aims for speed, if measured at full size; the others for information."""
     figures: list[Figure] = []
     if rows := parts.get("backlog"):
         about, last, first = "backlog", rows[-1], rows[0]
@@ -303,7 +303,7 @@ def aims(parts: dict[str, list[Row]]) -> list[Figure]:
 
 
 def page_of(parts: dict[str, list[Row]], pictures: str = "") -> str:
-    """As Markdown: a table for each part, and its plot if these are in a folder."""
+    """Render Markdown: a table for each part, with its plot if `pictures` names their folder."""
     blocks = []
     for name, rows in parts.items():
         columns = list(rows[0])
@@ -319,7 +319,7 @@ def page_of(parts: dict[str, list[Row]], pictures: str = "") -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 1 if an aim was missed."""
+    """Run the benchmark. Exit code 1 if an aim was missed."""
     parser = argparse.ArgumentParser(prog="python -m bench growth", description=__doc__)
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="which to measure; all of them, if none is named")
     parser.add_argument("--largest", type=int, default=10_000_000, help="no size above it")

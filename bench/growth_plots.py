@@ -1,4 +1,4 @@
-"""Costs against sizes, each with the shape that it should have."""
+"""Plots of cost against size, with the expected shape of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Shape = Literal["flat", "linear"]
 
 
 class Panel(NamedTuple):
-    """`flat`: it should stay as at the smallest size. `linear`: it should lie on the line from the smallest size to the largest."""
+    """One plot. `flat`: expected to stay as at the smallest size. `linear`: expected on the line from the smallest size to the largest."""
 
     column: str
     title: str
@@ -53,18 +53,18 @@ PARTS = {
 
 
 def expected(shape: Shape, sizes: Sequence[float], values: Sequence[float]) -> list[float]:
-    """What the values should be at these sizes."""
+    """Expected values at these sizes."""
     rise = 0.0 if shape == "flat" or len(sizes) < 2 else (values[-1] - values[0]) / (sizes[-1] - sizes[0])
     return [values[0] + rise * (size - sizes[0]) for size in sizes]
 
 
 def draw(parts: Mapping[str, Sequence[Mapping[str, float]]], folder: Path) -> None:
-    """growth-PART.svg for each part that has several sizes."""
+    """Draw growth-PART.svg for each part with several sizes."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
-    # The same figures make the same file.
+    # Equal figures must make equal files.
     with mpl.rc_context({"svg.hashsalt": "sluiceway", "font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         for name, part in PARTS.items():
             rows = parts.get(name, ())

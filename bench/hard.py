@@ -1,8 +1,8 @@
 """`python -m bench hard`: work that does not suit a queue of ranges. Single-item leases, items produced one by one, completes in
-no order, leases that run out all at once.
+random order, leases that run out all at once.
 
-Each case is a process of its own: an instance on SQLite (FULL) with its callers, without HTTP, which costs the same whatever is asked for.
-Processor time is that of both. All answers are checked; a case that takes longer than its bound is ended, and the exit code is 1.
+Each case is its own process: an instance on SQLite (FULL) with its callers, without HTTP, whose cost does not depend on the work.
+Processor time is that of both. All answers are checked; a case that exceeds its bound is ended, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -33,39 +33,39 @@ from sluiceway.server.run import spare_the_collector
 T = TypeVar("T")
 Document = dict[str, Any]
 Leases = list[tuple[int, int]]
-"""Partition and number of each."""
+"""Partition and number of each lease."""
 
 PARTITIONS = 4
 PAYLOAD = 100
 BULK = 10_000
 """Items of a large produce or lease."""
 CALL = 1_000
-"""Ids or leases that one call names."""
+"""Ids or leases named by one call."""
 CALLERS = 64
 SINGLES = 256
-"""Callers that produce one item each at a time."""
+"""Callers that each produce one item at a time."""
 LONG = 3_600_000
-"""Milliseconds that no lease and no call outlasts."""
+"""Milliseconds that exceed every lease and call."""
 SOON = 2_000
-"""Milliseconds to a common deadline, beside what it takes to tell the leases of it."""
+"""Milliseconds until a common deadline, plus the time to set it on the leases."""
 COMMITS = 0.5
-"""Seconds in which what the last turns have changed is written."""
+"""Seconds in which the changes of the last turns are written."""
 
 
 def short(value: float) -> float:
-    """Four digits that count."""
+    """Round to four significant digits."""
     return float(f"{value:.4g}")
 
 
 class Bench:
-    """A started service with one queue, and what was measured of it."""
+    """A started service with one queue, and its measurements."""
 
     def __init__(self, service: Service) -> None:
         self.service = service
         self.phases: list[Document] = []
 
     async def measured(self, phase: str, items: int, work: Awaitable[int], why: str, wait: float = 0.0) -> None:
-        """The work tells how many items it was done to, and it waits so many seconds before. Raises RuntimeError if these are not all."""
+        """Measure work that returns its number of items; `wait`: seconds that it idles. Raises RuntimeError for another number."""
         memory, written = resident(os.getpid()), written_bytes()
         forget_peak()
         began, used, loop = time.perf_counter(), time.process_time(), time.thread_time()
@@ -93,7 +93,7 @@ class Bench:
         )
 
     async def produce(self, items: int, rows: int, callers: int) -> int:
-        """So many items, `rows` a call."""
+        """Produce `items` items, `rows` per call."""
         request = Produce(rows_of(rows, PAYLOAD), LONG)
 
         async def call(_: int) -> int:
@@ -102,12 +102,12 @@ class Bench:
         return await summed(call, range(items // rows), callers)
 
     async def lease(self, items: int, rows: int, *, payload: bool = False, then_complete: bool = False, into: Leases | None = None) -> int:
-        """All of the items, in leases of `rows` at most; which these are is added to `into`."""
+        """Lease all of the items, in leases of up to `rows`. Appends the leases to `into`."""
         request, got, wanted = Lease("bench", rows, LONG, LONG), 0, 0
 
         async def caller() -> None:
             nonlocal got, wanted
-            # Together they never ask for more than there is, so that nobody waits for what will not come.
+            # Together they never ask for more than there is, so that no caller waits for items that will not come.
             while wanted < items:
                 wanted += rows
                 leased = await self.service.lease("q", request, payload=payload)
@@ -131,7 +131,7 @@ class Bench:
         return settled.completed
 
     async def complete(self, chosen: Offsets, select: Callable[[Offsets], dict[int, list[Selection]]], call: int, callers: int = 8) -> int:
-        """Rows of (partition, number), `call` of them in one call, in that order."""
+        """Complete rows of (partition, number), `call` of them per call, in that order."""
 
         async def one(start: int) -> int:
             return await self.settle(select(chosen[start : start + call]))
@@ -142,7 +142,7 @@ class Bench:
         return sum(getattr(partition, name) for partition in self.service.stats("q").partitions)
 
     def given(self, counter: str) -> Offsets:
-        """(partition, number) of all that a fresh queue has given out, in random order; numbers from 0."""
+        """All (partition, number) that a fresh queue has given out, in random order; numbers from 0."""
         each = [
             np.stack([np.full(count, partition.partition), np.arange(count)], axis=1)
             for partition in self.service.stats("q").partitions
@@ -152,12 +152,12 @@ class Bench:
         return chosen
 
     async def run_out(self, leases: Leases, why: str) -> None:
-        """All of these leases, which are all that there are, run out at one moment. Told too: how long the loop works without a pause."""
+        """Let all of these leases, the only ones, run out at one moment. Also measures the longest uninterrupted work of the loop."""
         items = self.total("total_leased")
         ready = self.total("ready")
         began = time.perf_counter()
         await self.service.extend("q", Extend(leases[:BULK], LONG, LONG))
-        # Twice as long as it takes to tell all of them.
+        # Twice the time needed to set all of them.
         chunks = -(-len(leases) // BULK)
         deadline = time.perf_counter() + SOON / 1_000 + 2 * chunks * (time.perf_counter() - began)
         for start in range(0, len(leases), BULK):
@@ -172,7 +172,7 @@ class Bench:
             nonlocal held
             await asyncio.sleep(max(0.0, left - 0.05))
             last = time.thread_time()
-            # That the last turn has ended is no event of the service.
+            # Polls, since the service has no event for the end of the last turn.
             while self.total("total_leased"):
                 await asyncio.sleep(0.001)
                 now = time.thread_time()
@@ -185,7 +185,7 @@ class Bench:
 
 
 async def summed(call: Callable[[T], Awaitable[int]], each: Iterable[T], callers: int) -> int:
-    """The sum of what the calls answer, so many of them at a time."""
+    """Sum the results of the calls, with up to `callers` of them at a time."""
     todo, done = iter(each), 0
 
     async def caller() -> None:
@@ -206,12 +206,12 @@ def by_lease(leases: Iterable[tuple[int, int]]) -> dict[int, list[Selection]]:
 
 
 def by_number(chosen: Offsets) -> dict[int, list[Selection]]:
-    """By lease ids. A partition's leases have numbers from 1."""
+    """Selections by lease id. A partition's leases have numbers from 1."""
     return by_lease((partition, number + 1) for partition, number in chosen.tolist())
 
 
 def by_offset(chosen: Offsets) -> dict[int, list[Selection]]:
-    """By item ids. A partition's items have offsets from 0."""
+    """Selections by item id. A partition's items have offsets from 0."""
     return {
         int(partition): [Selection(DONE, offsets=np.sort(chosen[chosen[:, 0] == partition, 1]))] for partition in np.unique(chosen[:, 0])
     }
@@ -318,9 +318,9 @@ async def expiry(bench: Bench, items: int) -> None:
 class Case(NamedTuple):
     run: Callable[[Bench, int], Awaitable[None]]
     share: int
-    """Of the items that a run has at most, one in so many."""
+    """Divisor of a run's maximum number of items."""
     bound: float
-    """Seconds for a million items; beside that each case has a minute."""
+    """Seconds per million items; each case has a minute in addition."""
 
 
 CASES = {
@@ -343,7 +343,7 @@ async def _run(name: str, items: int, folder: Path) -> list[Document]:
 
 
 def measure(name: str, items: int) -> list[Document]:
-    """The case's phases, from a process of its own. Raises RuntimeError if it failed or took longer than its bound."""
+    """Run the case in its own process and return its phases. Raises RuntimeError if it failed or exceeded its bound."""
     bound = 60 + CASES[name].bound * items / 1e6
     with tempfile.TemporaryDirectory(prefix="sluiceway-hard-") as folder:
         command = [sys.executable, "-m", __spec__.name, name, str(items), folder]
@@ -365,7 +365,7 @@ COLUMNS = {
     "written, B": "written_per_item",
     "memory, B": "memory_per_item",
 }
-"""What is shown of a phase, by its head: as it is, and then for each item."""
+"""Columns of a phase by heading: the items, the rate, then figures per item."""
 
 
 def _cells(phase: Document) -> list[str]:
@@ -379,7 +379,7 @@ def _cells(phase: Document) -> list[str]:
 
 
 def table(cases: dict[str, list[Document]]) -> str:
-    """As Markdown: the figures, then what explains them."""
+    """Render Markdown: the figures, then their explanations."""
     heads = ["", *COLUMNS, "memory of the process, MB", "at most", "loop held, ms"]
     phases = [(name, each) for name, phases in cases.items() for each in phases]
     rows = [[f"{number}. `{name}`: {each['phase']}", *_cells(each)] for number, (name, each) in enumerate(phases, 1)]
@@ -391,7 +391,7 @@ def table(cases: dict[str, list[Document]]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 1 if a case failed, or took longer than its bound."""
+    """Run the benchmark. Exit code 1 if a case failed or exceeded its bound."""
     parser = argparse.ArgumentParser(prog="python -m bench hard", description=__doc__)
     parser.add_argument("cases", nargs="*", choices=[*CASES, []], help="which to measure; all of them, if none is named")
     parser.add_argument("--items", type=int, default=10_000_000, help="of the largest case; the others have a tenth or a hundredth of it")

@@ -1,6 +1,6 @@
-"""`python -m bench hung`: one partition of four that does not answer any more: what is left of the others' throughput.
+"""`python -m bench hung`: throughput of the other partitions when one of four stops answering.
 
-The store is one whose partitions hang by themselves, as those of several machines do, so few calls share a transaction (ADR 30).
+The store's partitions hang independently, as on several machines, so few calls share a transaction (ADR 30).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from sluiceway.ports.partition_store import Changes, Fence, Least, PartitionRef,
 PARTITIONS, PRODUCERS, CONSUMERS = 4, 16, 4
 LONG = 60_000
 WARM, TIME = 1.5, 6.0
-"""Seconds before it is measured, and for which."""
+"""Seconds of warm-up, and of the measurement."""
 ROUNDS = 3
 
 
 class Hanging:
-    """A store whose last partition stops committing at a word."""
+    """A store whose last partition stops committing on demand."""
 
     def __init__(self, store: PartitionStore) -> None:
         self._store = store
@@ -71,7 +71,7 @@ class Hanging:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 1 if an aim was missed."""
+    """Run the benchmark. Exit code 1 if an aim was missed."""
     argparse.ArgumentParser(prog="python -m bench hung", description=__doc__).parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="sluiceway-hung-") as folder:
         figures = measure(Path(folder))
@@ -92,7 +92,7 @@ def measure(folder: Path) -> list[Figure]:
 
 
 async def _run(folder: Path, hangs: bool) -> tuple[float, float]:
-    """Produces a second, and the time within which 99 % of them were answered."""
+    """Measure produces per second, and the 99th percentile of their duration."""
     stores: list[Hanging] = []
 
     def opened(name: str, settings: BackendSettings, data: Path) -> PartitionStore:
@@ -112,7 +112,7 @@ async def _run(folder: Path, hangs: bool) -> tuple[float, float]:
     times.clear()
     began = time.perf_counter()
     await asyncio.sleep(TIME)
-    # Whoever waits for the commit that hangs is in no time: if all do, they have waited for all of it.
+    # Producers that wait for the hanging commit are not counted: if all do, their wait is the whole measurement.
     slowest = statistics.quantiles(times, n=100)[98] if len(times) > 1 else TIME
     rate = max(1, len(times)) / (time.perf_counter() - began)
     going.set()
@@ -135,7 +135,7 @@ async def _consumer(service: Service, name: str, going: asyncio.Event) -> None:
         try:
             leased = await service.lease("q", Lease(name, 100, 200))
         except SluicewayError:
-            # It was being written to the partition that hangs: a consumer asks again.
+            # Its lease was being written to the hanging partition: a consumer asks again.
             continue
         selections = {lease.partition: [Selection(DONE, lease=lease.number)] for lease in leased.leases}
         if selections:

@@ -1,4 +1,4 @@
-"""A Kafka broker of one's own, and programs of Java from its registry (Linux)."""
+"""A private Kafka broker, and Java programs from the Java registry (Linux)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from sluiceway.spark.session import find_java_home
 
 VERSION = "4.4.0"
 FETCH_TIMEOUT = 600.0
-"""Seconds to fetch a program; it takes half a minute."""
+"""Seconds to fetch a program, which usually takes half a minute."""
 PATIENCE = 120.0
-"""Seconds within which the broker starts, and ends."""
+"""Seconds within which the broker must start, and end."""
 
 SETTINGS = {
     "process.roles": "broker,controller",
@@ -30,7 +30,7 @@ SETTINGS = {
     "controller.listener.names": "CONTROLLER",
     "inter.broker.listener.name": "PLAINTEXT",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
-    # A topic that is made by mistake would have none of the settings that it must have.
+    # A topic created by mistake would lack its required settings.
     "auto.create.topics.enable": "false",
     "default.replication.factor": "1",
     "offsets.topic.replication.factor": "1",
@@ -41,7 +41,7 @@ SETTINGS = {
     "share.coordinator.state.topic.min.isr": "1",
     "group.initial.rebalance.delay.ms": "0",
     "group.min.session.timeout.ms": "500",
-    # A killed server may come back when its session with the controller, which is in the same process, is over.
+    # A killed server can return once its session with the controller, which is in the same process, is over.
     "broker.session.timeout.ms": "2000",
     "broker.heartbeat.interval.ms": "500",
     "log.cleaner.enable": "false",
@@ -51,7 +51,7 @@ SETTINGS = {
 }
 
 SMALL = ("-Xms128m", "-Xmx320m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
-"""Flags of Java for a broker that starts soon and has little to do."""
+"""Java flags for a broker that starts fast and has little to do."""
 
 LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="WARN">
@@ -62,11 +62,11 @@ LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
 
 
 class NotFoundError(Exception):
-    """This machine has no such program, and it cannot be fetched."""
+    """The program is not on this machine, and cannot be fetched."""
 
 
 def java() -> Path:
-    """Raises NotFoundError."""
+    """Return the path of Java. Raises NotFoundError."""
     try:
         return find_java_home() / "bin" / "java"
     except SluicewayError as error:
@@ -74,8 +74,9 @@ def java() -> Path:
 
 
 def fetch(organisation: str, module: str, version: str, cache: Path) -> Path:
-    """The directory with that module's jars and all that they need, under `cache`, where the first who asks puts it, once for all
-    processes. By the client for the Java registry that PySpark carries. Raises NotFoundError.
+    """Return the directory with the module's jars and dependencies under `cache`, where the first caller puts it, once for all processes.
+
+    Uses the client for the Java registry that PySpark carries. Raises NotFoundError.
     """
     place = cache / f"{module}-{version}"
     if place.exists():
@@ -96,7 +97,7 @@ def _fetch(organisation: str, module: str, version: str, place: Path) -> None:
     with tempfile.TemporaryDirectory(prefix="fetch-", dir=place.parent) as directory:
         found = Path(directory) / "jars"
         command = [str(java()), "-jar", str(clients[-1]), "-dependency", organisation, module, version]
-        # Some of what is needed calls itself a bundle.
+        # Some dependencies have the type bundle.
         command += ["-confs", "default", "-types", "jar", "bundle", "-cache", f"{directory}/cache"]
         command += ["-retrieve", f"{found}/[artifact]-[revision](-[classifier]).[ext]"]
         try:
@@ -110,7 +111,7 @@ def _fetch(organisation: str, module: str, version: str, place: Path) -> None:
 
 
 class Broker:
-    """Started by entering the block, stopped by leaving it. `program` is the directory of its jars."""
+    """A broker, running for the duration of the block. `program`: directory of its jars."""
 
     def __init__(self, program: Path, settings: Mapping[str, str] = SETTINGS, flags: Sequence[str] = SMALL) -> None:
         self._program = program
@@ -153,7 +154,7 @@ class Broker:
         return self._process.pid
 
     def start(self) -> None:
-        """Returns when the broker is ready; some 4 seconds."""
+        """Start the broker; returns when it is ready, after some 4 seconds."""
         self._process = self._spawn("kafka.Kafka", str(self._properties))
         deadline = time.monotonic() + PATIENCE
         while not self.ready():
@@ -164,18 +165,18 @@ class Broker:
             time.sleep(0.05)
 
     def ready(self) -> bool:
-        """Whether it can be reached. Clients have to be patient still, until it takes part in the cluster."""
+        """Whether it accepts connections. Clients must still wait until it takes part in the cluster."""
         with socket.socket() as probe:
             return probe.connect_ex(("127.0.0.1", self.port)) == 0
 
     def kill(self) -> None:
-        """By SIGKILL."""
+        """Kill it (SIGKILL)."""
         assert self._process is not None
         self._process.kill()
         self._process.wait(PATIENCE)
 
     def stop(self) -> None:
-        """In good order."""
+        """Stop it gracefully."""
         assert self._process is not None
         self._process.terminate()
         self._process.wait(PATIENCE)

@@ -1,7 +1,7 @@
-"""`python -m bench model`: what a cluster of 10, 100 or 1,000 instances costs its meta store and itself, and where it breaks.
+"""`python -m bench model`: the cost of a cluster of 10, 100 or 1,000 instances for its meta store and itself, and its limits.
 
 The constants are measured (`--measure URL --pid PID`: those of the meta store at that URL, whose server is that process with its
-children) and kept in bench/results/model.json; docs/scale-out.md has the assumptions. All of it is arithmetic on these.
+children) and kept in bench/results/model.json; docs/scale-out.md has the assumptions. All else is arithmetic on them.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from sluiceway.ports.meta_store import MetaStore
 
 RESULTS = Path("bench/results/model.json")
 WATCHERS = 2
-"""What an instance follows by hints: its group, and the queues."""
+"""Watchers of an instance: its group, and the queues."""
 QUIET_READS = 1.0 + WATCHERS
-"""Reads a second of an instance that nothing makes: the API keys, and each watcher's own look."""
+"""Reads per second of an idle instance: the API keys, and each watcher's own look."""
 SETTLE = PARAMETERS.settle_timeout / 1_000
 PARTS = 5
 PLAN_ITEM = 34
-"""Bytes of a partition in the plan: its name, with quotes and grant, and its part of its owner's name, once or, while it moves, twice."""
+"""Bytes per partition in the plan: its name, with quotes and grant, and its part of its owner's name; once or, while it moves, twice."""
 
 
 @dataclass(frozen=True)
 class Store:
-    """What a meta store's calls cost, in seconds. `…_cpu` is the server's processor time, `…_here` the instance's.
+    """Costs of a meta store's calls, in seconds. `…_cpu`: processor time of the server; `…_here`: of the instance.
 
-    `serial`: one commit waits for the end of the one before. `asks_at_hints`: a watcher that is woken asks whether it is concerned.
-    `each` is of one member's record in a look at the group.
+    `serial`: commits are sequential. `asks_at_hints`: a woken watcher asks whether the change concerns it.
+    `…_each`: for each member's record in a look at the group.
     """
 
     name: str
@@ -64,19 +64,19 @@ class Store:
 
 @dataclass(frozen=True)
 class Setting:
-    """A cluster. `calls`: requests a second at each instance; `call_here`: processor seconds of one, and of its hop at either side.
+    """A cluster. `calls`: requests per second at each instance; `call_here`: processor seconds of one, and of its hop at either side.
 
-    `strays`: which part of the calls on leased items is sent to any instance (behind a load balancer); the rest goes to the owner.
-    `looks_each_beat`: a member looks at every beat of another, or else once for each of its own. `delta`: a look brings what has changed,
-    or else the whole group. `told_what`: a hint says what has changed, so that nobody has to ask. `network`: megabytes that the meta
-    store can send in a second.
+    `strays`: fraction of the calls on leased items sent to any instance (behind a load balancer); the others go to the owner.
+    `looks_each_beat`: a member looks at every beat of another, rather than once per beat of its own. `delta`: a look fetches the changes
+    rather than the whole group. `told_what`: a hint names the change, so that watchers need not ask. `network`: megabytes per second that
+    the meta store can send.
     """
 
     instances: int
     partitions: int = 1_000
     queues: int = 100
     cores: float = 4.0
-    """Of the meta store's server, and of each instance one."""
+    """Cores of the meta store's server; each instance has one."""
     beat: float = PARAMETERS.beat_interval / 1_000
     lease: float = PARAMETERS.lease_timeout / 1_000
     calls: float = 1_000.0
@@ -89,34 +89,34 @@ class Setting:
 
 
 class Cost(NamedTuple):
-    """A second of the cluster at rest but for its calls, and a round. Shares are of what there is: above 1 it cannot be."""
+    """Costs per second of a cluster at rest apart from its calls, and of a round. A share above 1 is impossible."""
 
     instances: int
     commits: float
     looks: float
     asks: float
     megabytes: float
-    """What the meta store sends."""
+    """Sent by the meta store."""
     commit_line: float
-    """For which share of the time some commit is under way, where they wait for one another."""
+    """Fraction of the time in which a commit is in flight, where commits are sequential."""
     meta_cores: float
     look_share: float
-    """Of an instance's core, for beats, looks and hints."""
+    """Share of an instance's core, for beats, looks and hints."""
     polls: float
-    """Of one instance a second, asked and answered."""
+    """Polls of one instance per second, sent and answered."""
     poll_share: float
     gossip_kb: float
-    """What one instance is told of the others' loads."""
+    """Data about other instances' loads that one instance receives."""
     forwarded: float
-    """Calls a second in the whole cluster that are done by another instance than the one that was asked."""
+    """Calls per second in the whole cluster that another instance than the one asked carries out."""
     forward_share: float
-    """Of an instance's core."""
+    """Share of an instance's core."""
     round_s: float
     breaks: str
 
 
 def cost(store: Store, at: Setting) -> Cost:
-    """What follows from the constants."""
+    """Compute the costs from the constants."""
     n = at.instances
     commits = n / at.beat
     hints = commits if at.looks_each_beat else 1 / at.beat
@@ -132,11 +132,11 @@ def cost(store: Store, at: Setting) -> Cost:
     polls = 2 * (n - 1) / (POLL / 1_000)
     poll_share = polls * at.call_here
     gossip_kb = (n - 1) / (POLL / 1_000) * 40 * min(at.queues, at.queues * at.partitions / n) / 1e3
-    # Of a produce, a lease and a completion: produces stay, leases find items where they are asked, completions go to the owner.
+    # Of a produce, a lease and a completion: produces stay, leases find items where they are sent, completions go to the owner.
     forwarded = at.strays * n * at.calls / 3 * (n - 1) / n
     forward_share = forwarded / n * 2 * at.call_here
     commit_line = commits * store.commit if store.serial else 0.0
-    # Everybody marks itself and, with its next beat, says that it has stopped; beside these the opening and the seal.
+    # Each member marks itself and, with its next beat, confirms that it has stopped; add the opening and the seal.
     marks = (n + 2) * store.commit if store.serial else 3 * store.commit
     round_s = SETTLE + marks / max(0.05, 1 - commit_line) + 2 * look_cpu * n / at.cores
     verdicts = [
@@ -173,7 +173,7 @@ def cost(store: Store, at: Setting) -> Cost:
 
 
 def most(store: Store, at: Setting) -> int:
-    """The most instances with which nothing breaks, were there no limit on members."""
+    """Return the maximum number of instances with which nothing breaks, apart from the limit on members."""
     low, high = 1, 100_000
     while low < high:
         middle = (low + high + 1) // 2
@@ -189,7 +189,7 @@ VARIANTS: dict[str, Setting] = {
     "… at what a hint says has changed": Setting(10, looks_each_beat=False, delta=True, told_what=True),
     "… with a beat each 2 s": Setting(10, looks_each_beat=False, delta=True, told_what=True, beat=2.0, lease=12.0),
 }
-"""What there is, what can be set, and what would have to be built."""
+"""Present state, possible settings, and designs not built."""
 
 
 COLUMNS = (
@@ -209,7 +209,7 @@ COLUMNS = (
 
 
 def table(stores: Sequence[Store]) -> str:
-    """For people, as Markdown."""
+    """Render the results as Markdown."""
     lines = []
     for store in stores:
         lines += [f"\n**{store.name}**\n", f"| | {' | '.join(COLUMNS)} |", "| --- " * (1 + len(COLUMNS)) + "|"]
@@ -241,10 +241,10 @@ class Taken(NamedTuple):
 
 
 async def _taken(call: Callable[[int], Awaitable[object]], rounds: int, pid: int) -> Taken:
-    """Of one call after another, after a few that warm up.
+    """Measure one call after another, after a warm-up.
 
-    What else the machine does makes each of them longer, never shorter. So it is the least of PARTS parts: processor time by the part's
-    mean, seconds (which have the wait for a sync in them) by its lower quartile.
+    Other load on the machine only makes calls longer. So the result is the minimum of PARTS parts: of their mean processor time, and of the
+    lower quartile of their seconds (which include the wait for a sync).
     """
     for number in range(max(1, rounds // 10)):
         await call(number)
@@ -261,7 +261,7 @@ async def _taken(call: Callable[[int], Awaitable[object]], rounds: int, pid: int
 
 
 async def _look(store: MetaStore, members: int, rounds: int, pid: int) -> Taken:
-    """A look at a group of so many members, one of which has just beaten."""
+    """Measure a look at a group of `members`, one of which has just beaten."""
     keys = Keys(f"model{members}")
     record = msgspec.json.encode(MemberRecord(beat=1, lease_timeout=3_000, address="http://10.0.0.1:2319", joined_at=1))
     names = [f"instance-{number:08}" for number in range(members)]

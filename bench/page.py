@@ -1,4 +1,4 @@
-"""`python -m bench page`: the plots and the tables of docs/benchmarks.md, made from bench/results/latest.json."""
+"""`python -m bench page`: the plots and tables of docs/benchmarks.md, made from bench/results/latest.json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sluiceway.bench import systems
 from sluiceway.bench.figures import progress
 
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-"""Between these two lines the page is made from the figures; the rest is written by hand."""
+"""The page between these two lines is made from the figures; the rest is written by hand."""
 
 OURS, PEER = "#1f6f8b", "#b8b8b0"
 _OWN = ("sluiceway", "sluiceway-client", "sluiceway-workers-2", "sluiceway-postgres")
@@ -37,11 +37,11 @@ AIMS = (
         for aim in (("redis-always", least), ("postgres", 1), ("rabbitmq-quorum", 1))
     ),
 )
-"""The least that ours is to be, as a multiple of a peer in a case."""
+"""Lower bounds of ours as a multiple of a peer, by case."""
 POSTGRES_AIM = 3
-"""That of our PostgreSQL store against rows on the same server, in the first of these cases."""
+"""Lower bound of our PostgreSQL store against rows on the same server, in the first of these cases."""
 LATENCY_AIM = 5
-"""The most that the p99 of a cycle at low load is to be, as a multiple of that of `redis-always`."""
+"""Upper bound of the p99 of a cycle at low load, as a multiple of that of `redis-always`."""
 SIZES = (1, 100, 1_000, 10_000)
 
 
@@ -98,7 +98,7 @@ def _aims(document: dict[str, Any]) -> str:
 
 
 def _lost(document: dict[str, Any]) -> str:
-    """The peers that are ahead of ours somewhere. What is no peer is left out."""
+    """List the peers that are ahead of ours in a case. Systems that are not peers are left out."""
     peers = [name for name in systems.MODULES if name not in (*_OWN, "in-process", "in-memory", "disk")]
     lines = []
     for case, ratios in document["ratios"].items():
@@ -146,10 +146,10 @@ def _ordered(figures: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def plots(document: dict[str, Any], folder: Path) -> list[Path]:
-    """Those whose cases were measured."""
+    """Draw the plots whose cases were measured."""
     import matplotlib
 
-    # The same figures make the same file: no date, no random ids.
+    # Equal figures must make equal files: no date, no random ids.
     matplotlib.use("svg")
     matplotlib.rcParams.update({"svg.hashsalt": "sluiceway", "svg.fonttype": "none", "font.size": 9})
     cases = document["cases"]
@@ -166,7 +166,7 @@ def plots(document: dict[str, Any], folder: Path) -> list[Path]:
 
 
 def _bars(file: Path, title: str, cases: dict[str, Any]) -> Path:
-    """One bar a system; where there are several cases, one group of bars for each. A peer that is in all is shown once."""
+    """Draw one bar per system, with one axis per case."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(1, len(cases), figsize=(4.6 * len(cases), 4.2), layout="constrained", squeeze=False)
@@ -186,7 +186,7 @@ def _bars(file: Path, title: str, cases: dict[str, Any]) -> Path:
 
 
 def _latency(file: Path, figures: dict[str, Any]) -> Path:
-    """Of each system a line from the median to the p99.9 of a cycle, with the p99 between; the scale is logarithmic."""
+    """Draw for each system a line from the median to the p99.9 of a cycle, with the p99 between, on a logarithmic scale."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
@@ -206,7 +206,7 @@ def _latency(file: Path, figures: dict[str, Any]) -> Path:
 
 
 def _sizes(file: Path, cases: dict[str, Any]) -> Path:
-    """Items a second against the items of a batch."""
+    """Draw items per second against the size of a batch."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(6.4, 4.2), layout="constrained")

@@ -1,7 +1,7 @@
-"""`make bench-peers`: install what `make bench` measures us against, and try each of it, on loopback.
+"""`make bench-peers`: install the peers of `make bench`, and try each of them, on loopback.
 
 The Python clients are in the group `bench` of pyproject.toml. Programs come from Debian's packages if this user may install them, a newer
-NATS from the Go module proxy if there is a Go, Kafka from the Java registry.
+NATS from the Go module proxy if Go is installed, Kafka from the Java registry.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SECONDS = 0.5
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 1 if a peer cannot be measured here."""
+    """Install and try the peers. Exit code 1 if one cannot be measured here."""
     parser = argparse.ArgumentParser(prog="make bench-peers", description=__doc__)
     parser.add_argument("--no-install", action="store_true", help="only try what is there")
     given = parser.parse_args(arguments)
@@ -63,7 +63,7 @@ def _install_packages() -> None:
 
 @contextmanager
 def _nothing_starts() -> Iterator[None]:
-    """No package starts its service meanwhile: it would listen where it likes, and take time from what is measured."""
+    """Keep packages from starting their services: they would listen on arbitrary ports, and compete with the measurements."""
     ours = not POLICY.exists()
     if ours:
         POLICY.write_text("#!/bin/sh\nexit 101\n")
@@ -92,14 +92,14 @@ def _fetch_kafka() -> None:
 
 
 def _run(*command: str, **environment: str) -> None:
-    """What it says is seen. If it fails, the peer is not found afterwards, and that is told."""
+    """Run a command with visible output. After a failure the peer is reported as not found."""
     ended = subprocess.run(command, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive", **environment}, check=False)
     if ended.returncode:
         progress(f"FAILED with {ended.returncode}: {' '.join(command)}")
 
 
 def _try(name: str) -> bool:
-    """Start that system, let it do a little, stop it, and say what it is."""
+    """Start the system, run a short slice, stop it, and print its version and guarantee."""
     with harness.started([name], progress) as running:
         if name not in running:
             return False

@@ -1,4 +1,4 @@
-"""Commands in pipelines over one socket, with as little as can be between them and it: their answers come in their order."""
+"""Pipelined commands over one socket, with minimal overhead: answers arrive in the commands' order."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Pipeline(asyncio.Protocol, ABC, Generic[T]):
-    """One pipeline at a time. Who speaks a protocol says in `read` what answers some data ends."""
+    """One pipeline at a time. A protocol's subclass implements `read`."""
 
     def __init__(self) -> None:
         self._answers: list[T] = []
@@ -19,10 +19,10 @@ class Pipeline(asyncio.Protocol, ABC, Generic[T]):
 
     @abstractmethod
     def read(self, data: bytes) -> list[T]:
-        """The answers that are whole with this data."""
+        """Return the answers that this data completes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transports have the methods of asyncio's, but are none of them.
+        # uvloop's transports have the methods of asyncio's, but are no subclasses.
         self._transport = cast(asyncio.Transport, transport)
         self._loop = asyncio.get_running_loop()
 
@@ -39,7 +39,7 @@ class Pipeline(asyncio.Protocol, ABC, Generic[T]):
             self._done.set_result(self._answers)
 
     def call(self, commands: bytes, count: int = 1) -> asyncio.Future[list[T]]:
-        """The answers to so many commands."""
+        """Send `count` commands. The future has their answers."""
         self._answers, self._wanted = [], count
         self._done = self._loop.create_future()
         self._transport.write(commands)

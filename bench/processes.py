@@ -1,4 +1,4 @@
-"""Peers' servers as processes of ours: on loopback, on ports of their own, ended by their ids."""
+"""Peers' servers as child processes: on loopback, on free ports, ended by their ids."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 INSTALLED = Path(".tools/peers")
-"""Where `make bench-peers` puts what the system's packages do not have."""
+"""Directory in which `make bench-peers` puts programs that the system's packages lack."""
 PATIENCE = 60.0
-"""Seconds within which a server starts, and ends."""
+"""Seconds within which a server must start, and end."""
 
 
 def program(name: str) -> str | None:
-    """Where a program is. What was fetched goes before what the system has, and Debian has servers where ordinary users do not look."""
+    """Find a program. Fetched programs come before the system's; Debian has servers in directories outside of users' PATH."""
     return shutil.which(name, path=f"{INSTALLED.absolute()}:{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
 def output_of(name: str, *arguments: str) -> str:
-    """The first line that a program prints."""
+    """Return the first line that a program prints."""
     ended = subprocess.run([program(name) or name, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False)
     return (ended.stdout or ended.stderr).strip().partition("\n")[0]
 
@@ -35,7 +35,7 @@ def free_port() -> int:
 
 
 def listening(port: int, process: subprocess.Popen[bytes]) -> None:
-    """Return when somebody listens there. Raises RuntimeError if the process ends first, or takes too long."""
+    """Wait until the port accepts connections. Raises RuntimeError if the process ends first, or takes too long."""
     until = time.monotonic() + PATIENCE
     while time.monotonic() < until:
         if process.poll() is not None:

@@ -1,5 +1,5 @@
-"""`python -m bench spark`: rows per second and processor time per row of the Spark source and sink, side by side with those of
-Spark's own Kafka connector and a real broker, and with a scan of parquet files, in one session of `local[2]`.
+"""`python -m bench spark`: rows per second and processor time per row of the Spark source and sink, beside those of
+Spark's own Kafka connector with a real broker, and a scan of parquet files, in one session of `local[2]`.
 
 Rounds alternate between the two, and a ratio is of one round. The broker and Spark's connector come from the Java registry.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SIZES = (100, 1_000)
-"""Bytes of a payload. Of larger ones there are fewer, in proportion to the root of their size."""
+"""Payload sizes in bytes. The number of items falls with the square root of the size."""
 DEFAULT_BATCH = 50_000
 FLOOR_ITEMS = 12
 RIVAL = "kafka"
@@ -42,13 +42,13 @@ _OURS = "from sluiceway.spark import session; session('start')"
 _PLAIN = "from pyspark.sql import SparkSession; SparkSession.builder.master('local[2]').appName('start').getOrCreate()"
 
 Runs = dict[tuple[str, str], list[Run]]
-"""By what was done, and by whom."""
+"""Runs by operation and system."""
 
 
 def rows_and_bytes(
     spark: SparkSession, places: Sequence[Place], url: str, folder: Path, items: int, size: int, rounds: int
 ) -> list[Figure]:
-    """One size of payloads: write, read in batches of two sizes, and scan the parquet files."""
+    """Measure one payload size: write, read in batches of two sizes, and scan the parquet files."""
     rows = spark_runs.make_rows(spark, folder, items, size)
     batches = (min(DEFAULT_BATCH, items // 4), items // 2)
     runs: Runs = {}
@@ -73,7 +73,7 @@ def rows_and_bytes(
 
 
 def figures_of(what: str, about: str, items: int, runs: Runs) -> list[Figure]:
-    """What one thing cost each of those that did it, and ours as a multiple of Kafka's, round by round."""
+    """Figures of one operation for each system, with ours as a multiple of Kafka's, round by round."""
     found: list[Figure] = []
     own: dict[str, list[Run]] = {who: some for (done, who), some in runs.items() if done == what}
     streams = all(run.batches for some in own.values() for run in some)
@@ -94,7 +94,7 @@ def figures_of(what: str, about: str, items: int, runs: Runs) -> list[Figure]:
 
 
 def floor(spark: SparkSession, places: Sequence[Place], url: str, folder: Path) -> list[Figure]:
-    """What a micro-batch costs that has next to nothing in it."""
+    """Measure the fixed cost of a micro-batch: one with a single item."""
     rows = spark_runs.make_rows(spark, folder, FLOOR_ITEMS, 100).coalesce(1)
     spark_runs.create_queue(url, "floor")
     figures = []
@@ -107,7 +107,7 @@ def floor(spark: SparkSession, places: Sequence[Place], url: str, folder: Path) 
 
 
 def start_up(rounds: int) -> list[Figure]:
-    """From the start of Python until there is a session."""
+    """Measure the time from the start of Python until there is a session."""
     clock: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
     environment = {**os.environ, "JAVA_HOME": str(kafka.java().parent.parent), "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -128,7 +128,7 @@ def _children_cpu() -> float:
 
 
 def _turned(places: Sequence[Place], number: int) -> Sequence[Place]:
-    """Who goes first changes."""
+    """Alternate the order of the systems."""
     return places if number % 2 else places[::-1]
 
 
@@ -136,13 +136,13 @@ _median = statistics.median
 
 
 def _connector(version: str, cache: Path) -> str:
-    """Jars, for `spark.jars`: those of the connector that PySpark has not. Raises NotFoundError."""
+    """Return the connector's jars that PySpark lacks, for `spark.jars`. Raises NotFoundError."""
     place = kafka.fetch("org.apache.spark", "spark-sql-kafka-0-10_2.13", version, cache)
     return ",".join(str(jar) for jar in sorted(place.iterdir()) if jar.name.startswith(_CONNECTOR))
 
 
 def measure(folder: Path, cache: Path, connector: str, items: int, rounds: int) -> list[Figure]:
-    """Raises NotFoundError if there is no Kafka to be had."""
+    """Measure everything. Raises NotFoundError if Kafka cannot be found or fetched."""
     program = kafka.fetch("org.apache.kafka", "kafka_2.13", kafka.VERSION, cache)
     jars = _connector(connector, cache)
     figures = start_up(rounds)
@@ -163,7 +163,7 @@ def measure(folder: Path, cache: Path, connector: str, items: int, rounds: int) 
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 1 if an aim was missed, 2 if there is no Kafka to measure against."""
+    """Run the benchmark. Exit code 1 if an aim was missed, 2 without Kafka to compare with."""
     own = importlib.metadata.version("pyspark")
     parser = argparse.ArgumentParser(prog="python -m bench spark", description=__doc__)
     parser.add_argument("--items", type=int, default=1_000_000, help="items of 100 B")

@@ -1,4 +1,4 @@
-"""What is measured in one Spark session: rows into and out of Sluiceway and Kafka, and what they cost."""
+"""Runs in one Spark session: rows into and out of Sluiceway and Kafka, and their costs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 PARTITIONS = 4
-"""Of a queue and of a topic, and tasks of a write."""
+"""Partitions of a queue and of a topic, and tasks of a write."""
 
 _HEX = 128
 _REQUEST_TIMEOUT = 600_000
 
 
 class Run(NamedTuple):
-    """Seconds: by the clock, of the processor for Spark (Java and Python) and for the server; rows and seconds of a stream's batches."""
+    """Costs in seconds: by the clock, of the processor for Spark (Java and Python) and the server; `batches`: rows and seconds of each."""
 
     seconds: float
     spark_cpu: float
@@ -32,18 +32,18 @@ class Run(NamedTuple):
 
     @property
     def steady(self) -> float:
-        """Seconds a row in all batches but the first, which has a start in it."""
+        """Seconds per row in all batches but the first, which includes the start."""
         later = self.batches[1:]
         return sum(seconds for _, seconds in later) / sum(rows for rows, _ in later)
 
     @property
     def trigger(self) -> float:
-        """Seconds of a batch but the first; the median."""
+        """Median seconds of a batch, without the first."""
         return statistics.median(seconds for _, seconds in self.batches[1:])
 
 
 class Place(NamedTuple):
-    """Sluiceway or Kafka: the process whose processor time counts, and how Spark is told of a queue or topic there."""
+    """Sluiceway or Kafka: `pid`: process whose processor time counts; `sink`, `source`: Spark options for a queue or topic."""
 
     name: str
     pid: int
@@ -82,7 +82,7 @@ def create_queue(url: str, name: str) -> None:
 
 
 def make_rows(spark: SparkSession, folder: Path, items: int, size: int) -> DataFrame:
-    """Rows with a column `value` of so many bytes that do not compress well, in parquet."""
+    """Make rows, in parquet, with a column `value` of `size` bytes that compress badly."""
     from pyspark.sql import functions as F
 
     parts = [F.sha2(F.concat(F.col("id").cast("string"), F.lit(f"/{part}")), 512) for part in range(-(-size // _HEX))]
@@ -97,12 +97,12 @@ def write(spark: SparkSession, place: Place, rows: DataFrame, name: str) -> Run:
 
 
 def scan(spark: SparkSession, rows: DataFrame) -> Run:
-    """To nowhere."""
+    """Read all rows, and write them to nowhere."""
     return _measured(spark, None, lambda: rows.write.format("noop").mode("overwrite").save())
 
 
 def read(spark: SparkSession, place: Place, name: str, items: int, most: int, checkpoint: Path) -> Run:
-    """All that is there, `most` a batch, to nowhere. Raises RuntimeError if it were not so many."""
+    """Read all rows, `most` per batch, to nowhere. Raises RuntimeError if there are not `items`."""
     batches: list[tuple[int, float]] = []
 
     def run() -> None:
@@ -123,7 +123,7 @@ def _measured(spark: SparkSession, server: int | None, run: Callable[[], object]
     gateway = spark.sparkContext._gateway
     assert gateway is not None
     java = gateway.proc.pid
-    # Spark's Python workers may outlive the daemon that has forked them, and are then waited for by none of the family.
+    # Spark's Python workers may outlive the daemon that forked them; then no member of the family waits for them.
     with FamilyMeter(java) as meter:
         before = meter.seconds(), family_cpu(server) if server else 0.0
         began = time.perf_counter()

@@ -1,7 +1,7 @@
-"""beanstalkd, by its protocol written out: its Python clients wait for each answer before they send the next command.
+"""beanstalkd, through a hand-written client: its Python clients wait for each answer before they send the next command.
 
-It has commands for one job only, so a batch is that many commands in one write, and their answers are awaited together. Of more than
-PIPELINE they are several batches: each job is synced by itself, so longer ones are no faster, and a single one could outlast the slice.
+It has only commands for a single job, so a batch is that many commands in one write, whose answers are awaited together. A batch is at
+most PIPELINE jobs: each job is synced by itself, so longer ones are no faster, and a single one could outlast the slice.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def _drive(port: int, work: Work, seconds: float) -> Done:
 
 
 class Beanstalk(Pipeline[bytes]):
-    """As much of the protocol as this work needs."""
+    """The subset of the protocol that this work needs."""
 
     def __init__(self, work: Work) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Beanstalk(Pipeline[bytes]):
         return answers
 
     async def use(self, tube: str) -> None:
-        """A tube of its own for each slice: what a slice leaves behind is not in the way of the next."""
+        """Use a fresh tube for each slice, so that no slice meets another one's jobs."""
         name = tube.encode()
         await self.call(b"use %s\r\nwatch %s\r\nignore default\r\n" % (name, name), 3)
 

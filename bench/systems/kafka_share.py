@@ -1,11 +1,11 @@
 """Kafka: a topic of PARTITIONS partitions and a share group, through librdkafka (confluent-kafka).
 
-A batch is handed to the producer at once, and is produced when each of its records has been reported as delivered with `acks=all`. One
-producer serves all clients, as its makers advise; each client has a consumer, with which it polls for up to a batch and commits what
-it got, and waits for the broker's answer (`commit_sync`). A poll with less is followed by another.
+A batch is passed to the producer at once, and is produced when each of its records is reported as delivered with `acks=all`. One
+producer serves all clients, as its makers advise; each client has a consumer, with which it polls for up to a batch, commits the records
+it got, and waits for the broker's answer (`commit_sync`). After a poll with fewer records it polls again.
 
-Of one broker, `acks=all` says that the record is in the page cache: Kafka relies on other brokers for durability. `kafka-share-sync` has
-the broker sync after each batch of records (`log.flush.interval.messages=1`).
+On one broker, `acks=all` means that the record is in the page cache: Kafka relies on other brokers for durability. In `kafka-share-sync`
+the broker syncs after each batch of records (`log.flush.interval.messages=1`).
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ QUICK = {
     "num.network.threads": "3",
     "num.io.threads": "4",
     "share.coordinator.state.topic.num.partitions": "4",
-    # How soon a new member gets its partitions.
+    # Delay until a new member gets its partitions.
     "group.share.heartbeat.interval.ms": "500",
     "group.share.min.heartbeat.interval.ms": "500",
     "group.share.max.size": "200",
-    # What all consumers may have in hand of a partition.
+    # Records of a partition that all consumers together may hold.
     "group.share.partition.max.record.locks": "10000",
     "group.share.max.partition.max.record.locks": "10000",
 }
 PARTITIONS = 4
 LINGER = 5
-"""Milliseconds that the producer waits for more records of a batch; librdkafka's own choice."""
+"""Milliseconds that the producer waits for more records of a batch; librdkafka's default."""
 GROUP = "bench"
 QUIET = 0.02
-"""Seconds without a record after which a client takes what it has: others have acquired the rest."""
+"""Seconds without a record after which a client takes the records it has: other clients have acquired the rest."""
 PATIENCE = 30.0
-"""Seconds within which a consumer has its partitions."""
+"""Seconds within which a consumer must have its partitions."""
 
 
 def found() -> str | None:
-    """Fetches it if need be."""
+    """Fetch Kafka if needed. Returns why it cannot run here; None if it can."""
     try:
         java()
         _program()
@@ -84,7 +84,7 @@ def drive(name: str, address: str, work: Work, seconds: float) -> Done:
 
 async def _drive(address: str, work: Work, seconds: float) -> Done:
     admin = AdminClient({"bootstrap.servers": address})
-    # Of its own, so that no slice meets what another one left.
+    # A fresh topic, so that no slice meets another one's records.
     topic = f"bench-{secrets.token_hex(4)}"
     for made in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
         made.result(PATIENCE)
@@ -92,7 +92,7 @@ async def _drive(address: str, work: Work, seconds: float) -> Done:
     group.add_incremental_config(ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET))
     for altered in admin.incremental_alter_configs([group]).values():
         altered.result(PATIENCE)
-    # A consumer is given whole batches of the producer, so they should not be a few records each.
+    # A consumer gets whole batches of the producer, so they should not be a few records each.
     producer = _Producer(address, topic, linger=0 if work.batch == 1 else LINGER)
     with ThreadPoolExecutor(work.clients) as threads:
         clients = [_Client(address, topic, producer, threads, work) for _ in range(work.clients)]
@@ -137,7 +137,7 @@ class _Producer:
         await done
 
     def _poll(self) -> None:
-        """Callbacks of deliveries run in here."""
+        """Run the delivery callbacks, in a thread."""
         while not self._ending:
             self._producer.poll(0.1)
 
@@ -148,7 +148,7 @@ def _fail(done: asyncio.Future[None], error: Exception) -> None:
 
 
 class _Client:
-    """A consumer waits in a thread of its own."""
+    """A client whose consumer blocks in a thread."""
 
     def __init__(self, address: str, topic: str, producer: _Producer, threads: ThreadPoolExecutor, work: Work) -> None:
         self._topic, self._producer, self._threads, self._batch = topic, producer, threads, work.batch
@@ -157,7 +157,7 @@ class _Client:
         self._consumer = ShareConsumer({"bootstrap.servers": address, "group.id": GROUP, "max.poll.records": work.batch})
 
     async def join(self) -> None:
-        """Returns when records come through this consumer."""
+        """Wait until this consumer gets records."""
         await self._loop.run_in_executor(self._threads, self._consumer.subscribe, [self._topic])
         deadline = self._loop.time() + PATIENCE
         while self._loop.time() < deadline:
@@ -188,14 +188,14 @@ class _Client:
             messages = self._consumer.poll(QUIET)
             if not len(messages):
                 break
-            # Of a message that is an error, the length is that of its text.
+            # The length of an error message is that of its text.
             if sum(map(len, messages)) != len(messages) * self._size:
                 raise RuntimeError("a record is not of the size that was produced")
             count += len(messages)
         return count
 
     def _commit(self) -> None:
-        """Accept what the last poll gave."""
+        """Accept the records of the last poll."""
         for error in self._consumer.commit_sync(PATIENCE).values():
             if error is not None:
                 raise RuntimeError(str(error))

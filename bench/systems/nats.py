@@ -1,8 +1,8 @@
 """NATS JetStream: a work-queue stream on files, with one durable pull consumer and explicit acknowledgements; through nats-py.
 
-A batch is published without waiting in between (nats-py sends what has gathered in one write), and all its confirmations are awaited. Items
-are acknowledged one by one, as a pull consumer over a work queue has to, and the last one with a request that is answered (`ack_sync`): a
-connection's messages are handled in their order.
+A batch is published without waits in between (nats-py sends all pending messages in one write), and all its confirmations are awaited.
+Items are acknowledged one by one, as a pull consumer over a work queue must, and the last one with a request (`ack_sync`): a connection's
+messages are handled in order.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ GUARANTEES = {
     "nats-sync-always": "An item is confirmed when it is written to the stream's file and the file is synced to the disk.",
 }
 ALWAYS = (2, 10)
-"""The first version that has `sync_interval: always`."""
+"""First version with `sync_interval: always`."""
 PATIENCE = 5.0
 """Seconds that a lease waits for items."""
 MAX_PENDING = 1_000_000
-"""Items that are delivered and not acknowledged: as many as the clients may hold."""
+"""Limit on delivered, unacknowledged items: as many as the clients may hold."""
 
 
 def found() -> str | None:
@@ -67,7 +67,7 @@ async def _drive(address: str, work: Work, seconds: float) -> Done:
 
     connections = [await nats.connect(address) for _ in range(work.clients)]
     stream = connections[0].jetstream()
-    # A stream of its own for each slice: what a slice leaves behind is not in the way of the next.
+    # A fresh stream for each slice, so that no slice meets another one's items.
     await stream.add_stream(name="bench", subjects=["bench"], retention=api.RetentionPolicy.WORK_QUEUE, storage=api.StorageType.FILE)
     consumer = api.ConsumerConfig(durable_name="bench", ack_policy=api.AckPolicy.EXPLICIT, max_ack_pending=MAX_PENDING, max_waiting=1_000)
     await stream.add_consumer("bench", consumer)
@@ -82,7 +82,7 @@ async def _drive(address: str, work: Work, seconds: float) -> Done:
 
 
 class Nats:
-    """Confirmations and items come to callbacks: nats-py's own `publish` and `fetch` have a timer and a task for each message."""
+    """Client with callbacks for confirmations and items: nats-py's own `publish` and `fetch` have a timer and a task for each message."""
 
     def __init__(self, connection: Any, work: Work) -> None:
         self._connection, self._work = connection, work
@@ -110,7 +110,7 @@ class Nats:
         if message.data:
             self._leased.append(message.reply)
             self._size += len(message.data)
-        # Without data it says that there were no more within the time.
+        # A message without data means that no more items came in time.
         if (not message.data or len(self._leased) == self._work.batch) and not self._done.done():
             self._done.set_result(None)
 

@@ -1,11 +1,11 @@
-"""PostgreSQL as a queue of rows, the pgmq way, and our PostgreSQL store on a server of the same settings.
+"""PostgreSQL as a queue of rows, the pgmq way, and our PostgreSQL store on a server with the same settings.
 
-`postgres` is one table. A batch is produced by one INSERT from an array, leased by one UPDATE of the oldest visible rows that nobody else
-has locked (SKIP LOCKED), completed by one DELETE by ids; each is a prepared statement and a transaction of its own, with parameters and
-answers in the binary form. The index by `visible_at` keeps a lease from walking past the rows that others have or that are due later; a
-table without it, in the order of ids, takes a fourth less time while there are none such. Pages have room for new versions of their rows,
-and autovacuum comes often. The client is psycopg's way to libpq (`psycopg.pq`) on the event loop, a connection for each client: psycopg's
-own cursors would cost it a multiple.
+`postgres` is one table. A batch is produced by one INSERT from an array, leased by one UPDATE of the oldest visible rows that are not
+locked (SKIP LOCKED), and completed by one DELETE by ids; each is a prepared statement in its own transaction, with parameters and results
+in binary form. The index on `visible_at` keeps a lease from walking past rows that are leased or due later; a table without it, in the
+order of ids, takes a quarter less time while there are none such. Pages have room for new versions of their rows, and autovacuum runs
+often. The client is psycopg's interface to libpq (`psycopg.pq`) on the event loop, with a connection for each client: psycopg's own cursors
+would cost it several times as much.
 
 `sluiceway-postgres` is one instance of ours with PARTITIONS partitions in that database; the time of both servers counts.
 """
@@ -52,7 +52,7 @@ SETTINGS = {
     "jit": "off",
 }
 PATIENCE = 60.0
-"""Seconds within which the server starts, and ends."""
+"""Seconds within which the server must start, and end."""
 
 CREATE = """
 DROP TABLE IF EXISTS queue;
@@ -75,7 +75,7 @@ RETURNING id, payload"""
 COMPLETE = b"DELETE FROM queue WHERE id = ANY ($1::int8[])"
 STATEMENTS = {b"produce": PRODUCE, b"lease": LEASE, b"complete": COMPLETE}
 _BYTEA, _INT8 = 17, 20
-"""Types by their numbers, as arrays name them."""
+"""Type numbers, as binary arrays name them."""
 
 
 def found() -> str | None:
@@ -91,7 +91,7 @@ def version() -> str:
 
 
 def _programs() -> Path | None:
-    """The directory of `postgres` and `initdb`: that on PATH, otherwise the newest of the machine that the server's user can reach."""
+    """Directory of `postgres` and `initdb`: the one on PATH, else the machine's newest that the server's user can reach."""
     on_path = [Path(found).resolve().parent for found in [program("postgres")] if found]
     packaged = sorted(Path("/usr/lib/postgresql").glob("[0-9]*/bin"), key=lambda path: float(path.parent.name), reverse=True)
     return next((each for each in [*on_path, *packaged] if (each / "postgres").exists() and (each / "initdb").exists()), None)
@@ -99,7 +99,7 @@ def _programs() -> Path | None:
 
 @contextmanager
 def serve(name: str, folder: Path) -> Iterator[Served]:
-    """Its folder can be entered by others: as root, the server runs as `nobody`, since PostgreSQL refuses root."""
+    """Make the folder accessible to other users: as root, the server runs as `nobody`, since PostgreSQL refuses root."""
     with _postgres(folder) as (dsn, pid):
         if name == "postgres":
             yield Served(dsn, [pid])
@@ -112,13 +112,13 @@ def serve(name: str, folder: Path) -> Iterator[Served]:
 
 @contextmanager
 def _postgres(folder: Path) -> Iterator[tuple[str, int]]:
-    """The URL of its database, and the server's process."""
+    """Run PostgreSQL. Returns the URL of its database, and its process id."""
     programs = _programs()
     assert programs is not None
     folder.chmod(0o711)
     data, secret, port = folder / "postgres", secrets.token_hex(16), free_port()
     data.mkdir(mode=0o700)
-    # The server empties no directory of others, so this one is its user's.
+    # initdb needs a directory that its own user owns.
     password = folder / "password"
     password.write_text(secret)
     user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
@@ -140,7 +140,7 @@ def _postgres(folder: Path) -> Iterator[tuple[str, int]]:
         _wait_until_open(dsn, process, folder)
         yield dsn, process.pid
     finally:
-        # It ends without waiting for its clients.
+        # SIGINT ends the server without waiting for its clients.
         process.send_signal(signal.SIGINT)
         process.wait(PATIENCE)
 
@@ -251,6 +251,6 @@ def _check(result: pq.abc.PGresult) -> pq.abc.PGresult:
 
 
 def _array(kind: int, values: list[bytes]) -> bytes:
-    """An array of one dimension without NULL, as PostgreSQL's binary form has it; all values of the same length."""
+    """One-dimensional array without NULL, in PostgreSQL's binary form; all values have the same length."""
     length = struct.pack(">i", len(values[0]))
     return struct.pack(">iiIii", 1, 0, kind, len(values), 1) + length + length.join(values)

@@ -1,11 +1,11 @@
 """RabbitMQ: a quorum queue of one node.
 
-Messages are persistent; a batch is published without waiting between its messages, and is produced when the broker has confirmed all of
-them. Consumers are pushed messages as far as a batch ahead (`prefetch`) and acknowledge a batch at once (`multiple`). The broker does not
-answer to an acknowledgement: it is done when it is sent.
+Messages are persistent; a batch is published without waits between its messages, and is produced when the broker has confirmed all of
+them. Consumers are sent up to a batch of messages ahead (`prefetch`) and acknowledge a batch at once (`multiple`). The broker does not
+answer an acknowledgement, so it is done when it is sent.
 
-`rabbitmq-quorum` is driven by pika with its asyncio connection, the quickest of the Python clients: it takes a fifth of aiormq's (aio-pika)
-processor time in batches, half of it with single messages. `rabbitmq-quorum-raw` by prepared frames on a protocol of our own.
+`rabbitmq-quorum` is driven by pika with its asyncio connection, the fastest of the Python clients: it takes a fifth of aiormq's (aio-pika)
+processor time in batches, half of it with single messages. `rabbitmq-quorum-raw` by prepared frames on our own protocol implementation.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ GUARANTEES = {"rabbitmq-quorum": _SYNCED, "rabbitmq-quorum-raw": _SYNCED}
 
 QUEUE = "bench"
 PREFETCH = 65_535
-"""The most that AMQP can say."""
+"""Maximum in AMQP."""
 QUIET = 0.05
-"""Seconds without a message after which a consumer takes what it has: the rest has been pushed to others."""
+"""Seconds without a message after which a consumer takes the messages it has: the rest has been sent to other consumers."""
 
 _FRAME = struct.Struct(">BxxII")
-"""Kind, length, and of a method which one it is. No frame here is shorter: nobody sends heartbeats."""
+"""Kind, length, and of a method its number. No frame here is shorter, since there are no heartbeats."""
 _TAG = struct.Struct(">Q")
 _CONFIRMED = struct.Struct(">Q?")
 
@@ -49,13 +49,13 @@ def found() -> str | None:
 
 
 def version() -> str:
-    """By the folder of the program: to ask it takes seconds."""
+    """Return the version, from the program's folder: asking the program takes seconds."""
     server = _server()
     return f"RabbitMQ {server.parent.parent.name.rpartition('-')[2]}" if server else "RabbitMQ"
 
 
 def _server() -> Path | None:
-    """The broker's own script: the one on PATH may be Debian's, which changes the user, and with it who may see the data's folder."""
+    """The broker's own script: the one on PATH may be Debian's, which changes the user, and so the access to the data's folder."""
     packaged = sorted(Path("/usr/lib/rabbitmq/lib").glob("rabbitmq_server-*/sbin/rabbitmq-server"))
     on_path = program("rabbitmq-server")
     return packaged[-1] if packaged else Path(on_path).resolve() if on_path else None
@@ -63,7 +63,7 @@ def _server() -> Path | None:
 
 @contextmanager
 def serve(name: str, folder: Path) -> Iterator[Served]:
-    """With a port mapper of its own, as Erlang would start one that stays, on all addresses."""
+    """Run the broker with a private port mapper, as Erlang would start a permanent one, on all addresses."""
     server, epmd = _server(), program("epmd")
     assert server is not None
     assert epmd is not None
@@ -90,10 +90,10 @@ def serve(name: str, folder: Path) -> Iterator[Served]:
     with (folder / "output").open("ab") as output:
         given: dict[str, Any] = {"env": env, "cwd": folder, "stdin": subprocess.DEVNULL, "stdout": output, "stderr": output}
         names = subprocess.Popen([epmd, "-port", str(mapper), "-address", "127.0.0.1"], **given)
-        # The script has the broker as its child, and ends it when it is ended.
+        # The script runs the broker as its child, and ends it when terminated.
         broker = subprocess.Popen([str(server)], **given)
     with stopped_at_the_end(names), stopped_at_the_end(broker):
-        # It is the last thing that the broker begins with.
+        # The broker opens this port last.
         listening(port, broker)
         yield Served(f"127.0.0.1:{port}", [broker.pid])
 
@@ -106,7 +106,7 @@ async def _drive(raw: bool, address: str, work: Work, seconds: float) -> Done:
     host, _, port = address.partition(":")
     admin = Pika(work)
     await admin.open(host, int(port))
-    # What an earlier slice left behind goes.
+    # Removes the messages of an earlier slice.
     await admin.renew_queue()
     clients: Sequence[Pika | Raw] = [Raw(work) if raw else Pika(work) for _ in range(work.clients)]
     for client in clients:
@@ -120,7 +120,7 @@ async def _drive(raw: bool, address: str, work: Work, seconds: float) -> Done:
 
 
 class _Batches(ABC):
-    """What is published and confirmed, and what has come."""
+    """Published and confirmed messages, and received ones."""
 
     def __init__(self, work: Work) -> None:
         self._batch, self._payload = work.batch, work.payload
@@ -135,11 +135,11 @@ class _Batches(ABC):
 
     @abstractmethod
     def publish(self) -> None:
-        """A batch."""
+        """Publish a batch."""
 
     @abstractmethod
     def acknowledge(self, tag: int) -> None:
-        """All up to that one."""
+        """Acknowledge all messages up to that tag."""
 
     async def produce(self) -> None:
         self._confirmed = self._loop.create_future()
@@ -242,14 +242,14 @@ class Pika(_Batches):
         self._refused(str(why))
 
     async def _answer(self, ask: Any) -> Any:
-        """What the broker answers to a call with a callback."""
+        """Return the broker's answer to a call with a callback."""
         answer = self._loop.create_future()
         ask(answer.set_result)
         return await answer
 
 
 class Raw(_Batches, asyncio.Protocol):
-    """As much of AMQP as this work needs; frames that do not change are made once, by pika."""
+    """The subset of AMQP that this work needs; constant frames are made once, by pika."""
 
     def __init__(self, work: Work) -> None:
         super().__init__(work)
@@ -315,7 +315,7 @@ class Raw(_Batches, asyncio.Protocol):
 
     def _on_method(self, method: int, data: bytes, at: int) -> None:
         if method == spec.Basic.Deliver.INDEX:
-            # Behind the consumer's tag.
+            # After the consumer's tag.
             (self._tag,) = _TAG.unpack_from(data, at + 1 + data[at])
         elif method == spec.Basic.Ack.INDEX:
             self._confirm(*_CONFIRMED.unpack_from(data, at))
@@ -325,7 +325,7 @@ class Raw(_Batches, asyncio.Protocol):
             self._answered.set_result(method)
 
     async def _ask(self, channel: int, method: Any) -> None:
-        """Returns when the broker has answered."""
+        """Send a method, and wait for the broker's answer."""
         self._answered = self._loop.create_future()
         self._transport.write(frame.Method(channel, method).marshal())
         await self._answered

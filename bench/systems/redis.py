@@ -1,8 +1,8 @@
 """Redis Streams with one consumer group: XADD, XREADGROUP, then XACK and XDEL.
 
-A batch of XADDs goes in one pipeline without a transaction, as do XACK and XDEL with all ids. `redis-everysec` and `redis-always` are
-driven by redis-py with hiredis on uvloop, the client that Python programs have; `…-raw` by prepared bytes on a protocol of our own, the
-counterpart of our hand-written HTTP: nothing in Python can be faster. No snapshots are made (`save ""`): all there is to write is the log.
+A batch of XADDs is one pipeline without a transaction, as are XACK and XDEL with all ids. `redis-everysec` and `redis-always` are driven by
+redis-py with hiredis on uvloop, the usual client of Python programs; `…-raw` by prepared bytes on our own protocol implementation, the
+counterpart of our hand-written HTTP: nothing in Python can be faster. There are no snapshots (`save ""`): only the log is written.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ async def _drive(raw: bool, port: int, work: Work, seconds: float) -> Done:
     from redis.asyncio import Redis
 
     admin = Redis(port=port, single_connection_client=True)
-    # A stream of its own for each slice: what a slice leaves behind is not in the way of the next.
+    # A fresh stream for each slice, so that no slice meets another one's items.
     await admin.delete("bench")
     await admin.xgroup_create("bench", "bench", mkstream=True)
     if raw:
@@ -113,7 +113,7 @@ class Python:
 
 
 class Raw(Pipeline[Any]):
-    """RESP with as little as can be between it and the socket."""
+    """RESP with minimal overhead over the socket."""
 
     def __init__(self, work: Work) -> None:
         import hiredis
@@ -124,7 +124,7 @@ class Raw(Pipeline[Any]):
         self._reader = hiredis.Reader()
         self._produce = self._pack((b"XADD", b"bench", b"*", b"p", b"x" * work.payload)) * work.batch
         self._lease = self._pack(
-            # In this order is a command with options parsed.
+            # The parser requires options in this order.
             (b"XREADGROUP", b"GROUP", GROUP, b"%d" % id(self), b"COUNT", work.batch, b"BLOCK", PATIENCE, b"STREAMS", b"bench", b">")
         )
 

@@ -1,6 +1,6 @@
 """`make bench`: produce → lease → complete, durable, ours beside its peers, in one run. See docs/benchmarks.md.
 
-Slices of the systems alternate, so that a change in the machine's speed meets all; the median of the rounds' ratios is the result.
+Slices of the systems alternate, so that a change in the machine's speed affects all; the result is the median of the rounds' ratios.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from sluiceway.bench.work import Work
 
 LATEST = Path("bench/results/latest.json")
 PARTS = ("peers", "page", "spark", "hard", "growth", "hung", "model")
-"""The modules of `bench/` that are run by their names."""
+"""Modules of `bench/` that run by name."""
 
 
 def _case(text: str) -> str:
@@ -30,7 +30,7 @@ def _case(text: str) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Exit code 1 if a system that was named could not be measured, or ours not in some case."""
+    """Run the benchmark. Exit code 1 if a named system could not be measured, or ours in some case."""
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__, epilog=f"Also: {', '.join(PARTS)} (each with --help).")
     parser.add_argument(
         "--cases", nargs="+", type=_case, metavar="CASE", help="such as arrow-1000x100-c8 or single-cycle-c64; all, if none is named"
@@ -89,7 +89,7 @@ def _measure(cases: Sequence[str] | None, names: Sequence[str] | None, rounds: i
 
 
 def _merged(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """What was measured now, and the cases from before that were not."""
+    """Merge the new document with the earlier cases that were not measured again."""
     kept = {name: before.get(name, {}) | now[name] for name in ("cases", "ratios", "ratios_on_postgres", "measured", "systems")}
     return now | kept
 
@@ -110,6 +110,6 @@ def table(document: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    # Who is told to end still ends the servers.
+    # A terminated benchmark still stops its servers.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main(sys.argv[1:]))

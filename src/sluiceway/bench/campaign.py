@@ -1,4 +1,4 @@
-"""Which cases `make bench` has, and which systems take part in each: so many that the whole of it takes less than 25 minutes."""
+"""The cases of `make bench`, and the systems of each: few enough that all of it takes less than 25 minutes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sluiceway.bench.work import Work
 
 SINGLES = ("single-produce-c64", "single-cycle-c64", "single-latency-c1")
 FULL = ("arrow-1000x100-c8", "json-1000x100-c8", "protobuf-1000x100-c8", *SINGLES)
-"""The cases in which every system takes part."""
+"""Cases in which every system takes part."""
 SOME = ("sluiceway", "redis-everysec", "postgres")
-"""The systems that take part in all cases: the usual choice, and the one that is nearest in what it guarantees."""
+"""Systems that take part in all cases: the usual choice, and the one nearest in its guarantees."""
 MORE = {
     "arrow-1x100-c8": ("nats",),
     "arrow-100x100-c8": ("nats",),
@@ -26,11 +26,11 @@ CASES = (
 )
 ROUNDS = 3
 SECONDS, FEWER_SECONDS = 2.0, 1.0
-"""Of a slice: where every system takes part, or the cases were named; and in the others."""
+"""Duration of a slice: in the cases of every system and in named cases; in the others."""
 
 
 class Part(NamedTuple):
-    """Cases that are measured together, and the systems that take turns in them."""
+    """Cases measured together, and the systems that alternate in them."""
 
     works: list[Work]
     systems: list[str]
@@ -38,7 +38,7 @@ class Part(NamedTuple):
 
 
 def parts(cases: Sequence[str] | None, systems: Sequence[str]) -> list[Part]:
-    """With no cases named: all of them, each with those of the systems that take part in it; otherwise the named ones with all systems."""
+    """Plan the parts: without named cases all cases, each with its systems; otherwise the named cases with all systems."""
     works = [Work.named(name) for name in dict.fromkeys(cases or CASES)]
     return [_part(group, systems, full=bool(cases)) for group in groups(works).values()]
 

@@ -1,4 +1,4 @@
-"""A measured figure, what is aimed at, and the table and document of them."""
+"""Measured figures with their aims, and their table and document."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Figure(NamedTuple):
-    """`aim` is the most that is wanted; None: shown as information."""
+    """A measured figure. `aim`: upper bound; None: for information only."""
 
     about: str
     name: str
@@ -26,6 +26,7 @@ class Figure(NamedTuple):
 
 
 def table(figures: Iterable[Figure]) -> str:
+    """Render the figures as text, grouped by subject."""
     lines = []
     about = ""
     for figure in figures:
@@ -38,12 +39,12 @@ def table(figures: Iterable[Figure]) -> str:
 
 
 def shown(value: float) -> str:
-    """With three digits that count, and all of them before the point."""
+    """Format a value with three significant digits, and all digits before the decimal point."""
     return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
 
 
 def write_page(page: Path, mark: str, text: str) -> None:
-    """Put the text between the page's two comments of that mark. Raises ValueError if it has none."""
+    """Replace the text between the page's two comments of that mark. Raises ValueError if it has none."""
     begin, end = f"<!-- {mark}: begin -->", f"<!-- {mark}: end -->"
     before, begins, rest = page.read_text().partition(begin)
     _, ends, after = rest.partition(end)
@@ -53,4 +54,5 @@ def write_page(page: Path, mark: str, text: str) -> None:
 
 
 def progress(text: str) -> None:
+    """Print a progress line on standard error."""
     print(f"… {text}", file=sys.stderr, flush=True)

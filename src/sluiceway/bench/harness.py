@@ -1,6 +1,6 @@
-"""Systems in turns: each slice of work is a process of its own, and a round has one slice of each system.
+"""Alternating measurement: each slice of work runs in its own process, and a round has one slice of each system.
 
-A peer does the same work whatever form ours has, so it is measured once a round and compared with ours in each.
+A peer does the same work in every form of ours, so it is measured once a round and compared with each form.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ FORMS: dict[str, tuple[Form, ...]] = {
     "in-memory": ("arrow",),
     "in-process": ("arrow",),
 }
-"""The forms of batches in which a system of ours is measured. Any other has a protocol of its own, and does one work for all forms."""
+"""Batch forms in which a system of ours is measured. Any other system has its own protocol, and does one work for all forms."""
 OVERTIME = 60.0
-"""Seconds that a slice may take beyond its length, with all that it sets up."""
+"""Seconds that a slice may take beyond its duration, including its setup."""
 
 
 class FailedError(Exception):
-    """A system could not do a slice."""
+    """A system failed in a slice."""
 
 
 @dataclass(frozen=True)
 class Slice:
-    """What a client's process measured: seconds of processor time, of the clock, of single calls."""
+    """Measurement by a client's process. `server`, `client`: processor seconds; `seconds`: of the clock; `latencies`: of single calls."""
 
     items: int
     seconds: float
@@ -58,11 +58,11 @@ class Slice:
 
 @contextmanager
 def started(names: Iterable[str], tell: Callable[[str], None]) -> Iterator[dict[str, Served]]:
-    """The systems of those names that this machine has and that start; of each other one it is told why not."""
+    """Start the named systems that this machine has. `tell` gets the reason for each one that is left out."""
     with ExitStack() as stack:
         folder = Path(tempfile.mkdtemp(prefix="sluiceway-bench-"))
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        # A server that may not run as root runs as somebody who has to find its folder in there.
+        # A server that refuses to run as root runs as another user, who must be able to reach its folder.
         folder.chmod(0o711)
         running: dict[str, Served] = {}
         for name in names:
@@ -79,7 +79,7 @@ def started(names: Iterable[str], tell: Callable[[str], None]) -> Iterator[dict[
 
 
 def slice_of(name: str, served: Served, work: Work, seconds: float) -> Slice:
-    """One slice by a process of its own. Raises FailedError."""
+    """Run one slice in its own process. Raises FailedError."""
     command = [sys.executable, "-m", "sluiceway.bench.slice_process", name, served.address, work.name, str(seconds)]
     with tempfile.TemporaryFile("w+") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -104,7 +104,7 @@ def slice_of(name: str, served: Served, work: Work, seconds: float) -> Slice:
 
 
 def _read(lines: IO[str], served: Served) -> Slice | None:
-    """What a client's process tells (`client.py`); None if it ended before it was done."""
+    """Read the output of a client's process (`slice_process.py`); None if it ended early."""
     client = {"begin": 0.0, "end": 0.0}
     server = {"begin": family_cpu(*served.pids), "end": 0.0}
     for line in lines:
@@ -122,7 +122,7 @@ def _read(lines: IO[str], served: Served) -> Slice | None:
 def measure(
     group: Sequence[Work], running: dict[str, Served], rounds: int, seconds: float, tell: Callable[[str], None]
 ) -> dict[Work, dict[str, list[Slice]]]:
-    """The slices of each work of a group (`groups`), by system. A system that fails in one is left out of that work, and it is told why."""
+    """Measure each work of a group (`groups`), by system. A system that fails is left out of that work, and `tell` gets the reason."""
     slices: dict[Work, dict[str, list[Slice]]] = {work: {} for work in group}
     turns = [(name, same) for name in running for same in _turns(name, group)]
     for number in range(rounds):
@@ -142,14 +142,14 @@ def measure(
 
 
 def _turns(name: str, group: Sequence[Work]) -> list[list[Work]]:
-    """The slices of one system in a round: each is of works that are the same to it."""
+    """Slices of one system in a round: each of the works that are the same to it."""
     if name not in FORMS:
         return [list(group)]
     return [[work] for work in group if work.batch == 1 or work.form in FORMS[name]]
 
 
 def groups(works: Iterable[Work]) -> dict[Work, list[Work]]:
-    """Works that differ in nothing but the form; the key is the one in which the form is Arrow."""
+    """Group works that differ only in their form; the key is the one with the form Arrow."""
     found: dict[Work, list[Work]] = {}
     for work in works:
         found.setdefault(replace(work, form="arrow"), []).append(work)
@@ -157,7 +157,7 @@ def groups(works: Iterable[Work]) -> dict[Work, list[Work]]:
 
 
 def case_of(slices: dict[str, list[Slice]]) -> dict[str, dict[str, Any]]:
-    """The figures of one case, by system."""
+    """Figures of one case, by system."""
     return {name: _figures(each) for name, each in slices.items() if each}
 
 
@@ -180,7 +180,7 @@ def _figures(slices: list[Slice]) -> dict[str, Any]:
 
 
 def ratios_of(slices: dict[str, list[Slice]], of: str = OURS) -> dict[str, float]:
-    """That system against each other one, the median over the rounds: of items a second; of a `latency` case of the cycle's p99, where
+    """Median over the rounds of the system's ratio to each other one: of items per second; in a `latency` case of the cycle's p99, where
     less is better."""
     ours = slices.get(of, [])
     ratios = {}
@@ -200,5 +200,5 @@ def _quantile(ordered: list[float], part: float) -> float:
 
 
 def _short(value: float) -> float:
-    """Four digits that count."""
+    """Round to four significant digits."""
     return round(value) if value >= 1_000 else float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""A client that costs little, so that the server is what is measured: one keep-alive connection, one request at a time."""
+"""Cheap client, so that the server is what is measured: one keep-alive connection, one request at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ JSON = "application/json"
 
 
 class Connection(asyncio.Protocol):
-    """HTTP/1.1 over one socket: as much of it as a benchmark against our own server needs."""
+    """HTTP/1.1 over one socket: the subset that a benchmark against our own server needs."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -20,9 +20,9 @@ class Connection(asyncio.Protocol):
         self._answer: asyncio.Future[bytes] | None = None
         self._parts: list[bytes] = []
         self._missing = 0
-        """Bytes of the answer that have not come, once its head has."""
+        """Bytes of the answer's body still missing."""
         self._refused = b""
-        """The head of an answer that is no 200."""
+        """Head of an answer whose status is not 200."""
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -32,7 +32,7 @@ class Connection(asyncio.Protocol):
         self._transport.close()
 
     def call(self, *request: bytes) -> asyncio.Future[bytes]:
-        """Send a request, which may be in several pieces; its future has the answer's body. RuntimeError if the answer is no 200."""
+        """Send a request, given in one or more pieces. The future has the answer's body, or RuntimeError for a status other than 200."""
         self._answer = self._loop.create_future()
         if len(request) == 1:
             self._transport.write(request[0])
@@ -76,7 +76,7 @@ class Connection(asyncio.Protocol):
 
 
 def head(path: str, length: int, content: str = JSON, accept: str = JSON) -> bytes:
-    """The head of a request with a body of so many bytes."""
+    """Head of a request with a body of `length` bytes."""
     return (
         f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {content}\r\naccept: {accept}\r\ncontent-length: {length}\r\n\r\n"
     ).encode()
@@ -88,6 +88,7 @@ def request(path: str, body: bytes, content: str = JSON, accept: str = JSON) -> 
 
 
 def arrow_body(items: int, payload: int) -> bytes:
+    """Arrow stream with `items` payloads of `payload` bytes."""
     column = pa.array([bytes([65 + n % 26]) * payload for n in range(items)], pa.binary())
     sink = pa.BufferOutputStream()
     batch = pa.record_batch([column], schema=pa.schema([pa.field("payload", pa.binary(), nullable=False)]))

@@ -1,4 +1,4 @@
-"""Rows without a client: to be produced, and as they were leased."""
+"""Rows without a client: to produce, and as leased."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from sluiceway.model.small_batch import MOST, Rows, Served, SmallBatch, in_colum
 
 
 def rows_of(items: int, payload: int) -> Rows:
-    """So many items, in the form in which a call with so many has them."""
+    """Make `items` rows, in the form that a call with that many has."""
     if items <= MOST:
         return SmallBatch([b"p" * payload] * items, {}, items * payload)
     return batch_from_rows([{"payload": b"p" * payload}] * items)
 
 
 def payload_of(leased: Served | pa.RecordBatch) -> int:
-    """Bytes of all payloads in it."""
+    """Total bytes of the payloads."""
     if isinstance(leased, Served) and isinstance(leased.blob, SmallBatch):
         return sum(len(leased.blob.payloads[row]) for row in leased.piece.rows)
     column = in_columns(leased).column("payload")

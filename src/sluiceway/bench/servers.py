@@ -1,4 +1,4 @@
-"""Servers in processes of their own, and what the system knows of a process (Linux)."""
+"""Servers in their own processes, and a process's resource usage (Linux)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ SLUICEWAY = "sluiceway.server.run"
 
 
 class Server(NamedTuple):
+    """A running server process."""
+
     url: str
     pid: int
     start: float
@@ -24,7 +26,7 @@ class Server(NamedTuple):
 
 @contextmanager
 def server(module: str, data: Path, *arguments: str) -> Iterator[Server]:
-    """A server of its own process, stopped at the end."""
+    """Run a server in its own process for the duration of the block. Raises RuntimeError if it does not start."""
     began = time.perf_counter()
     command = [sys.executable, "-m", module, "--data", str(data), *arguments]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -40,24 +42,24 @@ def server(module: str, data: Path, *arguments: str) -> Iterator[Server]:
 
 
 def workers(number: int, folder: Path) -> tuple[str, ...]:
-    """The arguments with which SLUICEWAY serves by so many processes; it writes their configuration into the folder."""
+    """Arguments that make SLUICEWAY serve with `number` processes; their configuration is written into the folder."""
     config = folder / f"workers-{number}.toml"
     config.write_text(f"[server]\nworkers = {number}\n")
     return ("--config", str(config))
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that the process has at this moment."""
+    """Resident memory of the process, in bytes."""
     return _status(pid, "VmRSS") * 1_024
 
 
 def peak(pid: int) -> int:
-    """The most bytes of memory that the process had at any moment since it began, or since `forget_peak`."""
+    """Peak resident memory of the process, in bytes, since its start or `forget_peak`."""
     return _status(pid, "VmHWM") * 1_024
 
 
 def forget_peak() -> None:
-    """From now on this process's `peak` is counted anew."""
+    """Reset this process's `peak`."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
@@ -67,26 +69,26 @@ def _status(pid: int, name: str) -> int:
 
 
 def handles(pid: int) -> int:
-    """Open file handles."""
+    """Number of open file handles."""
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def cpu_seconds(pid: int) -> float:
-    """What the process has used so far, in all its threads."""
+    """Processor seconds used by the process so far, in all its threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def family_cpu(*pids: int) -> float:
-    """Seconds that the processes, their children and theirs have used so far; of those that have ended, what their parents know.
+    """Processor seconds used so far by the processes and their descendants; of ended ones, as far as their parents know.
 
-    What ends after its parent has ended is missing from then on: for families in which that happens there is `FamilyMeter`.
+    A process that ends after its parent is missing from then on: for such families there is `FamilyMeter`.
     """
     return FamilyMeter(*pids).seconds()
 
 
 class _Process(NamedTuple):
-    """A process, as it was seen. `own` and `reaped` are ticks: its own, and those of children that have ended and were waited for."""
+    """A process, as observed. `own`, `reaped`: ticks of its own, and of its ended children that were waited for."""
 
     pid: int
     began: int
@@ -96,10 +98,10 @@ class _Process(NamedTuple):
 
 
 class FamilyMeter:
-    """The processor time of processes, their children and theirs, which never goes back: also of those that nobody waited for.
+    """Processor time of processes and their descendants, including unreaped ones; never decreases.
 
-    A process that ends gives its time to its parent, if that waits for it. Of one that does not show there, what it had when it was last
-    seen is kept, so `seconds` is to be asked often; as a context manager it does that by itself, every `interval` seconds, in a thread.
+    A process that ends passes its time on to its parent if that waits for it. Otherwise its last observed time is kept, so call `seconds`
+    often; used as a context manager, the meter does so itself, every `interval` seconds, in a thread.
     """
 
     def __init__(self, *pids: int, interval: float = 0.2) -> None:
@@ -112,7 +114,7 @@ class FamilyMeter:
         self._thread = threading.Thread(target=self._run, name="family-meter", daemon=True)
 
     def seconds(self) -> float:
-        """What all of them have used so far, since each began."""
+        """Processor seconds used so far by all of them, since the start of each."""
         with self._lock:
             self._look()
             ticks = self._lost + sum(each.own + each.reaped for each in self._family.values())
@@ -137,7 +139,7 @@ class FamilyMeter:
         for key, process in before.items():
             if key not in self._family:
                 heir = pids.get(process.parent)
-                # An ended parent has handed on what it had to its own, if that waited.
+                # An ended parent has passed its time on to its own parent, if that waited for it.
                 while heir is not None and heir not in self._family:
                     heir = pids.get(before[heir].parent)
                 ended[heir] = ended.get(heir, 0) + process.own + process.reaped
@@ -146,7 +148,7 @@ class FamilyMeter:
             self._lost += max(0, ticks - inherited)
 
     def _members(self, found: dict[int, _Process]) -> dict[tuple[int, int], _Process]:
-        """Who belongs to the family: the roots, what they have begun, and what was in it before, whoever its parent is now."""
+        """Find the family: the roots, their descendants, and earlier members, whatever their parents are now."""
         children: dict[int, list[int]] = {}
         for process in found.values():
             children.setdefault(process.parent, []).append(process.pid)
@@ -162,7 +164,7 @@ class FamilyMeter:
 
 
 def _processes() -> dict[int, _Process]:
-    """All of this machine. Looked at until two looks find the same ones: a process that ends in between counts once."""
+    """List all processes of this machine. Repeats until two looks agree, so that a process that ends in between counts once."""
     found = _processes_once()
     for _ in range(5):
         again = _processes_once()
@@ -179,7 +181,7 @@ def _processes_once() -> dict[int, _Process]:
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                # It has ended meanwhile.
+                # The process has ended meanwhile.
                 continue
             own, reaped = (sum(map(int, fields[first : first + 2])) for first in (11, 13))
             found[int(entry.name)] = _Process(int(entry.name), int(fields[19]), int(fields[1]), own, reaped)
@@ -187,6 +189,6 @@ def _processes_once() -> dict[int, _Process]:
 
 
 def written_bytes() -> int:
-    """What this process has caused to be written to the disk so far."""
+    """Bytes that this process has caused to be written to disk so far."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("write_bytes:"))

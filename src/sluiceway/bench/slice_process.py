@@ -1,6 +1,6 @@
-"""One slice in a process of its own: `python -m sluiceway.bench.slice_process SYSTEM ADDRESS WORK SECONDS`.
+"""One slice in its own process: `python -m sluiceway.bench.slice_process SYSTEM ADDRESS WORK SECONDS`.
 
-It prints three lines of JSON: when the slice begins and when it ends, each with the processor time used so far, and what was done.
+Prints three lines of JSON: at the slice's beginning and end, with the processor time used so far, and its result.
 """
 
 from __future__ import annotations

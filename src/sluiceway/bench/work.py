@@ -1,4 +1,4 @@
-"""What is measured, and how a client's process goes about it. Each system says only how it produces, leases and completes."""
+"""The measured work, and its execution by a client's process. A system only defines its produce, lease and complete."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Form = Literal["arrow", "json", "protobuf"]
 FORMS: tuple[Form, ...] = ("arrow", "json", "protobuf")
 
 SINGLE = 100
-"""Payload bytes of the cases with one item a call."""
+"""Payload bytes in the cases with one item per call."""
 PACE = 200
-"""Cycles a second of a `latency` case."""
+"""Cycles per second in a `latency` case."""
 WARM_UP = 0.5
-"""Seconds, or a quarter of the slice where that is less."""
+"""Seconds of warm-up; at most a quarter of the slice."""
 
 _BATCH = re.compile(r"(arrow|json|protobuf)-(\d+)x(\d+)-c(\d+)")
 _SINGLE = re.compile(r"single-(cycle|produce|latency)-c(\d+)")
@@ -31,10 +31,10 @@ _SINGLE = re.compile(r"single-(cycle|produce|latency)-c(\d+)")
 
 @dataclass(frozen=True)
 class Work:
-    """What each of `clients` clients repeats with `batch` items of `payload` bytes.
+    """Work that each of `clients` clients repeats with `batch` items of `payload` bytes.
 
-    `cycle`: produce, lease, complete; `produce`: that alone; `latency`: PACE cycles a second, each call timed. `form` is ours: a peer has
-    its own protocol.
+    `cycle`: produce, lease, complete; `produce`: produce only; `latency`: PACE cycles a second, each call timed. `form` applies to our
+    systems: a peer has its own protocol.
     """
 
     kind: Kind
@@ -51,7 +51,7 @@ class Work:
 
     @classmethod
     def named(cls, name: str) -> Work:
-        """The work of that name. Raises ValueError if there is none."""
+        """Parse the name of a work. Raises ValueError if it is invalid."""
         if found := _BATCH.fullmatch(name):
             form = next(each for each in FORMS if each == found[1])
             work = cls("cycle", form, *(int(found[number]) for number in (2, 3, 4)))
@@ -67,7 +67,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Done:
-    """What a slice did: items that went the whole way, seconds by the clock, and of a `latency` case the seconds of each call by its name
+    """Result of a slice: items that completed the cycle, seconds of the clock, and in a `latency` case the seconds of each call by name
     (`produce`, `lease`, `complete`, `cycle`)."""
 
     items: int
@@ -77,32 +77,32 @@ class Done:
 
 @dataclass(frozen=True)
 class Served:
-    """A system that runs: where its clients find it, and the processes whose time counts as the server's, with all their descendants."""
+    """A running system: its address for clients, and the processes that count, with all their descendants, as the server."""
 
     address: str
     pids: list[int] = field(default_factory=list)
 
 
 class Client(Protocol):
-    """One client of a system with its own connection. Its calls come one after another."""
+    """One client of a system, with its own connection. Its calls are sequential."""
 
     async def produce(self) -> None:
-        """Produce a batch; return when it is confirmed to be durable."""
+        """Produce a batch; returns when it is confirmed as durable."""
 
     async def lease(self) -> tuple[int, Any]:
-        """Lease up to a batch: how many items there were, each of the right size, and what `complete` needs; 0 items if there were none."""
+        """Lease up to a batch. Returns the number of items, each checked for its size, and the argument for `complete`; 0 without items."""
 
     async def complete(self, leased: Any) -> None:
-        """Complete what was leased; return when that is confirmed."""
+        """Complete the leased items; returns when that is confirmed."""
 
 
 listeners: list[Callable[[str], None]] = []
-"""Who is told when a slice begins and ends; in a client's process that is the harness (`client.py`)."""
+"""Called at the beginning and end of a slice; in a client's process they report to the harness (`slice_process.py`)."""
 
 
 @contextmanager
 def timed() -> Iterator[None]:
-    """What is in it is the slice: setting up is before it, cleaning up after it, and so is not in the servers' processor time either."""
+    """Mark the slice: setup comes before it and cleanup after it, so neither counts in the servers' processor time."""
     for tell in listeners:
         tell("begin")
     yield
@@ -111,13 +111,13 @@ def timed() -> Iterator[None]:
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """On an event loop of uvloop, as every load here."""
+    """Run on a uvloop event loop, as all loads here do."""
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(main)
 
 
 async def repeat(clients: Sequence[Client], work: Work, seconds: float) -> Done:
-    """Let the clients do the work for so long, after a warm-up that is not counted."""
+    """Have the clients repeat the work for `seconds`, after a warm-up that does not count."""
     warm_up = time.perf_counter() + min(WARM_UP, seconds / 4)
     await asyncio.gather(*(_cycles(each, work, warm_up) for each in clients))
     latencies: dict[str, list[float]] = {"produce": [], "lease": [], "complete": [], "cycle": []}
@@ -153,7 +153,7 @@ async def _cycles(client: Client, work: Work, until: float) -> int:
 
 
 async def _paced(client: Client, until: float, latencies: dict[str, list[float]]) -> int:
-    """PACE cycles a second; one that comes late does not make the next ones come faster."""
+    """Run PACE cycles a second; a late one does not speed up the next ones."""
     done = 0
     clock = time.perf_counter
     due = clock()

@@ -1,3 +1,3 @@
-"""The instances of a cluster: which of them owns which partitions, how they ask one another, and rebalances."""
+"""The cluster: ownership of partitions, requests between instances, and rebalances."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Queues that have as many logical queues as their load takes: each instance measures its shares, and one decides for each queue.
+"""Autoscaler for queues with `logical_queues: auto`: each instance measures its shares, and one instance decides for each queue.
 
-That one is the owner of the queue's lowest partition. If for a moment two take themselves for it, the commit of one fails.
+The owner of the queue's lowest partition decides. If two instances briefly consider themselves that owner, the commit of one fails.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from sluiceway.model.queue import QueueRecord
 log = logging.getLogger(__name__)
 
 LOOK: Millis = 1_000
-"""Between two looks at the loads: as old as what the others have said may be."""
+"""Interval between two evaluations of the loads; also the maximum age of the loads that other instances report."""
 GLANCES = 20
-"""In that time: at which queues have requests that wait behind commits."""
+"""Samples per LOOK: each notes the queues with requests waiting behind commits."""
 
 Spread = Callable[[QueueRecord, int, int], Awaitable[None]]
-"""Lets a queue lie on so many instances (the last number), and notes that it was so many."""
+"""Spreads the queue over a number of instances, the last argument, and records the previous number, the second argument."""
 
 
 class Spreading:
-    """`drivers` are this instance's shares; `run` until it is cancelled."""
+    """Autoscaler of this instance. `drivers` returns its shares; `run` until cancelled."""
 
     def __init__(self, ownership: Ownership, demand: Demand, drivers: Callable[[], Iterable[QueueDriver]], spread: Spread) -> None:
         self._ownership = ownership
@@ -43,7 +43,7 @@ class Spreading:
         self._busy_before = 0.0
         self._looked_at = 0.0
         self._queued: Counter[str] = Counter()
-        """How often requests waited behind commits, of `_glances` times."""
+        """Samples, out of `_glances`, in which requests waited behind commits; by incarnation."""
         self._glances = 0
 
     async def run(self) -> None:
@@ -63,14 +63,14 @@ class Spreading:
                 self._queued[driver.record.incarnation] += 1
 
     def _loop_busy(self, now: Millis) -> int:
-        """For how many thousandths of the time the event loop had something to do, on an average."""
+        """Busy share of the event loop, in thousandths of the time; a moving average."""
         busy, at = system.busy(), system.stopwatch()
         share = (busy - self._busy_before) / max(1e-3, at - self._looked_at)
         self._busy_before, self._looked_at = busy, at
         return self._busy.note(now, 1_000 * min(1.0, max(0.0, share)))
 
     def _measure(self) -> list[tuple[QueueRecord, int]]:
-        """How busy the shares are of those queues that the cluster spreads."""
+        """Measure the load of this instance's shares, in thousandths, for the queues that the cluster spreads."""
         now, drivers = system.steady(), list(self._drivers())
         busy, glances, queued = self._loop_busy(now), max(1, self._glances), self._queued
         self._glances, self._queued = 0, Counter()
@@ -103,7 +103,7 @@ class Spreading:
         look = self._ownership.look
         resource = None if look is None else look.resource
         limit = None if resource is None else resource.limits.get(record.incarnation)
-        # Claims pass over limits, so there is nothing to be decided.
+        # Claims ignore limits, so there is no decision to make.
         if look is None or resource is None or limit is None or resource.strategy != "rounds":
             return
         staying = sum(not member.leaving for member in look.members.values())

@@ -1,4 +1,4 @@
-"""The secret by which the instances of a cluster know one another. Who can read the meta store has it, and is trusted anyway."""
+"""The secret that authenticates the instances of a cluster to one another. Any reader of the meta store has it, and is trusted anyway."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _PREFIX: Final = "slwc_"
 
 
 async def secret_of(meta: MetaStore) -> str:
-    """The cluster's secret. The first instance that asks makes it; of several at one time, one does, and all are told the same.
+    """Return the cluster's secret. The first instance to ask creates it; of several at once one does, and all get the same.
 
     Raises StoreUnavailableError.
     """
@@ -21,6 +21,6 @@ async def secret_of(meta: MetaStore) -> str:
         found = (await meta.read([CLUSTER_SECRET])).entries.get(CLUSTER_SECRET)
         if found is not None:
             return found.value.decode()
-        # Whatever became of it, the next read tells.
+        # The next read shows the outcome.
         with contextlib.suppress(ConflictError, MetaUnknownError):
             await meta.commit(checks={CLUSTER_SECRET: None}, puts={CLUSTER_SECRET: f"{_PREFIX}{new_secret()}".encode()})

@@ -1,4 +1,4 @@
-"""The consumers of queues: what this instance knows of them, and what all instances do."""
+"""Consumer reports: a queue's consumers as this instance sees them, and merged over all instances."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from sluiceway.model.queue import QueueRecord
 from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transport
 
 _PATIENCE: Millis = 5_000
-"""For the answer of another instance."""
+"""Timeout for the answer of another instance."""
 _SLICE = 5_000
-"""Leases that are looked at in one go: a few milliseconds, in which the event loop serves nobody."""
+"""Leases examined in one step: a few milliseconds, during which the event loop serves no requests."""
 
 
 class Told(NamedTuple):
-    """What is known here of a queue's consumers, in short: for metrics."""
+    """This instance's summary of a queue's consumers, for metrics."""
 
     consumers: int
     queries: Sequence[Query]
 
 
 class ConsumerView:
-    """`shares` finds this instance's share of a queue by its incarnation."""
+    """Consumers of all queues. `shares` finds this instance's share of a queue by its incarnation."""
 
     def __init__(self, shares: Callable[[str], QueueDriver | None], ownership: Ownership, transport: Transport | None) -> None:
         self._shares = shares
@@ -40,21 +40,21 @@ class ConsumerView:
         self._transport = transport
 
     def tell(self, record: QueueRecord, client_id: str, query: Query) -> None:
-        """Remember here what a query tells of itself, for whoever asks. Raises `queue_not_found`, `too_many_requests`."""
+        """Record a streaming query's report on this instance. Raises `queue_not_found`, `too_many_requests`."""
         driver = self._shares(record.incarnation)
         if driver is None:
             raise SluicewayError("queue_not_found", f"there is no queue {record.queue_name!r}", "queue_name")
         driver.consumers.tell(client_id, query, system.now())
 
     def told(self, record: QueueRecord) -> Told:
-        """In short, and of this instance alone."""
+        """Summarise the queue's consumers on this instance alone."""
         driver, now = self._shares(record.incarnation), system.now()
         if driver is None:
             return Told(0, ())
         return Told(len(driver.consumers.seen(now)), [query for _, query in driver.consumers.queries(now)])
 
     async def list(self, records: Iterable[QueueRecord]) -> ConsumersSeen:
-        """What all instances know of the consumers of these queues. One call to each, whatever the number of queues."""
+        """Consumers of these queues on all instances, and the instances that did not answer. One call to each, whatever the queues."""
         asked = ListConsumers(tuple(record.incarnation for record in records))
         peers = self._ownership.peers()
         answers = await asyncio.gather(self.here(asked), *(self._ask(peer.address, asked) for peer in peers))
@@ -63,7 +63,7 @@ class ConsumerView:
         return ConsumersSeen(queues, tuple(peer.name for peer, answer in zip(peers, answers[1:], strict=True) if answer is None))
 
     async def here(self, asked: ListConsumers) -> dict[str, Consumers]:
-        """What this instance knows, of the queues that it knows. Costs by leases; others are served meanwhile."""
+        """Consumers on this instance, for the queues it knows. Costs by leases, and yields to other requests meanwhile."""
         drivers = {each: driver for each in asked.incarnations if (driver := self._shares(each)) is not None}
         return {incarnation: await _consumers(driver) for incarnation, driver in drivers.items()}
 

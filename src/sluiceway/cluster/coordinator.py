@@ -1,7 +1,7 @@
-"""Of all instances one carries out the rebalances: the coordinator, which a key of the meta store names.
+"""The coordinator: the one instance that carries out the rebalances, named by a key of the meta store.
 
-Each of its commits checks that key, so one that was followed by another commits nothing more; what it still asks of partitions is known
-there by its cursor, or may be repeated.
+Each of its commits checks that key, so a replaced coordinator commits nothing more. Requests that it still sends to partitions are
+rejected by their cursor, or may be repeated.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 log = logging.getLogger(__name__)
 
 POLL: Millis = 3_000
-"""Between two looks at what is open, where other instances may have begun something, or have died."""
+"""Interval between two reads of the open rebalances: other instances may have begun one, or have died."""
 AGAIN: Millis = 500
-"""The same while a batch waits, or something has gone wrong."""
+"""The interval while a batch waits, or after an error."""
 DROP_AFTER: Millis = 2 * PARAMETERS.member_timeout + 2_000
-"""How long the data of a removed partition stays: longer than an instance that hears of nothing takes itself for an owner."""
+"""Retention of a removed partition's data: longer than an isolated instance can consider itself the owner."""
 DROP_AGAIN: Millis = 5_000
-"""Between two tries to remove the data of a partition whose backend does not answer."""
+"""Interval between two attempts to remove a partition's data while its backend does not answer."""
 
 
 class Coordinator:
-    """`run` until it is cancelled. `affinities` are those of the backends that are configured now."""
+    """Candidate for coordinator on this instance; `run` until cancelled. `affinities` returns those of the configured backends."""
 
     def __init__(self, parts: Parts, ownership: Ownership, affinities: Callable[[], dict[str, float]]) -> None:
         self._parts = parts
@@ -51,19 +51,19 @@ class Coordinator:
         self._runs: dict[str, Run] = {}
         self._running: dict[str, asyncio.Task[None]] = {}
         self._drops: dict[str, asyncio.Task[None]] = {}
-        """By the keys that say what is to go."""
+        """Removals in progress, by their keys in the meta store."""
         self._wake = asyncio.Event()
         self._wait: Millis | None = None
-        """Until the next look; None: until something is begun here."""
+        """Time until the next look; None: until a rebalance begins here."""
 
     def poke(self) -> None:
-        """A rebalance may have begun, or have changed."""
+        """Look again: a rebalance may have begun or changed."""
         self._wake.set()
         for run in self._runs.values():
             run.poke()
 
     def heard(self, record: QueueRecord) -> None:
-        """That queue has changed, or is gone."""
+        """Handle a change or the deletion of the queue."""
         if record.rebalance is not None or self._runs:
             self.poke()
 
@@ -86,7 +86,7 @@ class Coordinator:
             await self._stop()
 
     async def _stop(self, but: Iterable[str] = ()) -> None:
-        """Carry them out no more."""
+        """Stop the runs of all rebalances except those in `but`."""
         tasks = [self._running.pop(id) for id in [*self._running] if id not in but]
         for task in tasks:
             task.cancel()
@@ -97,17 +97,17 @@ class Coordinator:
                 del self._runs[id]
 
     async def close(self) -> None:
-        """Nothing more is removed; what is left is removed at the next start."""
+        """Cancel the removals of data; the next start completes them."""
         tasks = [*self._drops.values()]
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
-    # ---- which, and by whom -----------------------------------------------------------------------------------
+    # ---- election and runs ------------------------------------------------------------------------------------
 
     async def _look(self) -> None:
-        """Take up what is open, if this instance is the coordinator, or becomes it now."""
+        """Run the open rebalances if this instance is the coordinator, or becomes it now."""
         self._wait = None if self._ownership.is_alone else POLL
         if not self._ownership.holds():
             await self._stop()
@@ -118,7 +118,7 @@ class Coordinator:
             await self._stop()
             return
         for key, partitions in dropping.items():
-            # Who has removed them may have died, or may not have heard that it has.
+            # The instance that removed them may have died, or may not know that its commit succeeded.
             self.drop(key, partitions)
         there = {each.rebalance.id for each in stored}
         await self._stop(there)
@@ -133,7 +133,7 @@ class Coordinator:
                 self._start(each, held)
 
     async def _elected(self, elected: Elected | None, stamp: Stamp | None) -> Stamp | None:
-        """The stamp of this instance's election; None: another is the coordinator, and is there."""
+        """Return the stamp of this instance's election; None if another live instance is the coordinator, or this one was not elected."""
         name = self._ownership.name
         if elected is not None and elected.name == name:
             return stamp
@@ -173,10 +173,10 @@ class Coordinator:
             self._runs.pop(id, None)
         self._wake.set()
 
-    # ---- one that has waited ----------------------------------------------------------------------------------
+    # ---- waiting rebalances -----------------------------------------------------------------------------------
 
     async def _begin(self, stored: Stored, held: Stamp) -> Stored | None:
-        """Its turn has come: its plan is made. None: it has ended at once, or its queue has another one that is open."""
+        """Plan and begin a waiting rebalance whose turn has come. None: it has ended at once, or another one of its queue is open."""
         rebalance = stored.rebalance
 
         async def change() -> tuple[Change, Stamp] | None:
@@ -213,7 +213,7 @@ class Coordinator:
         if made.is_empty:
             return machine.nothing_to_do(rebalance, now)
         if made.in_order:
-            # It was asked for with others, of which it may be said.
+            # A rebalance of a batch: its `drain` was meant for the queues where it is possible.
             rebalance = msgspec.structs.replace(rebalance, drain="natural", rate=None)
         return machine.begin(record, rebalance, made, now)
 
@@ -227,22 +227,22 @@ class Coordinator:
             entry = self._parts.audit.entry(action, SYSTEM, name, said(change, record, stored.rebalance))
         return await self._parts.records.write(stored, change, [entry], held)
 
-    # ---- data that goes ---------------------------------------------------------------------------------------
+    # ---- removal of data --------------------------------------------------------------------------------------
 
     def drop(self, key: str, partitions: tuple[PartitionRecord, ...]) -> None:
-        """See to it that the data of removed partitions goes, in the background."""
+        """Remove the data of removed partitions in the background."""
         if key not in self._drops:
             task = self._drops[key] = asyncio.create_task(self._drop(key, partitions))
             task.add_done_callback(lambda _: self._drops.pop(key, None))
 
     async def _drop(self, key: str, partitions: tuple[PartitionRecord, ...]) -> None:
         if not self._ownership.is_alone:
-            # An owner that was removed with its partition and hears nothing may open it again, and what it would find without the data is a
-            # new one, which takes items. With the data it finds it sealed; and by then its lease has run out.
+            # An isolated former owner may open the partition again. Without the data it would find a new partition, which takes items;
+            # with the data it finds a sealed one. After this wait its lease has run out.
             await asyncio.sleep(DROP_AFTER / 1000)
         while True:
             try:
-                # Once their owners know that they are gone, nothing of theirs is in flight any more.
+                # Once the owners know of the removal, none of their requests to the partition is in flight any more.
                 await self._parts.changes.follow()
                 await self._parts.shares.tell(self._parts.catalog.stamp)
                 if await self._parts.changes.drop(key, partitions):
@@ -256,7 +256,7 @@ IN_ORDER = "drain: the queue keeps its order, so its consumers must empty the ol
 
 
 def begun_detail(change: Change, record: QueueRecord | None) -> dict[str, object]:
-    """What an audit entry says of a rebalance that begins."""
+    """Audit detail of a rebalance that begins."""
     rebalance, made = change.rebalance, change.rebalance.plan
     return {
         **said(change, record, rebalance),

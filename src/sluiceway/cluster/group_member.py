@@ -1,4 +1,4 @@
-"""A member of a group in this process: reads the group's records, does what the machine decides, tells its user."""
+"""A group member in this process: reads the group's records, carries out the machine's decisions, and notifies its user."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 log = logging.getLogger(__name__)
 
 AGAIN: Millis = 200
-"""How long to wait after the meta store failed."""
+"""Delay before the next attempt after the meta store failed."""
 
 
 class Gained(NamedTuple):
-    """The item is this member's from now on, until it is lost."""
+    """The member owns the item from now on, until it is lost."""
 
     item: str
     token: Token
 
 
 class Lost(NamedTuple):
-    """The item is not this member's any more. It goes to another once the handler has returned, or when the lease has run out."""
+    """The member no longer owns the item. Another member gets it once the handler has returned, or when the lease has run out."""
 
     item: str
 
@@ -62,10 +62,10 @@ async def define(
     parameters: Parameters | None = None,
     restored: bool = False,
 ) -> Resource:
-    """Say what the group divides, and how; its members follow within a round. What is the same already is not written.
+    """Set the group's items and strategy; its members follow within a round. Unchanged settings are not written.
 
-    `parameters` None: as they are. A change of the strategy begins a new era, whose tokens are all greater. `restored` does so too, each
-    time: call it so once after the store was restored from a backup, before any member joins.
+    `parameters` None: unchanged. A change of strategy begins a new era, whose tokens are all greater. So does `restored`, each time: pass
+    it once after the store was restored from a backup, before any member joins.
     Raises `invalid_request` (also for more items than a plan can hold), `unavailable`, `outcome_unknown`.
     """
     keys = Keys(check_queue_name(group, "group"))
@@ -85,14 +85,14 @@ async def define(
 
 
 class GroupMember:
-    """One member. `join` it, and its `handler` is told what it gains and loses; `leave` hands everything over.
+    """One member of a group. After `join`, `handler` is called for each item gained or lost; `leave` hands all items over.
 
-    The handler may be a function or a coroutine function. It is called with one change at a time; when it has returned from `Lost`, the
-    item may be served by another, so it must have stopped by then. It has about a second for that: a member that is busy for longer than
-    its lease loses everything. What it raises is logged and counts as returned. Use on one event loop.
+    The handler may be a function or a coroutine function. It is called with one change at a time. Once it has returned from `Lost`, another
+    member may serve the item, so it must have stopped by then. It has about a second for that: a member that is busy for longer than its
+    lease loses all its items. Its exceptions are logged and count as returned. Use on one event loop.
 
-    `on_look` is called with each look at the group that shows other owners, members or addresses than the one before, and before the
-    handler is told what follows. What it raises is logged. `lapse_level`: how loudly it is logged that the lease ran out.
+    `on_look` is called with each look at the group that shows other owners, members or addresses than the one before, before the handler
+    learns the consequences. Its exceptions are logged. `lapse_level`: log level for a lease that ran out.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class GroupMember:
         self._keys = Keys(check_queue_name(group, "group"))
         self._store = store
         self._handler = handler
-        # A name is never used again, so every start has a part of its own.
+        # Names are never reused, so each start adds its own suffix.
         self.name = f"{check_queue_name(name or 'member', 'name')}-{system.new_incarnation()}"
         self._member = Member(self._keys, self.name, check_text(address, "address"))
         self.look: Look | None = None
@@ -118,9 +118,9 @@ class GroupMember:
         self._lapse_level = lapse_level
         self._reader = GroupReader(self._keys)
         self._followed: Stamp = -1
-        """That of the last look that was carried out."""
+        """Stamp of the last look that was carried out."""
         self._looked = asyncio.Event()
-        """Set, and replaced by a new one, each time that a look has been carried out."""
+        """Set, and replaced by a new event, each time a look has been carried out."""
         self._held: dict[str, Token] = {}
         self._lease_deadline: Millis = 0
         self._telling = asyncio.Lock()
@@ -128,16 +128,16 @@ class GroupMember:
         self._changed = asyncio.Event()
         self._outside = False
         self.lapses = 0
-        """How often the lease ran out while there was something to lose."""
+        """Number of times the lease ran out while the member owned items."""
         self._task: asyncio.Task[None] | None = None
 
     async def join(self) -> None:
-        """Take part from now on. Returns at once; ownership comes with the next round."""
+        """Join the group. Returns at once; ownership comes with the next round."""
         assert self._task is None, "a member joins once"
         self._task = asyncio.create_task(self._run())
 
     async def leave(self) -> None:
-        """Lose everything in good order, and be no member any more. Waits until that is recorded; cancel it to go without."""
+        """Stop all items, then leave the group. Waits until that is recorded; cancel it to leave without."""
         if self._task is None:
             return
         self._member.leave()
@@ -145,8 +145,8 @@ class GroupMember:
         await self._task
 
     async def stop(self) -> None:
-        """Go at once: what it holds is lost here, and others get it when its lease has run out."""
-        # First, since a store that hangs may hold up the rest.
+        """Stop at once: the items are lost here, and other members get them when this member's lease has run out."""
+        # First, since a store that hangs may delay the rest.
         await self._serve({}, 0)
         if self._task is not None:
             self._task.cancel()
@@ -154,30 +154,30 @@ class GroupMember:
 
     @property
     def holds(self) -> bool:
-        """Whether what it was given is still its own. A process that was frozen finds out here before it is told."""
+        """Whether the member still owns its items. A process that was frozen learns their loss here, before its handler does."""
         return system.steady() < self._lease_deadline
 
     @property
     def items(self) -> dict[str, Token]:
-        """What this member owns now, each with its token."""
+        """The items that this member owns now, each with its token."""
         return dict(self._held) if system.steady() < self._lease_deadline else {}
 
     def token(self, item: str) -> Token | None:
-        """Proof that the item is this member's now; None: it is not. To be asked for before each use, and checked where it is used."""
+        """Proof that this member owns the item now; None if it does not. Ask before each use, and check the token at the place of use."""
         return self._held.get(item) if system.steady() < self._lease_deadline else None
 
     def late(self) -> frozenset[str]:
-        """Members that have not been seen alive for a while: not given up, and yet nobody to be given anything new (`place`)."""
+        """Members not seen alive for a while: not given up yet, but given no new items (`place`)."""
         return self._member.late(self.look, system.steady()) if self.look is not None else frozenset()
 
     def still(self) -> dict[str, Millis]:
-        """For how long each member's beat has stood still, by what this one has seen."""
+        """Time since each member's beat last changed, as observed by this member."""
         return self._member.still(self.look, system.steady()) if self.look is not None else {}
 
     async def refresh(self, min_stamp: Stamp) -> None:
-        """Look at once. Returns when a look of that stamp or a later one was carried out and the handler told, or when it has gone.
+        """Look at once. Returns when a look of `min_stamp` or later was carried out and the handler told, or when the member has left.
 
-        Not to be awaited by the handler, which would wait for itself.
+        The handler must not await it: it would wait for itself.
         """
         assert self._task is not None, "it looks once it has joined"
         while self._followed < min_stamp and not self._task.done():
@@ -206,7 +206,7 @@ class GroupMember:
                     log.warning("group %s: %s", self._keys.group, error)
                     wait = AGAIN
                 except Exception:
-                    # The lease runs out meanwhile, so nothing is served by records that cannot be read.
+                    # The lease runs out meanwhile, so unreadable records stop this member from serving.
                     log.exception("group %s: %s does not understand what it has read", self._keys.group, self.name)
                     wait = AGAIN
                 # Not `wait_for`, which in Python 3.11 swallows a cancellation that comes together with the event.
@@ -243,7 +243,7 @@ class GroupMember:
         return self._member.look(look)
 
     async def _commit(self, writes: Writes) -> None:
-        """Whatever becomes of it, the next look shows it."""
+        """Commit. A conflict is no error: the next look shows the outcome. Raises StoreUnavailableError for an unknown outcome."""
         try:
             await self._store.commit(writes.checks, writes.unchanged, writes.puts, writes.deletes)
         except ConflictError:
@@ -251,14 +251,14 @@ class GroupMember:
         except MetaUnknownError as error:
             raise StoreUnavailableError(str(error)) from error
 
-    # ---- telling ----------------------------------------------------------------------------------------------
+    # ---- handler ----------------------------------------------------------------------------------------------
 
     async def _serve(self, owned: Mapping[str, Token], lease_deadline: Millis) -> None:
-        """Own exactly these until the deadline: first tell what is lost, then what is gained."""
+        """Own exactly these items until the deadline: notify the handler of the lost ones first, then of the gained ones."""
         if self._lapse is not None:
             self._lapse.cancel()
         async with self._telling:
-            # Whoever asked in between has found out by itself that nothing was held, and must be told of all of it again.
+            # Callers may have seen in between that this member held nothing, so the handler must lose and gain all of it again.
             lapsed = not self.holds
             self._lease_deadline = lease_deadline
             for item in [item for item, token in self._held.items() if lapsed or owned.get(item) != token]:
@@ -273,7 +273,7 @@ class GroupMember:
             self._lapse = loop.call_later(max(0, lease_deadline - system.steady()) / 1000, self._lapsed)
 
     def _lapsed(self) -> None:
-        """The store did not confirm the lease in time: serve nothing until it does."""
+        """Stop serving: the store did not confirm the lease in time."""
         log.log(self._lapse_level, "group %s: the lease of %s ran out", self._keys.group, self.name)
         self.lapses += 1
         self._lapsing = asyncio.ensure_future(self._serve({}, 0))
@@ -288,6 +288,6 @@ class GroupMember:
 
 
 def _shown(look: Look) -> tuple[object, ...]:
-    """What a look shows of who owns what, and where they are."""
+    """The parts of a look that `on_look` reports: the owners, and the members' addresses."""
     addresses = {name: record.address for name, record in look.members.items()}
     return look.resource, look.plan, look.claims, addresses

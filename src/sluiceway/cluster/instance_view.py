@@ -1,4 +1,4 @@
-"""Seeing the cluster from one of its instances: who is there, what each owns, and why."""
+"""The cluster as one instance sees it: the members, the partitions of each, and the reasons."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 
 
 class Instances:
-    """What an instance can tell of the cluster. Of others it may be out of date by the time of a look, which is a second or less."""
+    """View of the cluster from this instance. Its knowledge of others may be as old as the last look: a second or less."""
 
     def __init__(
         self, ownership: Ownership, queues: Callable[[], Iterable[QueueRecord]], audit: Callable[[], AuditTrail] | None = None
@@ -46,12 +46,12 @@ class Instances:
         self._audit = audit
 
     def owner(self, record: QueueRecord, partition: int) -> Peer | None:
-        """The instance that the partition is given to, by its own name; None: nobody has it at the moment."""
+        """Return the owner of the partition, also this instance under its own name; None if it has no owner at the moment."""
         peer = self._ownership.owner(record.incarnation, partition)
         return Peer(self._ownership.name, self._ownership.address) if peer is HERE else peer
 
     def elsewhere(self, record: QueueRecord, partitions: Iterable[int]) -> str | None:
-        """The address of the one other instance that all of these partitions of the queue are given to; None: there is no such."""
+        """Return the address of the other instance that owns all of these partitions; None if there is none."""
         owners = {self._ownership.owner(record.incarnation, number) for number in partitions}
         only = owners.pop() if len(owners) == 1 else None
         return only.address or None if only is not None else None
@@ -73,7 +73,7 @@ class Instances:
         )
 
     async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None, by: Actor) -> ClusterInfo:
-        """Change the times by which the cluster goes, and how it divides the partitions; a round follows. What is not named stays.
+        """Change the cluster's timing parameters in `times`, and its strategy unless None; a round follows.
 
         Raises `invalid_request`, `unavailable`, `outcome_unknown`.
         """
@@ -92,16 +92,16 @@ class Instances:
 
     @property
     def holds(self) -> bool:
-        """Whether what this instance was given is still its own."""
+        """Whether this instance still owns its partitions."""
         return self._ownership.holds()
 
     @property
     def lapses(self) -> int:
-        """How often that has ended because the meta store did not confirm it in time."""
+        """Number of times the ownership ended because the meta store did not confirm it in time."""
         return self._ownership.lapses
 
     def problems(self) -> list[str]:
-        """Why this instance serves by others alone; empty: it serves what is its own."""
+        """Return why this instance serves no partitions of its own and only forwards; empty if it serves them."""
         ownership, look = self._ownership, self._ownership.look
         if ownership.holds():
             return []
@@ -112,7 +112,7 @@ class Instances:
         return [f"this instance is no member of the cluster: {why}; it serves by others alone"]
 
     def checks(self) -> list[Check]:
-        """How it stands with the cluster; nothing, if there is none."""
+        """Health check of the cluster; none for an instance that is alone."""
         if self._ownership.is_alone:
             return []
         problems, seen = self.problems(), self.cluster()
@@ -121,7 +121,7 @@ class Instances:
         return [Check("cluster", not problems, problems[0] if problems else f"instances: {found}; {seen.strategy}, era {seen.era}", 0)]
 
     async def rounds(self, limit: int) -> Sequence[SealedRound]:
-        """The last rounds, the newest first; a hundred are kept. Raises `unavailable`."""
+        """The last rounds, newest first; a hundred are kept. Raises `unavailable`."""
         return (await self._rounds())[:limit]
 
     async def _rounds(self) -> Sequence[SealedRound]:
@@ -131,7 +131,7 @@ class Instances:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
 
     async def why(self, record: QueueRecord, partition: int) -> Belonging:
-        """Whose that partition of the queue is, and why. Raises `unavailable`."""
+        """Explain the ownership of the queue's partition. Raises `unavailable`."""
         ownership, look = self._ownership, self._ownership.look
         if ownership.is_alone:
             return Belonging("this server is alone, and has all partitions", ownership.name, ownership.address or None, ownership.era)
@@ -145,7 +145,7 @@ class Instances:
 
 
 def instances_of(look: Look, still: Mapping[str, Millis], here: str, holds: bool) -> list[InstanceInfo]:
-    """The members. `still`: for how long each has not been heard of by this instance, which is called `here`."""
+    """List the members. `still`: time since this instance, named `here`, last saw each one alive; `holds`: whether it owns its items."""
     assert look.resource is not None, "a group has a resource before it has members"
     shares = Counter(owners(look).values())
     parameters = look.resource.parameters
@@ -164,13 +164,14 @@ def instances_of(look: Look, still: Mapping[str, Millis], here: str, holds: bool
 
 
 def state_of(record: MemberRecord, still: Millis, parameters: Parameters, lapsed: bool) -> InstanceState:
-    """`lapsed`: it knows itself that it serves nothing."""
+    """Classify a member. `lapsed`: the member is this instance and knows that it serves nothing."""
     if lapsed or still >= max(parameters.member_timeout, math.ceil(PATIENCE * record.lease_timeout)):
         return "silent"
     return "leaving" if record.leaving else "alive"
 
 
 def last_round(look: Look, resource: Resource) -> RoundInfo | None:
+    """Return the last round; None under another strategy, or before the first."""
     found = look.round
     if found is None or resource.strategy != "rounds":
         return None
@@ -181,7 +182,7 @@ def last_round(look: Look, resource: Resource) -> RoundInfo | None:
 
 
 def belonging(look: Look, resource: Resource, item: str, history: Mapping[int, SealedRound], created_at: Millis) -> Belonging:
-    """Whose the item is, and why. `history` has the rounds that are still known; `created_at` is when its queue was made."""
+    """Explain the item's ownership. `history`: the rounds still known, by number; `created_at`: creation time of its queue."""
     if item not in resource.items:
         return Belonging("the cluster does not divide it yet: its queue has only just been created", era=resource.era)
     name = owners(look).get(item)
@@ -204,7 +205,7 @@ def _since(name: str, grant: int, given: SealedRound | None, created_at: Millis)
     if given is None:
         return f"{name} has had it since round {grant}, of which nothing more is known"
     if created_at >= given.sealed_at:
-        # A grant is the number of the last round by then.
+        # The grant of a placed item is the number of the last round before it.
         return f"{name} was given it when its queue was created, after round {grant} and without another"
     return f"{name} has had it since round {grant}, which there was because {_told(given.trigger)}"
 
@@ -226,7 +227,7 @@ def _why_nobody(look: Look, resource: Resource, item: str) -> str:
 
 
 def _waits_for(look: Look, resource: Resource, item: str, owner: str) -> list[str]:
-    """Those who may still be serving it, and those who may serve by the rules of an earlier era."""
+    """Members that may still serve the item, or may serve by the rules of an earlier era."""
     found = {name for name, record in look.members.items() if record.era < resource.era}
     if resource.strategy == "rounds" and look.plan is not None:
         late = {name for name, record in look.members.items() if record.applied < look.plan.round}

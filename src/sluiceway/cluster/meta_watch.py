@@ -1,4 +1,4 @@
-"""What other instances change of the queues is followed here, and what is changed here is told to them."""
+"""Watch of the queues in the meta store: follows the changes of other instances, and announces this instance's changes to them."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transp
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN: Millis = 5_000
-"""How old what an instance knows of the queues may be when nobody has told it of a change."""
+"""Maximum age of this instance's view of the queues when no hint of a change arrives."""
 LEARN_TIMEOUT: Millis = 1_000
-"""How long a change of a queue waits for the others to follow it. Who does not answer follows a little later."""
+"""Maximum wait of a queue change for the other instances to follow it. An instance that does not answer follows a little later."""
 BETWEEN: Millis = 50
-"""Between two looks that requests ask for: whoever asks for nonsense must not keep the meta store busy."""
+"""Minimum interval between looks that requests ask for: invalid requests must not keep the meta store busy."""
 
 
 class Following:
-    """The queues of a `catalog`. `transport` reaches the other instances; None: there are none, so nobody else changes anything."""
+    """Keeps a `catalog` current. `transport` reaches the other instances; None: there are none, so no other process changes queues."""
 
     def __init__(self, meta: MetaStore, catalog: Catalog, ownership: Ownership, transport: Transport | None) -> None:
         self._meta = meta
@@ -38,7 +38,7 @@ class Following:
         self._next: asyncio.Task[None] | None = None
 
     async def tell(self, stamp: Stamp) -> None:
-        """Returns when the others follow the commit with that stamp, those that answer soon."""
+        """Announce the commit with that stamp. Returns once the other instances follow it, except those that do not answer in time."""
         await self._ownership.follow(stamp)
         await asyncio.gather(*(self._tell(peer.address, stamp) for peer in self._ownership.peers()))
 
@@ -50,30 +50,30 @@ class Following:
             log.info("an instance follows a change of the queues later: %s", error)
 
     async def watch(self) -> None:
-        """Follow what others change, until it is cancelled."""
+        """Follow changes of other instances, until cancelled."""
         async for _ in self._meta.watch(QUEUE):
             await self.follow()
 
     async def look_again(self) -> None:
-        """Look from time to time, until it is cancelled: a hint may be late, and what it is about may not be readable just then."""
+        """Look periodically, until cancelled: a hint may be late, or its change not readable at that moment."""
         while True:
             await asyncio.sleep(LOOK_AGAIN / 1000)
             await self.follow()
 
     async def follow(self) -> None:
-        """Look now. What cannot be read is followed later."""
+        """Look now. If the meta store cannot be read, a later look follows the changes."""
         try:
             await self._catalog.follow()
         except SluicewayError as error:
             log.warning("changes of queues are followed later: %s", error)
 
     def look_soon(self, age: Millis) -> None:
-        """Begin a look, unless one has begun within `age`. It is not waited for: the meta store may not answer."""
+        """Begin a look unless one has begun within `age` ms. Does not wait for it: the meta store may not answer."""
         if self._transport is not None and system.steady() - self._looked_at >= age:
             self._begin()
 
     async def fresh(self, patience: Millis) -> None:
-        """Returns when the queues are known as they are now, or later. Raises `unavailable`, after `patience` at the latest."""
+        """Wait for a look that begins after this call. Raises `unavailable`, after `patience` ms at the latest."""
         if self._transport is not None:
             look = self._begin()
             await asyncio.wait((look,), timeout=patience / 1000)
@@ -82,15 +82,15 @@ class Following:
             look.result()
 
     def _begin(self) -> asyncio.Task[None]:
-        """A look that has not begun yet: requests that come together share it."""
+        """Return a look that has not begun yet: concurrent requests share it."""
         if self._next is None:
             self._next = asyncio.create_task(self._look())
-            # Nobody may be left to be told of it.
+            # Every waiter may have gone: mark its exception as retrieved.
             self._next.add_done_callback(lambda look: look.cancelled() or look.exception())
         return self._next
 
     async def _look(self) -> None:
-        """Until it begins, whoever asks waits for this one."""
+        """Run a look. Requests that come before it begins wait for this one."""
         if self._looking is not None:
             await asyncio.wait((self._looking,))
         await asyncio.sleep(max(0, self._looked_at + BETWEEN - system.steady()) / 1000)
@@ -99,7 +99,7 @@ class Following:
         await self._catalog.follow()
 
     def stop(self) -> None:
-        """Nobody asks any more."""
+        """Cancel the looks, at shutdown."""
         for look in (self._looking, self._next):
             if look is not None:
                 look.cancel()

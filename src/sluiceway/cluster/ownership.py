@@ -1,4 +1,4 @@
-"""Whose partitions are whose: all this instance's, by a lock, or divided among the instances of a cluster."""
+"""Ownership of partitions: all are this instance's, by a lock, or the instances of a cluster divide them."""
 
 from __future__ import annotations
 
@@ -41,60 +41,59 @@ GRANT = "grant"
 GROUP = "partitions"
 KEYS = Keys(GROUP)
 FIRST_PLAN: Millis = 10_000
-"""How long an instance that joins waits for its share before it serves by forwarding alone."""
+"""Maximum wait of a joining instance for its share. After it the instance only forwards requests."""
 FOLLOW: Millis = 2_000
 
 
 PARAMETERS = Parameters(settle_timeout=100, round_interval=200, beat_interval=500, lease_timeout=3_000, member_timeout=4_000)
-"""Patient with a machine that is busy: to take partitions away from an instance that lives costs more than to wait a second longer for one
-that has died."""
+"""Tolerant of a busy machine: taking partitions from a live instance costs more than waiting a second longer for a dead one."""
 
 
 NO_TIMES: Mapping[str, Millis] = {}
 
 
 def item_of(incarnation: str, partition: int) -> str:
-    """The partition as an item of the group."""
+    """Name of the partition as an item of the group."""
     return f"{incarnation}.{partition}"
 
 
 def items_of(record: QueueRecord) -> list[str]:
-    """All partitions of the queue, as items."""
+    """Names of the queue's partitions as items of the group."""
     return [item_of(record.incarnation, each.partition) for each in record.partitions]
 
 
 def partition_of(item: str) -> tuple[str, int]:
-    """Incarnation and number."""
+    """Split an item's name into the queue's incarnation and the partition's number."""
     incarnation, _, number = item.rpartition(".")
     return incarnation, int(number)
 
 
 class Tell(Protocol):
-    """Is told what becomes this instance's and what is no more."""
+    """Receiver of ownership changes: partitions that this instance gains and loses."""
 
     def gained(self, incarnation: str, partition: int, token: Token) -> None: ...
 
     async def lost(self, incarnation: str, partition: int) -> None:
-        """Returns when nothing more can be written or answered from here; at once, if need be."""
+        """Stop the partition; returns when nothing more can be written or answered from here. Immediate if need be."""
         ...
 
 
 class Ownership(Protocol):
-    """Who owns which partition. What it says of others may be out of date; what it says of this instance is true while it `holds`."""
+    """Owners of all partitions. Its view of others may be outdated; its view of this instance is true while it `holds`."""
 
     @property
     def is_alone(self) -> bool:
-        """No other instance can ever own anything."""
+        """Whether no other instance can ever own a partition."""
         ...
 
     @property
     def name(self) -> str:
-        """This instance's, in the cluster."""
+        """Name of this instance in the cluster."""
         ...
 
     @property
     def address(self) -> str:
-        """The URL by which others reach this instance; empty: not known."""
+        """URL by which other instances reach this one; empty: not known."""
         ...
 
     @property
@@ -102,74 +101,74 @@ class Ownership(Protocol):
 
     @property
     def look(self) -> Look | None:
-        """The last look at the cluster; None: there is none, or it has not been seen yet."""
+        """Last look at the cluster; None without a cluster, or before the first look."""
         ...
 
     @property
     def lapses(self) -> int:
-        """How often it ceased to hold without having been told so."""
+        """Number of times this instance lost its ownership without a look that said so."""
         ...
 
     def still(self) -> dict[str, Millis]:
-        """For how long each instance has not been heard of here."""
+        """Time since this instance last saw each member alive."""
         ...
 
     async def rounds(self) -> list[SealedRound]:
-        """The last rounds, the newest first. Raises StoreUnavailableError."""
+        """The last rounds, newest first. Raises StoreUnavailableError."""
         ...
 
     async def start(self, meta: MetaStore, tell: Tell) -> None: ...
 
     async def redefine(self, times: Mapping[str, Millis], strategy: Strategy | None) -> tuple[Resource, Resource]:
-        """Have the cluster go by these times, and divide its partitions so, from the round on that follows. What is not named stays.
+        """Change the cluster's timing parameters and strategy from the next round on. Parameters not in `times`, and a None strategy, stay.
 
-        Returns what was recorded, before and after. Raises `invalid_request`, StoreUnavailableError, MetaUnknownError.
+        Returns the recorded resource before and after. Raises `invalid_request`, StoreUnavailableError, MetaUnknownError.
         """
         ...
 
     async def leave(self) -> None:
-        """Hand over everything, and go."""
+        """Hand over all partitions, then leave the cluster."""
         ...
 
     async def stop(self) -> None: ...
 
     def holds(self) -> bool:
-        """Whether what was gained and not lost is still this instance's."""
+        """Whether this instance still owns the partitions it gained and has not lost."""
         ...
 
     def tokens(self, record: QueueRecord) -> dict[int, Token]:
-        """What this instance has of that queue."""
+        """Tokens of this instance's partitions of the queue, by number."""
         ...
 
     def owner(self, incarnation: str, partition: int) -> Peer | None: ...
 
     def peers(self) -> list[Peer]:
-        """The others."""
+        """All other instances."""
         ...
 
     def placing(self, items: Sequence[str], limits: Mapping[str, int] = UNLIMITED) -> Writes:
-        """What a commit must contain for these to be owned from then on, those of a queue with a limit by so many instances."""
+        """Writes that give the items to owners in the same commit. `limits`: maximum number of owners of a new queue, by incarnation."""
         ...
 
     def limiting(self, incarnation: str, most: int | None) -> Writes:
-        """The same for a queue to lie on so many instances, by the round that follows; None: on all."""
+        """Writes that limit the queue to `most` instances from the next round on; None: unlimited."""
         ...
 
     def removing(self, items: Iterable[str]) -> Writes:
-        """The same for those that are to be nobody's."""
+        """Writes that remove the items from the group."""
         ...
 
     async def follow(self, stamp: Stamp) -> None:
-        """Returns when the commit with that stamp is followed, or after FOLLOW: it will be, as soon as the meta store answers."""
+        """Wait until the commit with that stamp is followed, up to FOLLOW ms; after that it is followed once the meta store answers."""
         ...
 
     async def changed(self, timeout: Millis) -> None:
-        """Returns when the owners have changed, or the time is over."""
+        """Wait until the owners have changed, or `timeout` ms are over."""
         ...
 
 
 class Static:
-    """One instance has it all, for as long as it holds the lock on its data directory. Each start is a new owner."""
+    """Ownership by one instance of all partitions, while it holds the lock on its data directory. Each start is a new owner."""
 
     is_alone = True
     name = "instance"
@@ -191,7 +190,7 @@ class Static:
         return []
 
     async def start(self, meta: MetaStore, tell: Tell) -> None:
-        """Take a new grant: its fence shuts out whatever an earlier process may have left in flight."""
+        """Take a new grant: its fence shuts out commits that an earlier process may have left in flight."""
         while True:
             view = await meta.read([GRANT, KEYS.resource])
             entry, recorded = view.entries.get(GRANT), view.entries.get(KEYS.resource)
@@ -199,7 +198,7 @@ class Static:
             writes = Writes(checks={GRANT: entry.stamp if entry else None}, puts={GRANT: str(grant).encode()})
             era = 1
             if recorded is not None:
-                # There was a cluster here: its tokens are lower from now on.
+                # A cluster used this store: its tokens are lower from now on.
                 resource, begun = begin(KEYS, recorded, (), "static")
                 era = resource.era
                 writes.checks |= begun.checks
@@ -213,7 +212,7 @@ class Static:
         raise invalid(next(iter(times), "strategy"), "this server is alone: it divides nothing with others, and has no such times")
 
     async def leave(self) -> None:
-        """There is nobody to hand over to."""
+        """Do nothing: there is no other instance to hand over to."""
 
     async def stop(self) -> None:
         pass
@@ -247,9 +246,9 @@ class Static:
 
 
 class Clustered:
-    """The instances of a cluster divide the partitions as a group does. `address` is the URL by which others reach this one.
+    """Ownership as a group: the instances of a cluster divide the partitions. `address`: URL by which others reach this instance.
 
-    A new cluster begins with these `parameters`. `times` and `strategy`, where given, it has from the start of this instance on.
+    `parameters` apply to a new cluster. `times` and `strategy`, where given, replace the cluster's own when this instance starts.
     """
 
     is_alone = False
@@ -300,7 +299,7 @@ class Clustered:
         return self._member
 
     async def start(self, meta: MetaStore, tell: Tell) -> None:
-        """Join; returns with the first share of everything, or after FIRST_PLAN without."""
+        """Join; returns with the first share of partitions, or after FIRST_PLAN without one."""
         await self._define(meta)
         self._meta, self._tell = meta, tell
         self._member = GroupMember(meta, GROUP, self._handle, name=self._wanted_name, address=self.address, on_look=self._look)
@@ -312,7 +311,7 @@ class Clustered:
                     await self.changed(FIRST_PLAN)
 
     async def _define(self, meta: MetaStore) -> None:
-        """The group divides all partitions of all queues. What creates and deletes them keeps it so, but while there is no cluster."""
+        """Define the group over all partitions of all queues. Changes of queues keep it so, except while there is no cluster."""
         while True:
             view = await meta.read([KEYS.resource], [QUEUE])
             entry = view.entries.get(KEYS.resource)

@@ -1,4 +1,4 @@
-"""Connections to one peer: on each, one request at a time, its answer, or that there will be none."""
+"""Connections to one peer: each carries one request at a time, and reports its answer or that there will be none."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ import httptools
 from sluiceway.kernel.limits import MAX_ANSWERS_BYTES
 
 IDLE_TIMEOUT: Final = 30.0
-"""Seconds. The peer closes its idle ones later, so that hardly a request meets a connection that is just being closed."""
+"""Seconds. The peer closes its idle connections later, so requests rarely meet a connection that is being closed."""
 
 
 class Answer(NamedTuple):
+    """HTTP answer of a peer."""
+
     status: int
     content_type: bytes
     body: bytes
 
 
 class NoAnswerError(Exception):
-    """The request was written, maybe in part, and its answer will not come whole."""
+    """The request was written, perhaps in part, and no complete answer will come."""
 
 
 class PeerConnection(asyncio.Protocol):
-    """The client's side of HTTP/1.1, for `loop.create_connection`. An answer is one only if its end was announced, and came."""
+    """Client side of HTTP/1.1, for `loop.create_connection`. An answer counts only if its end was announced and has arrived."""
 
     def __init__(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
@@ -40,7 +42,7 @@ class PeerConnection(asyncio.Protocol):
     # ---- for the caller ---------------------------------------------------------------------------------------
 
     async def ask(self, *request: bytes) -> Answer:
-        """Write the request and wait for its answer; one at a time. Raises NoAnswerError."""
+        """Send one request, given in parts, and wait for its answer; one at a time. Raises NoAnswerError."""
         self._waiter = asyncio.get_running_loop().create_future()
         self._answered, self._size = False, 0
         self._transport.writelines(request)
@@ -55,8 +57,8 @@ class PeerConnection(asyncio.Protocol):
 
     @property
     def is_reusable(self) -> bool:
-        """The last answer has come whole, and nothing since, not even the end of the connection."""
-        # The system is asked, as the event loop may not have looked yet.
+        """Whether the last answer arrived complete and nothing followed it, not even the end of the connection."""
+        # Asks the operating system, since the event loop may not have looked yet.
         return self._answered and not self.is_closing and not self._system.poll(0)
 
     def close(self) -> None:
@@ -103,7 +105,7 @@ class PeerConnection(asyncio.Protocol):
             self._has_end = True
 
     def on_headers_complete(self) -> None:
-        # What is below 200 announces an answer that is still to come; nobody here asks for that.
+        # A status below 200 announces an answer that is still to come; these requests never ask for one.
         if not self._has_end or self._parser.get_status_code() < 200:
             self._fail("its answer does not say where it ends")
 
@@ -118,20 +120,20 @@ class PeerConnection(asyncio.Protocol):
 
 
 class PeerConnections:
-    """Those to one peer, for one event loop: each call has one to itself, and leaves it to the next.
+    """Connection pool for one peer, on one event loop: each call has a connection to itself, and returns it for the next.
 
-    However many are in use, it costs the same to get one. Idle ones are closed after IDLE_TIMEOUT.
+    Getting a connection costs the same however many are in use. Idle ones are closed after IDLE_TIMEOUT.
     """
 
     def __init__(self, host: str, port: int, tls: ssl.SSLContext | None) -> None:
         self._host, self._port, self._tls = host, port, tls
         self._idle: deque[tuple[float, PeerConnection]] = deque()
-        """With the loop's time since when; the latest, which are used first, at the end."""
+        """Each with the loop's time at which it became idle; the latest, used first, at the end."""
         self._look: asyncio.TimerHandle | None = None
         self._closed = False
 
     def idle(self) -> PeerConnection | None:
-        """One that is open and unused, if there is any."""
+        """Take an open, unused connection; None if there is none."""
         while self._idle:
             _, connection = self._idle.pop()
             if connection.is_reusable:
@@ -140,7 +142,7 @@ class PeerConnections:
         return None
 
     async def open(self) -> PeerConnection:
-        """A new one. Whatever this raises, nothing was sent."""
+        """Open a new connection. No request was sent if this raises."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(PeerConnection, self._host, self._port, ssl=self._tls)
         if connection.is_closing:
@@ -148,7 +150,7 @@ class PeerConnections:
         return connection
 
     def give_back(self, connection: PeerConnection) -> None:
-        """It is not used any more; what became of its last call does not matter."""
+        """Return a connection to the pool, whatever the outcome of its last call."""
         if self._closed or not connection.is_reusable:
             connection.close()
             return
@@ -158,7 +160,7 @@ class PeerConnections:
             self._look = loop.call_later(IDLE_TIMEOUT, self._close_idle)
 
     def close(self) -> None:
-        """Close the idle ones, and those in use once they are given back."""
+        """Close the idle connections, and those in use once they are returned."""
         self._closed = True
         if self._look is not None:
             self._look.cancel()

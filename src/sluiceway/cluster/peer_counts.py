@@ -1,4 +1,4 @@
-"""Counts what an instance asks of the others."""
+"""Counters of the requests from this instance to its peers."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transp
 
 
 class CountedTransport:
-    """The transport, with its calls counted by what was asked and how that ended.
+    """Transport that counts its calls by request and outcome.
 
-    Outcomes: `done`; `not_here` (the peer has not what was asked for); `refused` (it says no for another reason); `unreachable`;
-    `unknown` (no answer came); `cancelled` (nobody waited for it any more).
+    Outcomes: `done`; `not_here` (the peer does not own the partition); `refused` (any other error of the peer); `unreachable`;
+    `unknown` (no answer came); `cancelled` (the caller stopped waiting).
     """
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.calls: Counter[tuple[str, str]] = Counter()
-        """By request, such as `produce`, and outcome."""
+        """Number of calls, by request, such as `produce`, and outcome."""
         self.seconds: defaultdict[str, float] = defaultdict(float)
-        """That all calls of a request took together."""
+        """Total duration of all calls, by request."""
         self.leases = 0
-        """That others gave, for consumers here."""
+        """Number of leases that peers gave to consumers of this instance."""
 
     async def ask(self, address: str, request: PeerRequest, timeout: Millis, request_id: str = "") -> Any:
         kind = type(request.request if isinstance(request, Ask) else request).__name__.lower()

@@ -1,4 +1,4 @@
-"""Asks other instances over HTTP: a connection for each call that is under way, kept open for the next."""
+"""HTTP transport to other instances: one connection for each call in flight, kept open for the next."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 from sluiceway.wire import peer
 
 _CONNECT_TIMEOUT: Final = 3_000
-"""Milliseconds, or half of the call's time if that is less. Instances of one cluster are near to one another."""
+"""Milliseconds, or half of the call's timeout if that is less. Instances of one cluster are close to one another."""
 
 _PORTS: Final = {"http": 80, "https": 443}
 _HEAD: Final = b"POST %s HTTP/1.1\r\nHost: %s\r\nAuthorization: Bearer %s\r\nContent-Type: %s\r\nContent-Length: "
 _TYPE: Final = peer.CONTENT_TYPE.encode()
 _PASSED_ON: Final = frozenset({"body_too_large", "too_many_requests", "unavailable", "storage_full", "outcome_unknown", "internal"})
-"""Codes of an instance that did not get as far as asking its share. Any other says that it does not take us for a peer of its."""
+"""Error codes of a peer that failed before it asked its share. Any other means that it does not accept this instance as a peer."""
 
 
 class _Problem(msgspec.Struct):
@@ -36,22 +36,22 @@ class _Problem(msgspec.Struct):
 class HttpTransport:
     """The port `Transport` over HTTP/1.1, for one event loop.
 
-    `secret` is the cluster's. `ca_file`: certificates (PEM) of the authorities by which peers under https are known, in place of the
-    system's. Proxies that the environment names are not used. Raises OSError for a `ca_file` that cannot be read.
+    `secret`: the cluster's. `ca_file`: certificates (PEM) of the authorities that peers under https are verified by, in place of the
+    system's. Ignores proxies named in the environment. Raises OSError if `ca_file` cannot be read.
     """
 
     def __init__(self, secret: str, ca_file: Path | None = None) -> None:
         self._secret = secret.encode()
         self._trusted = None if ca_file is None else ssl.create_default_context(cafile=ca_file)
         self._peers: dict[str, tuple[PeerConnections, bytes]] = {}
-        """With how each request to the peer begins."""
+        """By address, each with the head that its requests share."""
 
     async def ask(self, address: str, request: PeerRequest, timeout: Millis, request_id: str = "") -> Any:
         body = peer.encode_request(request)
         deadline = asyncio.get_running_loop().time() + timeout / 1_000
         connections, head = self._peers.get(address) or self._meet(address)
         connection = connections.idle() or await _open(connections, address, min(_CONNECT_TIMEOUT, timeout // 2))
-        # From here on the peer may do it.
+        # From here on the peer may carry out the request.
         try:
             async with asyncio.timeout_at(deadline):
                 answer = await connection.ask(head, _rest(body, request_id), body)
@@ -78,7 +78,7 @@ class HttpTransport:
             raise PeerRefusedError(f"{address[:200]!r} is not a URL such as http://HOST:PORT")
         secure = url.scheme == "https"
         if secure and self._trusted is None:
-            # To read the system's takes longer than many calls, so only where they are needed.
+            # Reading the system's certificates takes longer than many calls, so they are read only when needed.
             self._trusted = ssl.create_default_context()
         connections = PeerConnections(url.hostname, port or _PORTS[url.scheme], self._trusted if secure else None)
         self._peers[address] = connections, _HEAD % (peer.PATH.encode(), host, self._secret, _TYPE)
@@ -90,18 +90,18 @@ async def _open(connections: PeerConnections, address: str, timeout: Millis) -> 
         async with asyncio.timeout(timeout / 1_000):
             return await connections.open()
     except Exception as error:
-        # Also what event loops raise by mistake when the peer goes away in that moment: nothing was written yet.
+        # Also covers what event loops raise by mistake when the peer goes away at that moment: nothing was written yet.
         reason = str(error) or f"no connection within {format_duration(timeout)}"
         raise PeerRefusedError(f"cannot reach {address}: {reason}") from None
 
 
 def _rest(body: bytes, request_id: str) -> bytes:
-    """What follows the peer's `head`."""
+    """Rest of the request's head, after the peer's part of it."""
     return b"%d\r\nX-Request-Id: %s\r\n\r\n" % (len(body), request_id.encode()) if request_id else b"%d\r\n\r\n" % len(body)
 
 
 def _read(address: str, request: PeerRequest, answer: Answer) -> Any:
-    """What the peer answered. Raises what it raised, PeerRefusedError, PeerUnknownError."""
+    """Decode the peer's answer. Raises the peer's error, PeerRefusedError, PeerUnknownError."""
     if answer.content_type != _TYPE:
         raise _refusal(address, answer.status, answer.body)
     try:
@@ -114,7 +114,7 @@ def _read(address: str, request: PeerRequest, answer: Answer) -> Any:
 
 
 def _refusal(address: str, status: int, said: bytes) -> Exception:
-    """What an answer means that does not come from the peer's endpoint."""
+    """Translate an answer that does not come from the peer endpoint into an exception."""
     problem = _Problem("")
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         problem = msgspec.json.decode(said, type=_Problem)

@@ -1,4 +1,4 @@
-"""Creating, changing and deleting queues, beside other processes that do so at the same time."""
+"""Queue changes: create, update and delete queues, concurrently with other processes that do so."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 DROPPING = "dropping/"
 CLOSING = "closing/"
 CLOSE_TIMEOUT: Millis = 30_000
-"""How long a queue takes no requests at most while it is found out whether it can be deleted."""
+"""Maximum time that a queue refuses requests while its deletion is decided."""
 MAX_TRIES = 50
 
 T = TypeVar("T")
@@ -48,20 +48,20 @@ class Shares(Protocol):
     """This instance's shares of the queues."""
 
     async def opened(self, record: QueueRecord) -> None:
-        """Returns when what is here of the queue is open, or has failed once."""
+        """Returns once this instance's share of the queue is open, or has failed once."""
         ...
 
     async def ended(self, record: QueueRecord) -> None:
-        """Returns when nothing of a queue that is gone is in flight here."""
+        """Returns once nothing of the deleted queue is in flight here."""
         ...
 
     async def tell(self, stamp: Stamp) -> None:
-        """Returns when the others follow the commit with that stamp, those that answer soon."""
+        """Returns once the other instances follow the commit with that stamp, except those that do not answer in time."""
         ...
 
 
 class QueueChanges:
-    """One change at a time in this process; what others change meanwhile is found out, and the change decided anew."""
+    """Changes of queues, one at a time in this process. A concurrent change of another process is followed, and the change decided anew."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class QueueChanges:
         return record, await self._catalog.put(record, dict([entry]), self._ownership.placing(items_of(record), limits))
 
     async def _new_incarnation(self) -> str:
-        """One that no queue has, nor any deleted one whose data may still be there."""
+        """Return an incarnation that no queue uses, nor any deleted queue whose data may still exist. Raises `unavailable`."""
         try:
             view = await self._meta.read(prefixes=[DROPPING])
         except StoreUnavailableError as error:
@@ -133,7 +133,7 @@ class QueueChanges:
             raise invalid("dead_queue", f"queue {dead_queue!r} has a dead queue itself; chains are not allowed")
 
     async def update(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> QueueRecord:
-        """Change these settings and no others, durably and at once. Raises queue_not_found, version_conflict, invalid_request."""
+        """Change the settings in `patch`, durably and at once. Raises queue_not_found, version_conflict, invalid_request."""
         async with self.lock:
             record, stamp = await self.decide(lambda: self._update(queue_name, patch, action, by))
         if stamp:
@@ -142,7 +142,7 @@ class QueueChanges:
         return record
 
     async def pause(self, queue_name: str, verbs: Sequence[Verb], paused: bool, by: Actor) -> QueueRecord:
-        """Let the queue take (`produce`) or give out (`lease`) nothing, or do so again, durably. Other verbs stay as they are."""
+        """Pause or resume `produce` or `lease`, durably. Other verbs stay as they are."""
 
         async def change() -> tuple[QueueRecord, Stamp]:
             before = set(self._catalog.get(queue_name).paused)
@@ -157,7 +157,7 @@ class QueueChanges:
         return record
 
     async def set_partition(self, queue_name: str, number: int, paused: bool, by: Actor) -> QueueRecord:
-        """Let one partition take and give out nothing, or go on, durably. Raises queue_not_found, invalid_request, rebalance_open."""
+        """Pause or resume one partition, durably. Raises queue_not_found, invalid_request, rebalance_open."""
 
         async def change() -> tuple[QueueRecord, Stamp]:
             record = self._catalog.get(queue_name)
@@ -165,7 +165,7 @@ class QueueChanges:
             if there is None:
                 raise invalid("partition", f"the queue {queue_name!r} has no partition {number}")
             if there.state in ("preparing", "draining"):
-                # What it is for is for the rebalance to say, whose next steps build on it.
+                # The rebalance controls its state, and the next steps build on it.
                 detail = f"partition {number} is {there.state}: it belongs to rebalance {record.rebalance}, which is open"
                 raise SluicewayError("rebalance_open", detail, "partition")
             state: PartitionState = "paused" if paused else "available"
@@ -185,7 +185,7 @@ class QueueChanges:
         return record
 
     async def _update(self, queue_name: str, patch: QueuePatch, action: str, by: Actor) -> tuple[QueueRecord, Stamp]:
-        """The record as it is then, and the stamp of its change; 0 if there was nothing to change."""
+        """Return the record afterwards, and the stamp of its change; 0 if nothing changed."""
         record = self._catalog.get(queue_name)
         if patch.version not in (None, record.version):
             raise SluicewayError("version_conflict", f"queue {queue_name!r} is at version {record.version}, not {patch.version}", "version")
@@ -209,7 +209,7 @@ class QueueChanges:
         return self._ownership.limiting(after.incarnation, wanted(after.logical_queues, max(1, has)))
 
     async def spread(self, record: QueueRecord, had: int, count: int) -> None:
-        """Let a queue whose number of logical queues is chosen by load have so many. If anything comes between, it is chosen anew."""
+        """Set the number of logical queues of a queue that adjusts it by load. After a conflict, the autoscaler decides anew."""
         async with self.lock:
             writes = self._ownership.limiting(record.incarnation, count)
             if not writes.puts or self._catalog.of(record.incarnation) != record:
@@ -230,8 +230,8 @@ class QueueChanges:
                 raise OtherQueueError("invalid_request", text, other.queue_name, "dead_queue")
 
     async def decide(self, change: Callable[[], Awaitable[T]]) -> T:
-        """Make the change, anew as often as another process comes between. `lock` is held."""
-        # Or a change would be refused, or be none, by what others have changed since.
+        """Make the change, and repeat it after each conflict with another process, up to MAX_TRIES times. The caller holds `lock`."""
+        # Outdated records could refuse the change, or take it for no change.
         await self.follow()
         for _ in range(MAX_TRIES):
             try:
@@ -240,14 +240,14 @@ class QueueChanges:
                 await self._follow()
             except SluicewayError as error:
                 if error.code == "outcome_unknown":
-                    # It may have landed: a new queue, say, could otherwise be neither used nor deleted.
+                    # The commit may have landed: a new queue, say, could otherwise be neither used nor deleted.
                     with contextlib.suppress(SluicewayError):
                         await self._catalog.follow()
                 raise
         raise SluicewayError("version_conflict", "other processes change the queues all the time; try again", "version")
 
     async def follow(self) -> None:
-        """Know the queues as they are now, where others may have changed them. Raises `unavailable`."""
+        """Update the catalog if other instances may have changed queues. Raises `unavailable`."""
         if not self._ownership.is_alone:
             await self._catalog.follow()
 
@@ -265,7 +265,7 @@ class QueueChanges:
             left: dict[Peer, Left | SluicewayError] = {}
 
             async def change() -> tuple[QueueRecord, Stamp]:
-                # Whatever came in between the check and the deletion would be acknowledged and lost. Whoever has joined takes part, too.
+                # Items that arrive between check and deletion would be acknowledged and lost. Instances that have joined count, too.
                 while more := await self._router.close(record, CLOSE_TIMEOUT, left):
                     left.update(more)
                 return await self._delete(record, list(left.values()), force, by, closing)
@@ -273,7 +273,7 @@ class QueueChanges:
             try:
                 deleted, stamp = await self.decide(change)
             except BaseException:
-                # It serves again if it is surely still there; one that may be deleted must not take anything.
+                # Serve again only if the queue surely still exists; one that may be deleted must not take anything.
                 if await self._is_recorded(record):
                     await self._router.close(record, 0)
                 raise
@@ -283,7 +283,7 @@ class QueueChanges:
         log.info("queue %s deleted", queue_name, extra=_said(by))
 
     async def _note_closing(self, record: QueueRecord) -> Stamp | None:
-        """So that nobody else lets it serve again while it is being deleted: who does takes this away first."""
+        """Record the pending deletion. An instance must remove this record before it serves the queue again, which fails the deletion."""
         if self._ownership.is_alone:
             return None
         try:
@@ -292,7 +292,7 @@ class QueueChanges:
             raise SluicewayError("unavailable", f"nothing was deleted: the meta store did not answer: {error}") from error
 
     async def may_reopen(self, record: QueueRecord) -> bool:
-        """Whether a queue that was closed to be deleted is still there, and will not be deleted any more. Raises `unavailable`."""
+        """Whether a queue closed for deletion still exists, and that deletion can no longer succeed. Raises `unavailable`."""
         if not self._ownership.is_alone:
             try:
                 await self._meta.commit(deletes=[CLOSING + record.incarnation])
@@ -310,7 +310,7 @@ class QueueChanges:
     async def _delete(
         self, record: QueueRecord, left: Sequence[Left | SluicewayError], force: bool, by: Actor, closing: Stamp | None
     ) -> tuple[QueueRecord, Stamp]:
-        """The record as it was last, and the stamp of its deletion."""
+        """Return the queue's last record, and the stamp of its deletion."""
         current = self._catalog.get(record.queue_name)
         if current.incarnation != record.incarnation:
             raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted by another process", "queue_name")
@@ -320,7 +320,7 @@ class QueueChanges:
                 raise OtherQueueError("queue_in_use", text, other.queue_name, "queue_name")
         if not force:
             _check_empty(current, left)
-        # Not of the record that it began with: a rebalance may have made partitions, and removed others, since.
+        # From the current record: a rebalance may have added and removed partitions since the deletion began.
         writes = self._ownership.removing(items_of(current))
         if closing is not None:
             writes.checks[CLOSING + record.incarnation] = closing
@@ -330,19 +330,19 @@ class QueueChanges:
         return current, await self._catalog.delete(current, dict([*dropping.items(), entry]), writes)
 
     async def drop_rest(self) -> None:
-        """Remove what is left of queues and partitions that were removed earlier. In a cluster the coordinator does so for partitions."""
+        """Remove the data of queues and partitions deleted earlier. In a cluster the coordinator does so for partitions."""
         for key, partitions in (await self.to_drop()).items():
             if self._ownership.is_alone or "/" not in key.removeprefix(DROPPING):
                 await self.drop(key, partitions)
 
     async def to_drop(self) -> dict[str, tuple[PartitionRecord, ...]]:
-        """The data that is to go, by its key. Raises StoreUnavailableError."""
+        """Partitions whose data is to be removed, by meta store key. Raises StoreUnavailableError."""
         view = await self._meta.read(prefixes=[DROPPING])
         return {key: dropped(entry.value) for key, entry in view.prefix(DROPPING).items()}
 
     async def drop(self, key: str, partitions: Iterable[PartitionRecord]) -> bool:
-        """Remove the data of a queue, or of a partition of it, that is removed already. Whether all of it is gone; if not, or if it is cut
-        off, it is done again at the next start."""
+        """Remove the data of a deleted queue or partition. Returns whether all of it is gone; if not, or if interrupted, the next start
+        repeats it. Raises `outcome_unknown`."""
         left = 0
         refs = {PartitionRef(incarnation_of(key), each.partition): each.backend for each in partitions}
         for ref, backend in refs.items():
@@ -353,7 +353,7 @@ class QueueChanges:
                 log.warning("data of a removed partition stays until the next start: %s", error)
         if not left:
             try:
-                # Not before: what is still there must not be taken for new.
+                # Last: remaining data must not be taken for a new partition's.
                 await self._backends.openings.forget(list(refs))
                 await self._meta.commit(deletes=(key,))
             except MetaUnknownError as error:
@@ -362,7 +362,7 @@ class QueueChanges:
 
 
 def _check_empty(record: QueueRecord, left: Sequence[Left | SluicewayError]) -> None:
-    """Raises what keeps the queue from being deleted."""
+    """Raise the error that prevents the deletion, if there is one."""
     name = record.queue_name
     found = [each for each in left if isinstance(each, Left)]
     for each in found:
@@ -380,16 +380,16 @@ def _check_empty(record: QueueRecord, left: Sequence[Left | SluicewayError]) -> 
 
 
 def incarnation_of(key: str) -> str:
-    """Whose data that key says is to go: it names a queue, or one partition of it."""
+    """Incarnation of the queue whose data, or whose partition's data, the key names."""
     return key.removeprefix(DROPPING).partition("/")[0]
 
 
 def dropped(entry: bytes) -> tuple[PartitionRecord, ...]:
-    """The partitions of a deleted queue, which were once only counted."""
+    """Decode the partitions of a deleted queue. Old entries have only their number."""
     found = msgspec.json.decode(entry, type=int | tuple[PartitionRecord, ...])
     return tuple(map(PartitionRecord, range(found))) if isinstance(found, int) else found
 
 
 def _said(by: Actor) -> dict[str, str]:
-    """For a line of the log: whose change it was."""
+    """Fields of a log record that name the caller."""
     return {"caller": by.name, "request_id": by.request_id}

@@ -1,4 +1,4 @@
-"""Rebalances in the meta store: how they are read, and changed together with their queues."""
+"""Rebalance records in the meta store, read and written together with their queues' records."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ log = logging.getLogger(__name__)
 REBALANCE = "rebalance/"
 OPEN = REBALANCE + "open/"
 ENDED = REBALANCE + "ended/"
-"""Apart from the open ones, which are read all the time."""
+"""Separate from the open ones, which are read all the time."""
 COORDINATOR = "coordinator"
 TRIM_EVERY = 50
-"""Rebalances that end between two looks at how many ended ones there are: looking reads them all."""
+"""Ended rebalances between two trims: a trim reads all of them."""
 TRIM_BATCH = 500
 
 
 class Stored(NamedTuple):
-    """A rebalance as it was read, and the stamp of the commit that wrote it."""
+    """A rebalance as read, and the stamp of the commit that wrote it."""
 
     rebalance: Rebalance
     stamp: Stamp
 
 
 class Elected(msgspec.Struct, frozen=True):
-    """Which instance carries out the rebalances. `number` rises with each change of it."""
+    """The elected coordinator. `number` rises with each election."""
 
     name: str
     number: int
 
 
 class Looked(NamedTuple):
-    """The rebalances that are open, oldest first; partitions whose data is to go, by the key that says so; and who carries all of that
-    out, with the stamp of that."""
+    """The open rebalances, oldest first; the partitions whose data is to be removed, by key; the coordinator, and the stamp of its
+    election."""
 
     open: list[Stored]
     dropping: dict[str, tuple[PartitionRecord, ...]]
@@ -58,7 +58,7 @@ class Looked(NamedTuple):
 
 
 class StaleError(Exception):
-    """The rebalance is not as it was read, or another instance is the coordinator now. Nothing was written."""
+    """The rebalance has changed since it was read, or another instance is the coordinator. Nothing was written."""
 
 
 class RebalanceRecords:
@@ -79,30 +79,30 @@ class RebalanceRecords:
             raise SluicewayError("unavailable", f"the meta store cannot be read: {error}") from error
 
     async def look(self) -> Looked:
-        """What there is to be done, and who does it. Raises `unavailable`."""
+        """Read the outstanding work and the coordinator. Raises `unavailable`."""
         view = await self._read([COORDINATOR], [OPEN, DROPPING])
         entry = view.entries.get(COORDINATOR)
         elected = None if entry is None else msgspec.json.decode(entry.value, type=Elected)
-        # Those of deleted queues are being removed by who has deleted them.
+        # Keys without a partition belong to deleted queues: the deleting instance removes their data.
         dropping = {key: dropped(each.value) for key, each in view.prefix(DROPPING).items() if "/" in key.removeprefix(DROPPING)}
         opened = [_stored(each) for each in view.prefix(OPEN).values()]
         return Looked(opened, dropping, elected, None if entry is None else entry.stamp)
 
     async def get(self, id: str) -> Stored | None:
-        """Open or ended. Raises `unavailable`."""
+        """Return an open or ended rebalance; None if there is none. Raises `unavailable`."""
         view = await self._read([OPEN + id, ENDED + id])
         entry = view.entries.get(OPEN + id) or view.entries.get(ENDED + id)
         return None if entry is None else _stored(entry)
 
     async def list(self, *, only_open: bool) -> list[Rebalance]:
-        """Newest first. Raises `unavailable`."""
+        """List rebalances, newest first. Raises `unavailable`."""
         view = await self._read(prefixes=[OPEN] if only_open else [REBALANCE])
         return sorted((decode_rebalance(each.value) for each in view.entries.values()), key=lambda each: each.id, reverse=True)
 
     # ---- writing ----------------------------------------------------------------------------------------------
 
     async def elect(self, name: str, before: Elected | None, stamp: Stamp | None) -> Stamp | None:
-        """Let that instance carry them out, instead of the one `before`; None: another was faster."""
+        """Make the instance coordinator in place of `before`. Returns the election's stamp; None if it failed or its outcome is unknown."""
         elected = Elected(name, 1 if before is None else before.number + 1)
         try:
             return await self._meta.commit({COORDINATOR: stamp}, puts={COORDINATOR: msgspec.json.encode(elected)})
@@ -111,9 +111,9 @@ class RebalanceRecords:
             return None
 
     async def write(self, before: Stored | None, change: Change, entries: Sequence[tuple[str, bytes]], held: Stamp | None) -> Stamp:
-        """Commit the change of what was read as `before` (None: it is new), and of its queue, which was taken from the catalog just now.
+        """Commit the change of a rebalance read as `before` (None: a new one), and of its queue as the catalog has it now.
 
-        With `held` only if the coordinator is the one whose election has that stamp. Raises StaleError, `outcome_unknown`,
+        With `held`, commits only if that is the stamp of the current coordinator's election. Raises StaleError, `outcome_unknown`,
         `invalid_request` if the cluster cannot divide so many partitions, and ConflictError if another queue has changed: follow, and
         decide anew.
         """
@@ -154,7 +154,7 @@ class RebalanceRecords:
         return any((view.entries[key].stamp if key in view.entries else None) != stamp for key, stamp in checks.items())
 
     async def put_new(self, those: Sequence[Rebalance], entries: Sequence[tuple[str, bytes]]) -> None:
-        """Record waiting ones, which nobody has begun. Raises `outcome_unknown`."""
+        """Record waiting rebalances, all of them new. Raises `outcome_unknown`."""
         keys = [OPEN + each.id for each in those]
         puts = {**{OPEN + each.id: encode_rebalance(each) for each in those}, **dict(entries)}
         try:
@@ -163,7 +163,7 @@ class RebalanceRecords:
             raise SluicewayError("outcome_unknown", f"the meta store did not say whether it took the change: {error}") from error
 
     async def trim_now_and_then(self) -> None:
-        """Remove the oldest of those that have ended, beyond MAX_ENDED_REBALANCES. What fails is done the next time."""
+        """Remove the oldest ended rebalances beyond MAX_ENDED_REBALANCES, every TRIM_EVERY calls. The next trim repeats a failed one."""
         if self._until_trim:
             self._until_trim -= 1
             return
@@ -177,18 +177,18 @@ class RebalanceRecords:
 
 
 def dropping_key(incarnation: str, each: PartitionRecord) -> str:
-    """Where it is noted that the data of a removed partition is to go."""
+    """Key of the note that the data of a removed partition is to be removed."""
     return f"{DROPPING}{incarnation}/{each.partition}"
 
 
 def cause(rebalance: Rebalance) -> dict[str, Any]:
-    """What every audit entry about it says: which it is, and who wanted it."""
+    """Audit detail common to all entries about a rebalance: its id, and the actor that asked for it."""
     found = {"rebalance": rebalance.id, "cause": f"rebalance asked by {rebalance.actor}"}
     return found | {"cause_request_id": rebalance.request_id} if rebalance.request_id else found
 
 
 def said(change: Change, record: QueueRecord | None, rebalance: Rebalance) -> dict[str, Any]:
-    """What an audit entry says of the change of a rebalance."""
+    """Audit detail of a rebalance's change."""
     detail = cause(rebalance) | {"state": change.rebalance.state}
     if change.step is not None:
         detail |= {"step": change.step, "next": change.rebalance.step if change.rebalance.is_open else None}
@@ -208,7 +208,7 @@ def said(change: Change, record: QueueRecord | None, rebalance: Rebalance) -> di
 
 
 def _states(before: QueueRecord, after: QueueRecord) -> dict[str, Any]:
-    """How the states of partitions change, by number; of many only how many are in each."""
+    """State changes by partition number; beyond _FEW changes, the number of partitions in each state before and after."""
     old = {each.partition: each.state for each in before.partitions}
     new = {each.partition: each.state for each in after.partitions}
     changed = [number for number in sorted({*old, *new}) if old.get(number) != new.get(number)]
@@ -219,7 +219,7 @@ def _states(before: QueueRecord, after: QueueRecord) -> dict[str, Any]:
 
 
 _FEW = 40
-"""Partitions that an audit entry, which is small, has room for."""
+"""Maximum number of partitions listed in an audit entry, which is small."""
 
 
 def _few(numbers: list[int]) -> list[int] | dict[str, int]:

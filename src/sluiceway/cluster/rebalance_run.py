@@ -1,4 +1,4 @@
-"""One rebalance is carried out: what its machine decides is committed, what it wants to know is asked."""
+"""Run of one rebalance: commits the decisions of its machine, and sends the requests it asks for."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ from sluiceway.model.rebalance import Rebalance
 log = logging.getLogger(__name__)
 
 AT_ONCE = 8
-"""Requests of one rebalance that are under way at once; moves of ready items, which take longest, do not count."""
+"""Maximum number of a rebalance's requests in flight. Moves of ready items, which take longest, do not count."""
 MOVES_AT_ONCE = 2
-"""Of these so many: one is written while another is read. More would be a little faster, and clients would wait for them."""
+"""Maximum number of such moves: one writes while another reads. More would be a little faster, at the expense of clients' latency."""
 NOTE_EVERY: Millis = 3_000
-"""Between two notes in the record of how far it is, and why it does not get on."""
+"""Interval between two records of the progress, and of the reason for a lack of it."""
 AUDIT_EVERY: Millis = 60_000
-"""Between two audit entries about what goes wrong in a rebalance, as long as it goes wrong."""
+"""Interval between two audit entries about a rebalance's problems while they last."""
 COUNT_EVERY: Millis = 1_000
-"""How old what is known of the backlogs may be, by which the targets of moves are chosen."""
+"""Maximum age of the backlog counts that choose the targets of moves."""
 BACK_OFF: Millis = 25
 MAX_BACK_OFF: Millis = 5_000
 CATCH_UP: Millis = 1_000
-"""A copy that was held up makes up for so much at most: then it is faster than its rate for a moment."""
+"""Maximum time that a delayed copy makes up for, during which it exceeds its rate."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What a coordinator works with. `drop` sees to it that the data of removed partitions goes."""
+    """Dependencies of a coordinator. `drop` arranges the removal of the data of removed partitions."""
 
     catalog: Catalog
     router: Router
@@ -60,9 +60,9 @@ class Parts:
 
 
 class Run:
-    """Carries out a rebalance to its end, or until it is cancelled, as the coordinator whose election has the stamp `held`.
+    """Carries out one rebalance to its end, or until cancelled, as the coordinator whose election has the stamp `held`.
 
-    `name` is the instance's. `run` returns at the end, and raises StaleError when another one is the coordinator.
+    `name` is the instance's. `run` returns at the end, and raises StaleError when another instance is the coordinator.
     """
 
     def __init__(self, parts: Parts, stored: Stored, held: Stamp, name: str) -> None:
@@ -79,7 +79,7 @@ class Run:
         self._few, self._moves = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(MOVES_AT_ONCE)
         self._pace = Pace(stored.rebalance.rate)
         self._problems: dict[int, str] = {}
-        """What goes wrong, by the partition that was asked, or -1: a commit."""
+        """Current problems, by the partition that was asked; -1: a commit."""
         self._retries = stored.rebalance.retries
         self._in_a_row: Counter[int] = Counter()
         self._noted_at: Millis = system.steady()
@@ -90,7 +90,7 @@ class Run:
         return self._stored.rebalance
 
     def poke(self) -> None:
-        """Its records may have changed."""
+        """Read again: the rebalance's or the queue's record may have changed."""
         self._poked = True
         self._again.set()
 
@@ -109,11 +109,11 @@ class Run:
             await self._forget()
 
     async def _turn(self) -> None:
-        """Read anew what may have changed, commit what is to be committed, or ask, and wait until something is heard."""
+        """Read the records that may have changed; commit if a commit is due, else send the due requests and wait for an answer."""
         self._again.clear()
         while self._poked:
-            # Until nothing has come between: a queue's record of now beside its rebalance's of before says what neither of them means,
-            # under the cursor of now.
+            # Repeat until no change comes in between: the queue's current record beside the rebalance's earlier one would mean a state
+            # that neither describes, under the current cursor.
             self._poked = False
             await self._read()
         if not self.rebalance.is_open or await self._commit_next():
@@ -140,14 +140,14 @@ class Run:
     async def _read(self) -> None:
         stored = await self._parts.records.get(self.rebalance.id)
         if stored is None:
-            # It ended so long ago that it is not kept any more.
+            # It ended so long ago that its record was trimmed.
             raise StaleError
-        # So that the queue's record is not from before it. If it is from after it, there was a poke.
+        # Keeps the queue's record from being older than the rebalance's. If it is newer, a poke has announced it.
         await self._parts.changes.follow()
         await self._take(stored)
 
     async def _take(self, stored: Stored) -> None:
-        """It is so from now on. What was heard in another step, or under another cursor, says nothing any more."""
+        """Adopt the record. Answers heard in another step, or under another cursor, no longer count."""
         before, self._stored = self._stored, stored
         if _phase(before.rebalance) != _phase(stored.rebalance):
             await self._forget()
@@ -164,7 +164,7 @@ class Run:
         self._problems.clear()
 
     async def _commit_next(self) -> bool:
-        """Whether there was something to be committed, and was."""
+        """Commit the machine's next change. Returns whether one was due."""
         if self._record() is not None and self._decided(self._record()) is None:
             return False
 
@@ -183,7 +183,7 @@ class Run:
                 return True
             except SluicewayError as error:
                 if error.code == "outcome_unknown":
-                    # It may have landed. What was moved is counted once at most.
+                    # The commit may have landed. Moved items may be counted once at most.
                     self._heard.moved = 0
                 raise
         if done is None:
@@ -191,7 +191,7 @@ class Run:
         decided, record, stamp = done
         log.info("rebalance %s of queue %s: %s", self.rebalance.id, self.rebalance.queue_name, _words(decided, self.rebalance))
         cursor = 0 if record is None else record.cursor
-        # More may have arrived while it was under way.
+        # More items may have arrived while the commit was in flight.
         self._heard.moved -= min(self._heard.moved, decided.rebalance.moved - self.rebalance.moved)
         await self._take(Stored(decided.rebalance, stamp))
         if decided.record is not None:
@@ -216,13 +216,13 @@ class Run:
         return await self._parts.records.write(self._stored, change, entries, self._held)
 
     async def _stale(self) -> None:
-        """Somebody has changed the rebalance: it is read again. If nobody has, another instance is the coordinator now."""
+        """Read the rebalance again after a stale commit. Raises StaleError if it is unchanged: then another instance is the coordinator."""
         stamp = self._stored.stamp
         await self._read()
         if self._stored.stamp == stamp:
             raise StaleError
 
-    # ---- asking -----------------------------------------------------------------------------------------------
+    # ---- requests ---------------------------------------------------------------------------------------------
 
     def _answered(self, number: int) -> None:
         self._asked.pop(number, None)
@@ -262,7 +262,7 @@ class Run:
         return answer
 
     def _count(self, record: QueueRecord) -> None:
-        """Count the backlogs in the background, if anything is to be moved."""
+        """Count the backlogs in the background if there are items to move."""
         if self.rebalance.step != "drain" or self._counting is not None or system.steady() - self._counted_at < COUNT_EVERY:
             return
         counts = [look.counts for look in self._heard.looks.values() if look.counts is not None]
@@ -279,7 +279,7 @@ class Run:
             self._counted_at = system.steady()
             self._counting = None
 
-    # ---- what goes wrong, and how far it is -------------------------------------------------------------------
+    # ---- problems and progress --------------------------------------------------------------------------------
 
     def _fail(self, number: int, error: SluicewayError) -> None:
         self._problems[number] = f"{error.code}: {error.detail}"
@@ -294,14 +294,14 @@ class Run:
         return min(MAX_BACK_OFF, BACK_OFF << min(self._in_a_row[number], 8))
 
     async def _note(self) -> None:
-        """Write down how far it is, and what goes wrong, from time to time, and if it is not as it was written."""
+        """Record progress and problems every NOTE_EVERY ms, if they have changed."""
         if system.steady() - self._noted_at < NOTE_EVERY:
             return
         self._noted_at = system.steady()
         problem = next((self._problems[number] for number in sorted(self._problems)), "")
         before = self.rebalance
         after = machine.progress(before, self._heard)
-        # As the texts of errors may differ each time: that there is one counts, and once a minute which.
+        # Error texts may differ each time: record that there is a problem at once, and a changed text once a minute.
         is_new = bool(problem) != bool(before.problem)
         if problem and problem != before.problem and system.steady() - self._audited_at >= AUDIT_EVERY:
             is_new = True
@@ -325,17 +325,17 @@ class Run:
 
 
 class Pace:
-    """Lets so many items a second go, evenly; None: as many as there are."""
+    """Rate limiter for moved items. `rate`: items per second; None: unlimited."""
 
     def __init__(self, rate: int | None) -> None:
         self._rate = rate
         self._next: float | None = None
 
     async def take(self, most: int) -> int:
-        """Returns when some of these may go, with how many."""
+        """Wait until some of `most` items may be moved. Returns their number."""
         if self._rate is None:
             return most
-        # A fifth of a second's at a time, so that the last of them do not wait long.
+        # At most a fifth of a second's worth at a time, so that the last of them do not wait long.
         items = max(1, min(most, self._rate // 5))
         now = float(system.steady())
         begin = now if self._next is None else max(self._next, now - CATCH_UP)
@@ -344,7 +344,7 @@ class Pace:
         return items
 
     def give_back(self, items: int) -> None:
-        """So many of those that were taken did not go."""
+        """Return the unused part of a `take`."""
         if self._rate is not None and self._next is not None:
             self._next -= items * 1000 / self._rate
 

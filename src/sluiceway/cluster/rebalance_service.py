@@ -1,4 +1,4 @@
-"""The calls on rebalances: planning, beginning, showing and cancelling them. A `Coordinator` carries them out."""
+"""The rebalance API: plan, begin, list and cancel rebalances. A `Coordinator` carries them out."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from sluiceway.model.rebalance import LeftOut, Plan, Rebalance, RebalanceBatch, 
 from sluiceway.ports.meta_store import ConflictError, MetaStore
 
 BATCH_AT_ONCE = 100
-"""Rebalances of a batch that one commit records."""
+"""Maximum number of a batch's rebalances recorded by one commit."""
 _UNCOUNTED = ("unavailable", "error")
-"""States in which nobody knows what a partition has."""
+"""Partition states without counts."""
 
 T = TypeVar("T")
 
 
 class Rebalancing:
-    """All rebalances of a meta store, as one instance sees and changes them. `coordinator` is to be run."""
+    """Rebalances as one instance sees and changes them. The caller runs `coordinator`."""
 
     def __init__(
         self,
@@ -63,10 +63,10 @@ class Rebalancing:
         parts = Parts(catalog, router, audit, changes, shares, self._records, lambda key, those: self.coordinator.drop(key, those))
         self.coordinator = Coordinator(parts, ownership, backends.affinities)
 
-    # ---- planning ---------------------------------------------------------------------------------------------
+    # ---- plan -------------------------------------------------------------------------------------------------
 
     def plan(self, record: QueueRecord, requested: int | None) -> tuple[str, Plan]:
-        """What a rebalance would do now, and an id of exactly that. Raises rebalance_open, invalid_request."""
+        """Plan a rebalance. Returns an id of the plan and the plan. Raises rebalance_open, invalid_request."""
         if record.rebalance is not None:
             detail = f"rebalance {record.rebalance} of queue {record.queue_name!r} is open"
             raise SluicewayError("rebalance_open", detail, "queue_name")
@@ -74,12 +74,12 @@ class Rebalancing:
         said_of = msgspec.json.encode((record.incarnation, record.given, record.partitions, made))
         return hashlib.sha256(said_of).hexdigest()[:16], made
 
-    # ---- beginning --------------------------------------------------------------------------------------------
+    # ---- begin ------------------------------------------------------------------------------------------------
 
     async def begin(
         self, queue_name: str, requested: int | None, drain: DrainMode, rate: int | None, plan_id: str | None, by: Actor
     ) -> Rebalance:
-        """Record it; the coordinator carries it out from then on.
+        """Record a rebalance; the coordinator carries it out from then on. `plan_id`, if given, must be the current plan's.
 
         Raises queue_not_found, rebalance_open, plan_changed, nothing_to_rebalance, invalid_request.
         """
@@ -106,10 +106,9 @@ class Rebalancing:
         return rebalance
 
     async def begin_many(self, match: str, requested: int | None, drain: DrainMode, rate: int | None, by: Actor) -> RebalanceBatch:
-        """One for each queue whose name matches, in the order of their names; each waits for the one before it. A queue that keeps its
-        order drains naturally, whatever `drain` says of the others.
+        """Record one rebalance for each queue whose name matches, in the order of the names; each waits for the one before it.
 
-        Raises `outcome_unknown`.
+        A queue that keeps its order drains naturally, whatever `drain` is. Raises `outcome_unknown`, `unavailable`.
         """
         now = system.now()
         batch = f"{now:015d}-{system.new_incarnation()}"
@@ -132,29 +131,29 @@ class Rebalancing:
         return RebalanceBatch(batch, those, left_out)
 
     def _why_not(self, record: QueueRecord, requested: int | None) -> str | None:
-        """Why that queue is left out, in words."""
+        """Return the reason to leave the queue out of the batch, as text; None to include it."""
         try:
             _, made = self.plan(record, requested)
         except SluicewayError as error:
             return error.detail
         return "there is nothing to do" if made.is_empty else None
 
-    # ---- looking ----------------------------------------------------------------------------------------------
+    # ---- queries ----------------------------------------------------------------------------------------------
 
     async def list(self, queue_name: str | None, *, only_open: bool) -> list[Rebalance]:
-        """Newest first. Raises `unavailable`."""
+        """List rebalances, newest first. Raises `unavailable`."""
         found = await self._records.list(only_open=only_open)
         return [each for each in found if queue_name in (None, each.queue_name)]
 
     async def get(self, id: str) -> Rebalance:
-        """Raises rebalance_not_found, `unavailable`."""
+        """Return a rebalance. Raises rebalance_not_found, `unavailable`."""
         stored = await self._records.get(id)
         if stored is None:
             raise _missing(id)
         return stored.rebalance
 
     async def progress(self, rebalance: Rebalance) -> RebalanceProgress:
-        """What is left to drain, as far as the owners of the partitions answer."""
+        """Count the items left to drain in the partitions whose owners answer."""
         record = self._catalog.of(rebalance.incarnation)
         if record is None:
             return RebalanceProgress(0, 0, 0, {})
@@ -171,10 +170,10 @@ class Rebalancing:
             None if not rate else int(left * 1000 / rate),
         )
 
-    # ---- cancelling -------------------------------------------------------------------------------------------
+    # ---- cancel -----------------------------------------------------------------------------------------------
 
     async def cancel(self, id: str, by: Actor) -> Rebalance:
-        """Have it go back, which the coordinator carries out. Raises rebalance_not_found, not_cancellable."""
+        """Cancel a rebalance; the coordinator reverts it. Raises rebalance_not_found, not_cancellable."""
 
         async def change() -> tuple[Change, Stamp]:
             stored = await self._records.get(id)
@@ -200,7 +199,7 @@ class Rebalancing:
 
 
 async def _anew(change: Callable[[], Awaitable[T]]) -> T:
-    """Make the change; what comes between in a rebalance's record is, as in a queue's, a reason to decide anew."""
+    """Make the change, treating a change of the rebalance's record as a conflict, as for a queue's record, so that it is decided anew."""
     try:
         return await change()
     except StaleError:
@@ -230,7 +229,7 @@ def _missing(id: str) -> SluicewayError:
 
 
 def _rate(rebalance: Rebalance, left: int) -> float | None:
-    """Items a second since draining began."""
+    """Items per second since draining began; None before there is progress."""
     if rebalance.drain_at is None or rebalance.items <= left:
         return None
     return (rebalance.items - left) * 1000 / max(1, system.now() - rebalance.drain_at)

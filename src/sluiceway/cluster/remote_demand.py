@@ -1,7 +1,7 @@
-"""Consumers that wait here for items that are elsewhere: which queues are wanted, and who has something for them.
+"""Remote demand: consumers that wait here for items on other instances.
 
-One long poll for each other instance says what is wanted here, and brings back the loads there. An instance that has ready items of a
-wanted queue answers at once; then so many who wait here are told where to ask as can be served.
+One long poll to each other instance names the queues wanted here, and returns the loads there. An instance with ready items of a wanted
+queue answers at once; then as many of the waiting leases as those items can serve get its offer.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transp
 log = logging.getLogger(__name__)
 
 POLL: Millis = 1_000
-"""How long a poll waits, and so how old what is known of the others' loads may be."""
+"""Duration of a poll, and so the maximum age of other instances' loads."""
 MARGIN: Millis = 2_000
-"""How much longer the answer to a poll is waited for."""
+"""Extra time to wait for the answer to a poll."""
 AFTER_FAILURE: Millis = 200
 MAX_LEFT = 16
-"""Polls that may be left to end by themselves when more is wanted."""
+"""Maximum number of polls left to end by themselves after the wanted queues changed."""
 AFTER_NOTHING: Millis = 10
-"""Between two polls of one instance whose items were gone when they were fetched."""
+"""Delay before the next poll of an instance whose offered items were gone when they were fetched."""
 
 
 class Wish:
-    """One lease that waits. `offer` ends with an instance that has items; it is `over` when it was asked for there, or need not be."""
+    """One waiting lease. `offer` resolves to an instance with items; `over` is set once the lease was asked for there, or need not be."""
 
     def __init__(self, incarnation: str, batch_size: int) -> None:
         self.incarnation, self.batch_size = incarnation, batch_size
@@ -43,7 +43,7 @@ class Wish:
 
 
 class Demand:
-    """What is wanted here, and what is known of the others. `follow` the members of the cluster; `stop` in the end."""
+    """Queues wanted here, and the loads of other instances. `follow` the members of the cluster; `stop` at the end."""
 
     def __init__(self, transport: Transport, shares: Callable[[str], QueueDriver | None]) -> None:
         self._transport = transport
@@ -53,20 +53,20 @@ class Demand:
         self._polls: dict[Peer, asyncio.Task[None]] = {}
         self._wanted_more = asyncio.Event()
         self._left: set[asyncio.Future[Polled]] = set()
-        """Polls whose answers nobody waits for."""
+        """Polls whose answers are ignored."""
 
-    # ---- from the router --------------------------------------------------------------------------------------
+    # ---- waiting leases ---------------------------------------------------------------------------------------
 
     def loads(self, incarnation: str) -> dict[Peer, Load]:
-        """How the others' shares of the queue were when they last said so."""
+        """Last reported loads of the queue's shares on other instances."""
         return {peer: loads[incarnation] for peer, loads in self._loads.items() if incarnation in loads}
 
     def busy(self, incarnation: str) -> dict[Peer, int]:
-        """How busy the others' shares of the queue were, of those that have said so."""
+        """Last reported busy share of the queue on each other instance that has reported; 0 if it did not name the queue."""
         return {peer: loads[incarnation].busy if incarnation in loads else 0 for peer, loads in self._loads.items()}
 
     def wish(self, incarnation: str, batch_size: int) -> Wish:
-        """A lease waits. It must be taken back by `end`."""
+        """Register a waiting lease. The caller must pass it to `end`."""
         wish = Wish(incarnation, batch_size)
         known = incarnation in self._wishes
         self._wishes.setdefault(incarnation, []).append(wish)
@@ -76,7 +76,7 @@ class Demand:
         return wish
 
     def end(self, wish: Wish, got: bool) -> None:
-        """The lease does not wait any more. `got`: it was served by the instance that had made the offer."""
+        """Unregister a lease that no longer waits. `got`: the instance that made the offer has served it."""
         wish.got = got
         wish.over.set()
         if not wish.offer.done():
@@ -87,10 +87,10 @@ class Demand:
             if not waiting:
                 del self._wishes[wish.incarnation]
 
-    # ---- the others -------------------------------------------------------------------------------------------
+    # ---- polls of other instances -----------------------------------------------------------------------------
 
     def follow(self, peers: Iterable[Peer]) -> None:
-        """These are the others from now on."""
+        """Poll exactly these instances from now on."""
         there = set(peers)
         for peer in [peer for peer in self._polls if peer not in there]:
             self._polls.pop(peer).cancel()
@@ -122,14 +122,14 @@ class Demand:
                 await asyncio.sleep(AFTER_FAILURE / 1000)
 
     async def _poll(self, peer: Peer) -> Polled | None:
-        """What the peer says; None if something more is wanted by now."""
+        """Poll the peer once; None if another queue is wanted meanwhile."""
         more = asyncio.ensure_future(self._wanted_more.wait())
         wanted = tuple(sorted(self._wishes))
         poll = asyncio.ensure_future(self._transport.ask(peer.address, Poll(wanted, POLL), POLL + MARGIN))
         try:
             await asyncio.wait((poll, more), return_when=asyncio.FIRST_COMPLETED)
             if not poll.done() and len(self._left) < MAX_LEFT:
-                # To call it off would cost the connection, and it ends soon by itself.
+                # Cancelling it would cost the connection, and it soon ends by itself.
                 self._left.add(poll)
                 poll.add_done_callback(self._done)
                 return None
@@ -143,11 +143,11 @@ class Demand:
     def _done(self, poll: asyncio.Future[Polled]) -> None:
         self._left.discard(poll)
         if not poll.cancelled():
-            # Whatever it was: the next poll says it, too.
+            # Marks the error as retrieved: the next poll reports it, too.
             poll.exception()
 
     async def _offer(self, peer: Peer, loads: Mapping[str, Load]) -> None:
-        """Tell those who wait, as many as the items are enough for; returns when they have fetched them."""
+        """Offer the peer's items to as many waiting leases as they can serve. Returns once those have fetched them."""
         told: list[Wish] = []
         for incarnation, load in loads.items():
             left = load.ready
@@ -163,10 +163,10 @@ class Demand:
         if told and not any(wish.got for wish in told):
             await asyncio.sleep(AFTER_NOTHING / 1000)
 
-    # ---- for the others ---------------------------------------------------------------------------------------
+    # ---- answers to other instances ---------------------------------------------------------------------------
 
     async def answer(self, poll: Poll, drivers: Iterable[QueueDriver]) -> Polled:
-        """What another instance is told: the shares that have ready items or are wanted, as soon as a wanted one has some."""
+        """Answer another instance's poll with the shares that have load or take produces, as soon as a wanted one has ready items."""
         turned = asyncio.Event()
         wanted = [driver for driver in map(self._shares, poll.wanted) if driver is not None]
         deadline = system.steady() + poll.wait

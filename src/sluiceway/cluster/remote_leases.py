@@ -1,4 +1,4 @@
-"""A lease at any instance of a cluster: from its own share of the queue, or from another's that has items."""
+"""Leases in a cluster: from this instance's share of the queue, or from another instance's share that has items."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError
 log = logging.getLogger(__name__)
 
 AT_ONCE = 0.002
-"""Seconds in which a lease that finds items here is served: whether others have some is asked only then."""
+"""Seconds for a lease to be served from here before other instances are asked."""
 BEING_WRITTEN: Millis = 100
-"""How long a lease waits for items that are just being written here. A partition that takes longer may hang, and others may have some."""
+"""Maximum wait of a lease for items being written here. A slower partition may hang, and other instances may have items."""
 GIVE_BACK: Millis = 5_000
 AGAIN: Millis = 50
-"""Before those are asked again who may have a key's leases and did not say."""
+"""Delay before unanswered requests about a key's leases are repeated."""
 GRACE: Millis = 200
-"""How much longer than its own time a call waits for another one with its key: that one may be about to end."""
+"""Extra time that a call waits for another one with its key, which may be about to end."""
 
 
 class _Turn:
-    """Of the calls with one key: how many there are, and whose turn it is."""
+    """Serialises the calls with one key, and counts them."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -46,7 +46,7 @@ class _Turn:
 
 
 class Leasing:
-    """Leases of the queues of a cluster. `router` reaches the others' shares, `demand` says who has items."""
+    """Leases of a cluster's queues. `router` reaches the shares of other instances, `demand` knows which of them have items."""
 
     def __init__(self, router: Router, demand: Demand) -> None:
         self._router = router
@@ -55,14 +55,14 @@ class Leasing:
         self._returning: set[asyncio.Task[None]] = set()
 
     async def lease(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
-        """Up to so many items, from this share if it has some, otherwise from another. Waits as the request says."""
+        """Lease up to `batch_size` items, from this share if it has some, else from another. Waits as long as the request allows."""
         if request.partition is not None:
-            # Its owner alone knows all that there is to know, also of the key.
+            # Only its owner knows its state, including the key.
             only: Leased = await self._router.owner_of(record, request.partition, request, payload, repeats=request.lease_key is not None)
             return only
         if request.lease_key is None:
             return await self._anywhere(record, share, request, payload)
-        # One instance at a time takes a key's leases, so that a repetition finds them wherever they are.
+        # One instance at a time takes the leases of a key, so that a repetition finds them wherever they are.
         deadline = system.now() + request.request_timeout
         while True:
             request = replace(request, request_timeout=max(0, deadline - system.now()))
@@ -72,7 +72,7 @@ class Leasing:
                     return await self.keyed(record, share, request, payload)
                 return cast(Leased, await self._router.ask(record, owner, LeaseAnywhere(request), payload))
             except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
-                # Whatever that instance has done: asked again under the key, it gives what it gave.
+                # Whatever that instance has done, it answers a repetition under the key with the same leases.
                 moved = not isinstance(error, SluicewayError) or error.code == "not_here"
                 if not moved or system.now() >= deadline:
                     raise plain(error) from error
@@ -80,11 +80,11 @@ class Leasing:
             await asyncio.sleep(AGAIN / 1000)
 
     def home(self, record: QueueRecord, request: Lease) -> Peer | None:
-        """The instance that takes the leases of the request's key: it owns the home of produces with such a key. None: nobody does."""
+        """Return the instance that takes the leases of the request's key: the owner of the home of produces with it. None: no owner."""
         share, key = self._router.share(record), ProduceKey(f"{request.client_id}\n{request.lease_key}")
         number = home_of(share.record, key)
         owner = None if number == MOVING else self._router.owner(record, number)
-        # The partition knows it first when it is their home no more: by an old record two instances might take leases under one key.
+        # A partition learns first that it is no longer their home: by an old record two instances might take leases under one key.
         return None if owner is HERE and share.refuses(number, key) else owner
 
     # ---- without a key ----------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class Leasing:
                 if leased is not None:
                     return leased
                 if answer.cancelled():
-                    # It was withdrawn for an offer that came to nothing.
+                    # It was withdrawn for an offer that yielded no items.
                     request = replace(request, request_timeout=max(0, deadline - system.now()))
                     ticket = share.submit(request, payload)
                     answer = ticket.waiter.future
@@ -113,7 +113,7 @@ class Leasing:
         return await self._of_others(record, request, payload, deadline + NO_WAIT)
 
     async def _soon(self, share: QueueDriver, ticket: Ticket, answer: asyncio.Future[Leased]) -> None:
-        """Returns when the lease is answered here, or when others should be asked."""
+        """Wait until the lease is answered here, or until it is time to ask other instances."""
         until = system.steady() + BEING_WRITTEN
         while True:
             await asyncio.wait((answer,), timeout=AT_ONCE)
@@ -130,7 +130,7 @@ class Leasing:
         payload: bool,
         deadline: Millis,
     ) -> Leased | None:
-        """Wait until the lease is answered here, or another instance has something. What was fetched from there; None: nothing."""
+        """Wait until the lease is answered here, or another instance has items. Returns the leases fetched from there; None: none."""
         wish = self._demand.wish(record.incarnation, request.batch_size)
         leased = None
         try:
@@ -138,14 +138,14 @@ class Leasing:
             if not answer.done() and share.withdraw(ticket):
                 answer.cancel()
                 leased = await self._fetch(record, wish.offer.result(), request, payload, deadline)
-            # It was called off, or else something is on its way to it.
+            # The withdrawal cancelled it; otherwise its items are on the way.
             await asyncio.wait((answer,))
         finally:
             self._demand.end(wish, leased is not None)
         return leased
 
     async def _of_others(self, record: QueueRecord, request: Lease, payload: bool, deadline: Millis) -> Leased:
-        """For a lease that does not wait: from one of the others, the fullest first."""
+        """Serve a lease that does not wait from one of the other instances, fullest first."""
         loads = self._demand.loads(record.incarnation)
         others = [peer for peer in self._router.owners(record) if peer is not HERE]
         for peer in sorted(others, key=lambda peer: -loads[peer].ready if peer in loads else 0):
@@ -155,13 +155,13 @@ class Leasing:
         return Leased([])
 
     async def _fetch(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool, deadline: Millis) -> Leased | None:
-        """What that instance has ready; None: nothing, or it does not say. What comes when nobody waits any more is given back."""
+        """Lease the instance's ready items; None: it has none, or does not answer. Items that arrive after a cancellation are released."""
         within = max(0, deadline - system.now())
         fetching = asyncio.ensure_future(self._router.ask(record, peer, replace(request, request_timeout=0), payload, within))
         try:
             leased: Leased = await asyncio.shield(fetching)
             if request.lease_key is not None:
-                # Or a repetition of this call would not look there.
+                # Otherwise a repetition of this call would not look there.
                 with contextlib.suppress(SluicewayError):
                     await self._router.know(record, [lease.partition for lease in leased.leases])
         except asyncio.CancelledError:
@@ -172,13 +172,13 @@ class Leasing:
         except (PeerRefusedError, PeerUnknownError, SluicewayError) as error:
             log.debug("nothing was fetched from instance %s: %s", peer.name, error)
             if request.lease_key is not None and isinstance(error, PeerUnknownError):
-                # It may have them now, so nobody else may give out more under this key.
+                # It may have leased items, so no other instance may lease more under this key.
                 raise plain(error) from error
             return None
         return leased if leased.leases else None
 
     async def _give_back(self, record: QueueRecord, peer: Peer, request: Lease, fetching: asyncio.Future[Leased]) -> None:
-        """The client went away. If this fails, the lease runs out."""
+        """Release the leases of a client that went away. If this fails, they run out."""
         with contextlib.suppress(PeerRefusedError, PeerUnknownError, SluicewayError):
             leased = await fetching
             if leased.leases and request.lease_key is None:
@@ -190,7 +190,7 @@ class Leasing:
     # ---- with a key -------------------------------------------------------------------------------------------
 
     async def keyed(self, record: QueueRecord, share: QueueDriver, request: Lease, payload: bool) -> Leased:
-        """The leases under the key, wherever they are; if there are none, a new one from whoever has items."""
+        """Return the key's leases, wherever they are; if there are none, lease from any instance that has items."""
         assert request.lease_key is not None
         name = (record.incarnation, request.client_id, request.lease_key)
         deadline = system.now() + request.request_timeout
@@ -211,7 +211,7 @@ class Leasing:
 
     @contextlib.asynccontextmanager
     async def _one_at_a_time(self, name: tuple[str, str, str], patience: Millis) -> AsyncIterator[None]:
-        """Raises `unavailable` if another call with that key is under way for longer."""
+        """Hold the key's lock. Raises `unavailable` if another call with the key takes longer than `patience` ms and GRACE."""
         turn = self._keys[name]
         turn.calls += 1
         try:
@@ -230,13 +230,13 @@ class Leasing:
                 del self._keys[name]
 
     async def _holders(self, record: QueueRecord, request: Lease, deadline: Millis) -> list[Peer]:
-        """Who has leases under the key. Raises `unavailable` if that cannot be known."""
+        """Return the instances that have leases under the key. Raises `unavailable` if that cannot be known."""
         assert request.lease_key is not None
         owned = by_owner(sorted(self._router.share(record).numbers), lambda number: self._router.owner(record, number))
         peers = sorted(peer for peer in owned if peer is not None)
         if None in owned:
             raise SluicewayError("unavailable", "a partition that may hold this key's leases has no owner at the moment")
-        # By name, so that who has a partition no more does not pass over what is leased there.
+        # With the partitions' numbers, so that an instance that lost one says so, and does not skip its leases.
         asked = ((peer, FindLeases(request.client_id, request.lease_key, tuple(owned[peer]))) for peer in peers)
         try:
             within = max(0, deadline - system.now()) if request.request_timeout else NO_WAIT
@@ -246,7 +246,7 @@ class Leasing:
         return [peer for peer, count in zip(peers, counts, strict=True) if count]
 
     async def _again(self, record: QueueRecord, peer: Peer, request: Lease, payload: bool) -> Leased:
-        """What that share answers to the key that it knows. If that is nothing, the partitions have just gone elsewhere: `unavailable`."""
+        """Fetch the share's leases under the key. Raises `unavailable` if there are none: the partitions have just moved."""
         known = replace(request, request_timeout=0, batch_size=0)
         try:
             leased = cast(Leased, await self._router.ask(record, peer, known, payload))

@@ -1,4 +1,4 @@
-"""Any request at any instance: done by its own share of the queue, by those of others, or by both."""
+"""Router: any instance takes any request, and serves it from its own share of the queue, from those of others, or from both."""
 
 from __future__ import annotations
 
@@ -45,30 +45,30 @@ from sluiceway.ports.transport import PeerRefusedError, PeerUnknownError, Transp
 log = logging.getLogger(__name__)
 
 LOOK_TIMEOUT: Millis = 5_000
-"""For what has no `request_timeout` of its own."""
+"""Timeout of requests without a `request_timeout` of their own."""
 AGAIN: Millis = 50
-"""How long to wait, unless the owners change sooner, before those who refused are asked again."""
+"""Delay before instances that refused are asked again; a change of owners ends it early."""
 OLD: Millis = 500
-"""How old what is known of the queues may be when an instance that should have a partition says that it has not."""
+"""Maximum age of the queue records when an instance denies having a partition that it should have."""
 ANSWER_MARGIN: Millis = 200
-"""How much longer than its `request_timeout` a peer may take: the answer's way. What it leases to a caller that is gone it takes back."""
+"""Extra time for a peer beyond the `request_timeout`, to transmit its answer. It takes back leases for a caller that is gone."""
 NO_WAIT: Millis = 1_000
-"""How long a lease that does not wait for items may take."""
+"""Timeout of a lease that does not wait for items."""
 COUNT_TIMEOUT: Millis = 1_000
-"""How long counts wait for the owners. Those that do not answer are named by then: a page of counts is for people."""
+"""Timeout of counts. Owners that have not answered by then are reported as unavailable: a page of counts is for people."""
 
 T = TypeVar("T")
 Summed = TypeVar("Summed", Settled, Extended, Cleared, Deleted)
 Loads = Mapping[Peer, Load]
 Own = Callable[[QueueDriver, ShareRequest, bool], Awaitable[Any]]
-"""What this instance's share of a queue answers, with its items or without."""
+"""Answer of this instance's share of a queue, with the items' payload or without."""
 
 
 class Router:
-    """Asks whoever owns what a request is about. `shares` finds this instance's share of a queue by its name, `own` asks that.
+    """Sends requests to the owners of their partitions. `shares` finds this instance's share of a queue by its name, `own` asks it.
 
-    Partitions come and go, and keys move, while a request is under way: what is looked up is looked up in the record of the moment, and
-    the record that a request came with only says which queue it is about.
+    Partitions come and go, and keys move, while a request is in flight: lookups use the current record, and the record that comes with a
+    request only identifies its queue.
     """
 
     def __init__(
@@ -87,28 +87,28 @@ class Router:
         self._loads = loads
         self._following = following
 
-    # ---- the record of the moment -----------------------------------------------------------------------------
+    # ---- the current record -----------------------------------------------------------------------------------
 
     def share(self, record: QueueRecord) -> QueueDriver:
-        """This instance's share of that very queue, which has its record of the moment. Raises queue_not_found."""
+        """Return this instance's share of exactly that queue; it has the current record. Raises queue_not_found."""
         share = self._shares(record.queue_name)
         if share.record.incarnation != record.incarnation:
             raise SluicewayError("queue_not_found", f"queue {record.queue_name!r} was deleted, and made anew", "queue_name")
         return share
 
     async def know(self, record: QueueRecord, numbers: Iterable[int], patience: Millis = LOOK_TIMEOUT) -> None:
-        """Returns when it is known of each of these partitions whether the queue has, or had it. Raises `unavailable` if that cannot be."""
+        """Wait until the record covers these partitions, present or removed. Raises `unavailable` after `patience` ms."""
         share = self.share(record)
         if not share.numbers.issuperset(numbers) and any(number >= share.record.given for number in numbers):
-            # Another instance may just have made it.
+            # Another instance may just have added it.
             await self._following.fresh(patience)
 
     def look(self) -> None:
-        """The record may be old. It is read again in the background."""
+        """Read the record again in the background: it may be outdated."""
         self._following.look_soon(OLD)
 
     async def _is_there(self, record: QueueRecord, number: int, patience: Millis = LOOK_TIMEOUT) -> bool:
-        """Whether the queue has that partition, and did not lose it. Raises `unavailable`."""
+        """Whether the queue has the partition now. Raises `unavailable`."""
         await self.know(record, (number,), patience)
         return number in self.share(record).numbers
 
@@ -122,9 +122,9 @@ class Router:
         payload: bool = True,
         within: Millis | None = None,
     ) -> Any:
-        """What that instance says, which another one may take so long to say; None: as long as the request allows.
+        """Send the request to that instance and return its answer. `within`: timeout in ms; None: that of the request.
 
-        Raises `not_here`, PeerRefusedError, PeerUnknownError, and what the share raises.
+        Raises `not_here`, PeerRefusedError, PeerUnknownError, and the errors of the share.
         """
         if peer is None:
             raise not_here(None)
@@ -143,19 +143,19 @@ class Router:
         return self._ownership.owner(record.incarnation, number)
 
     def owners(self, record: QueueRecord) -> list[Peer]:
-        """Those who own partitions of the queue, this instance first."""
+        """Return the owners of the queue's partitions, this instance first."""
         found = {self.owner(record, number) for number in self.share(record).numbers} - {None}
         return sorted((peer for peer in found if peer is not None), key=lambda peer: (peer is not HERE, peer))
 
     async def owner_of(self, record: QueueRecord, number: int, request: Any, payload: bool = True, *, repeats: bool = True) -> Any:
-        """What the partition's owner says, whoever that is by then. `repeats`: to do it twice is to do it once.
+        """Send the request to the partition's owner, following changes of it. `repeats`: the request is idempotent.
 
-        Raises `invalid_request` if the queue has no such partition, or none any more.
+        Raises `invalid_request` if the queue has no such partition, or no longer has it.
         """
         return await self._at(record, lambda: number, request, payload, repeats)
 
     async def _at(self, record: QueueRecord, place: Callable[[], int], request: Any, payload: bool, repeats: bool) -> Any:
-        """The same for the partition that is the place of the moment; MOVING: it has none, and waits for one."""
+        """Send the request to the owner of the partition that `place` returns at the time; MOVING: there is none, so wait for one."""
         deadline = system.now() + timeout_of(request)
         unknown: SluicewayError | None = None
         while True:
@@ -177,7 +177,7 @@ class Router:
                     problem = SluicewayError("unavailable", f"partition {number} is not available: {error.detail}")
                     self.look()
                 else:
-                    # That nothing was done this time says nothing of the time before.
+                    # An attempt that did nothing does not decide the outcome of an earlier one.
                     raise unknown or error from None
             except PeerRefusedError as error:
                 problem = SluicewayError("unavailable", f"partition {number} is not available: its owner cannot be reached: {error}")
@@ -191,7 +191,7 @@ class Router:
             await self._ownership.changed(min(AGAIN, max(1, deadline - system.now())))
 
     async def _while_owner(self, record: QueueRecord, number: int, asking: Coroutine[Any, Any, Any]) -> Any:
-        """The answer, as long as the partition has the owner that is asked: one that is frozen would keep who asks it waiting."""
+        """Await the answer while that owner has the partition: a frozen owner would keep its callers waiting."""
         owner = self.owner(record, number)
         if owner is HERE:
             return await asking
@@ -214,7 +214,7 @@ class Router:
         if request.partition is not None:
             done: Produced = await self.owner_of(record, request.partition, request, repeats=key is not None)
         elif self._ownership.is_alone:
-            # It finds the partition itself, and waits while its key has none.
+            # The share finds the partition itself, and waits while its key has no home.
             done = await share.ask(request)
         elif key is not None:
             done = await self._at(record, lambda: home_of(self.share(record).record, key), request, True, True)
@@ -228,7 +228,7 @@ class Router:
         problem: Exception = not_here(None)
         while True:
             own = share.load()
-            # To look at all owners costs as much as the rest of the way, and is hardly ever needed.
+            # Looking at all owners costs as much as the rest of the call, and is rarely needed.
             here = not tried and stays(own)
             peer = HERE if here else taker(own, self._loads(record.incarnation), self.owners(record), tried)
             try:
@@ -253,7 +253,7 @@ class Router:
             else:
                 tried.append(peer)
 
-    # ---- what names ids ---------------------------------------------------------------------------------------
+    # ---- calls by id ------------------------------------------------------------------------------------------
 
     async def settle(self, record: QueueRecord, request: Settle) -> Settled:
         return await self._in_parts(record, request, Settled(ignored=[(name, "unknown") for name in request.foreign]))
@@ -269,9 +269,9 @@ class Router:
         return await self._in_parts(record, replace(request, partitions=numbers), Cleared())
 
     async def _in_parts(self, record: QueueRecord, request: Part, total: Summed) -> Summed:
-        """Each owner does its part. What is done stays done; an error says that some of it is not, or may not be.
+        """Send each owner its part. Completed parts stay done; an error says that some are not, or may not be.
 
-        What is refused because it has just gone to another owner is asked of that one. What was in a partition that is no more is settled.
+        Parts refused by a former owner go to the new one. Items of a removed partition count as settled.
         """
         deadline = system.now() + request.request_timeout
         left = numbers_of(request)
@@ -285,7 +285,7 @@ class Router:
         while left := await self._pass_over(record, request, left, total, deadline):
             groups = by_owner(left, lambda number: self.owner(record, number))
             asked = [self._part(record, peer, part(request, numbers, max(1, deadline - system.now()))) for peer, numbers in groups.items()]
-            # One is not worth a task of its own.
+            # A single part is not worth a task.
             answers = await asyncio.gather(*asked, return_exceptions=True) if len(asked) > 1 else [await _outcome(asked[0])]
             left = []
             problem: BaseException | None = None
@@ -308,7 +308,7 @@ class Router:
         return total
 
     async def _pass_over(self, record: QueueRecord, request: Part, numbers: list[int], total: Summed, deadline: Millis) -> list[int]:
-        """Those of the partitions that are there. What the request names of others is ignored: it was settled, or never was."""
+        """Return the partitions that exist. The items of others are added to `ignored`: they were settled, or never existed."""
         share = self.share(record)
         if share.numbers.issuperset(numbers):
             return numbers
@@ -327,16 +327,16 @@ class Router:
         try:
             return await self.ask(record, peer, request)
         except PeerRefusedError as error:
-            # At once, and not after it has another owner: the client may be about to lose its lease.
+            # Fails at once rather than waiting for a new owner: the client may be about to lose its lease.
             raise SluicewayError("unavailable", f"the owner of partition {numbers_of(request)[0]} cannot be reached: {error}") from error
         except PeerUnknownError as error:
             detail = f"the owner of partition {numbers_of(request)[0]} did not answer: {error}"
             raise SluicewayError("outcome_unknown", detail) from error
 
-    # ---- all of the queue -------------------------------------------------------------------------------------
+    # ---- whole queue ------------------------------------------------------------------------------------------
 
     async def count(self, record: QueueRecord) -> QueueStats:
-        """The counts of all partitions. Of those whose owner does not answer it is only said that they are `unavailable`."""
+        """Count the items of all partitions. Those whose owner does not answer have the state `unavailable` and no counts."""
         owners = self.owners(record)
         answers = await self._ask_all(record, owners, Count(), COUNT_TIMEOUT)
         found = {self._name(peer): each for peer, each in zip(owners, answers, strict=True) if isinstance(each, LogicalQueueStats)}
@@ -344,7 +344,7 @@ class Router:
         partitions: dict[str, list[PartitionStats]] = {name: [] for name in found}
         there: set[int] = set()
         for name, share in found.items():
-            # One that has moved meanwhile may be told of by both, and one that was removed by an instance that does not know it yet.
+            # Both owners may report a partition that has just moved, and an instance that lags may report a removed one.
             partitions[name] = [each for each in share.partitions if each.partition not in there and record.partition(each.partition)]
             there |= {each.partition for each in partitions[name]}
         for each in record.partitions:
@@ -363,7 +363,7 @@ class Router:
         return self._ownership.name if peer is HERE else peer.name if peer is not None else ""
 
     async def redrive(self, record: QueueRecord, request: Redrive) -> Redriven:
-        """One owner after the other, up to the limit."""
+        """Redrive from one owner after the other, up to the limit."""
         deadline = system.now() + request.request_timeout
         total = Redriven()
         for peer in self.owners(record):
@@ -387,7 +387,7 @@ class Router:
                 raise each
 
     async def close(self, record: QueueRecord, timeout: Millis, but: Container[Peer] = ()) -> dict[Peer, Left | SluicewayError]:
-        """Have all instances, but those, take no request for so long, and hear what is left."""
+        """Have all instances except `but` refuse requests to the queue for `timeout` ms. Returns what each has left, or its error."""
         peers = [peer for peer in (HERE, *self._ownership.peers()) if peer not in but]
         return dict(zip(peers, await self._ask_all(record, peers, Close(timeout)), strict=True))
 
@@ -395,7 +395,7 @@ class Router:
         return await self._ask_all(record, self.owners(record), request)
 
     async def _ask_all(self, record: QueueRecord, peers: Iterable[Peer], request: ShareRequest, within: Millis | None = None) -> list[Any]:
-        """The answer of each, or the error in its place."""
+        """Return the answer of each instance, or the error in its place."""
         asked = (self.ask(record, peer, request, within=within) for peer in peers)
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [plain(each) if isinstance(each, BaseException) else each for each in answers]
@@ -424,7 +424,7 @@ class Router:
     async def peek(self, record: QueueRecord, request: Peek) -> list[pa.RecordBatch]:
         if request.partition is not None:
             if request.lease is not None and not await self._is_there(record, request.partition):
-                # There it is not known, which is the answer.
+                # The share here answers that it does not know the lease.
                 owner = self.ask(record, HERE, request)
             else:
                 owner = self.owner_of(record, request.partition, request)
@@ -443,14 +443,14 @@ class Router:
 
 
 def no_partition(record: QueueRecord, number: int) -> SluicewayError:
-    """What is told of a partition that the queue does not have."""
+    """Error for a partition that the queue does not have."""
     if number < record.given:
         return invalid("partition", f"partition {number} of the queue {record.queue_name!r} was removed by a rebalance")
     return invalid("partition", f"the queue {record.queue_name!r} has no partition {number}")
 
 
 def _of_none(record: QueueRecord, number: int) -> Explanation:
-    """Where an item of a partition is that the queue does not have."""
+    """Explanation of an item whose partition the queue does not have."""
     if number < record.given:
         return Explanation("gone", f"its partition {number} was removed by a rebalance when it was empty: the item was settled or moved")
     return Explanation("unknown", "this id was never given")
@@ -461,13 +461,13 @@ def _is(error: BaseException, code: str) -> bool:
 
 
 def timeout_of(request: Any) -> Millis:
-    """How long the request may take."""
+    """Timeout of the request, in ms."""
     timeout: Millis = getattr(request, "request_timeout", LOOK_TIMEOUT)
     return NO_WAIT if timeout == 0 and isinstance(request, Lease | LeaseAnywhere) else timeout
 
 
 def timed(request: Any, deadline: Millis) -> Any:
-    """The same with what is left of its time."""
+    """Return the request with the time left until the deadline as its timeout."""
     if isinstance(request, LeaseAnywhere):
         return LeaseAnywhere(timed(request.lease, deadline))
     left = max(0, deadline - system.now())
@@ -475,7 +475,7 @@ def timed(request: Any, deadline: Millis) -> Any:
 
 
 async def _outcome(asked: Awaitable[T]) -> T | Exception:
-    """The answer, or the error in its place."""
+    """Return the answer, or the error in its place."""
     try:
         return await asked
     except Exception as error:
@@ -483,7 +483,7 @@ async def _outcome(asked: Awaitable[T]) -> T | Exception:
 
 
 def plain(error: BaseException) -> SluicewayError:
-    """As a client may be told. What is a mistake of ours is raised."""
+    """Translate the error for a client. An unexpected error, which is a bug, is raised."""
     if isinstance(error, PeerRefusedError):
         return SluicewayError("unavailable", f"an owner of the queue's partitions cannot be reached: {error}")
     if isinstance(error, PeerUnknownError):

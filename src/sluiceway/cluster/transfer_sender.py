@@ -1,4 +1,4 @@
-"""What becomes of a transfer: its items are produced where they go, exactly once, however often that is tried."""
+"""Transfer sender: produces the items of a transfer in their target, exactly once, however often it is tried."""
 
 from __future__ import annotations
 
@@ -17,16 +17,18 @@ from sluiceway.model.requests import MOVE_GROUP, TRANSFER_GROUP, MovedItem, Prod
 
 SEND_TIMEOUT: Millis = 30_000
 MAX_BYTES = 24 << 20
-"""In one produce, which has to fit into what one instance may send to another. A transfer's bound is on its payloads alone."""
+"""Maximum size of one produce, which must fit into a request between instances. A transfer's limit counts payloads only."""
 
 
 class Piece(NamedTuple):
+    """Rows of one produce; `lives`: their metadata if they are moved, else empty."""
+
     batch: pa.RecordBatch
     lives: tuple[MovedItem, ...]
 
 
 class Sending:
-    """`queue` finds the record of a queue as far as it is known here, and `fresh` returns when all are known as they are now."""
+    """Sends transfers. `queue` finds a queue's record in this instance's catalog; `fresh` updates the catalog, within a timeout in ms."""
 
     def __init__(self, router: Router, queue: Callable[[str], QueueRecord | None], fresh: Callable[[Millis], Awaitable[None]]) -> None:
         self._router = router
@@ -34,9 +36,9 @@ class Sending:
         self._fresh = fresh
 
     async def send(self, source: QueueRecord, partition: int, transfer: Transfer, rows: list[pa.RecordBatch]) -> TransferEnd:
-        """Produce the items of that transfer of that partition, once: the key is the transfer, and those to one target come in order.
+        """Produce the transfer's items, once: the transfer is the idempotency key, and items for one target stay in order.
 
-        `done` when they are durable. Raises `queue_not_found` if it is sure that there is nowhere to send them.
+        The result is `done` once they are durable. Raises `queue_not_found` if there certainly is no target.
         """
         place = f"{source.incarnation}.{partition}"
         if transfer.moves_to is not None:
@@ -53,11 +55,11 @@ class Sending:
         return TransferEnd(done=True)
 
     async def _redriven_to(self, transfer: Transfer) -> QueueRecord:
-        """That incarnation of the target, and no other of its name: those who may read the one need not be those who may read the other."""
+        """Find exactly the bound incarnation of the target: a new queue of that name may have other readers, with other rights."""
         name = transfer.target or ""
         target = self._queue(name)
         if target is None or transfer.incarnation not in (None, target.incarnation):
-            # Another instance may have bound it to a queue that is not known here yet.
+            # Another instance may have bound it to a queue that this one does not know yet.
             await self._fresh(SEND_TIMEOUT)
             target = self._queue(name)
         if target is None or transfer.incarnation not in (None, target.incarnation):
@@ -66,15 +68,15 @@ class Sending:
         return target
 
     async def _bury(self, source: QueueRecord, group: str, transfer: Transfer, batch: pa.RecordBatch) -> TransferEnd:
-        """To the dead queue; to the present one if the target has not taken them, and never will."""
+        """Send dead items to the dead queue; to the present one if the former target has not taken them, and never will."""
         name = transfer.target or source.dead_queue
         target = None if name is None else self._queue(name)
         if target is None and transfer.instead is not None:
-            # The dead queue of that time was deleted by force, which gave up what was on its way there: the present one takes it. What had
-            # arrived unheard of, and was handled there before the deletion, is handled twice.
+            # The former dead queue was deleted by force, which gave up the items on their way there: the present one takes them. Items
+            # that had arrived unreported, and were handled there before the deletion, are handled twice.
             return TransferEnd(elsewhere=transfer.instead)
         if target is None and source.dead_queue is None:
-            return TransferEnd(done=True)  # The queue has no dead queue any more: what dies is dropped.
+            return TransferEnd(done=True)  # The queue no longer has a dead queue: dead items are dropped.
         if target is None:
             raise SluicewayError("queue_not_found", f"there is no dead queue {name!r}: create it, or name another one", "dead_queue")
         sent = list(_keyed(group, transfer.number, batch, ()))
@@ -88,15 +90,15 @@ class Sending:
                 await self._router.produce(target, Produce(piece.batch, SEND_TIMEOUT, key))
             except SluicewayError as error:
                 if error.code == "key_conflict" and await self._take_back(target, *sent[0]):
-                    # It was taken back before, and its owner stopped before it had recorded where it goes instead.
+                    # It was taken back before, and the source's owner stopped before it recorded the new target.
                     return TransferEnd(elsewhere=target.queue_name)
                 raise
         return TransferEnd(done=True)
 
     async def _take_back(self, target: QueueRecord, key: ProduceKey, first: Piece) -> bool:
-        """Whether the target has not taken the transfer, and never will: an empty produce under its key makes it refuse what comes late.
+        """Whether the target has not taken the transfer, and never will: an empty produce under its key makes it refuse a late one.
 
-        Pieces are sent in order, so where the first is not, none is.
+        Pieces are sent in order: if the first has not arrived, none has.
         """
         try:
             await self._router.produce(target, Produce(first.batch.slice(0, 0), SEND_TIMEOUT, key))
@@ -107,34 +109,34 @@ class Sending:
         return True
 
     async def _move(self, source: QueueRecord, target: int, group: str, transfer: Transfer, batch: pa.RecordBatch) -> None:
-        """To another partition of the queue, which takes it whatever its state is, unless it is sealed.
+        """Move items to another partition of the queue, which takes them in any state except sealed.
 
-        A move is never called back: a target that has gone may have had the items, and handed them on, and what it remembered of them went
-        with it. Instead no target goes while a move to it is under way. One to a partition that this rebalance makes or keeps is over
-        before this one ends, as its source is not sealed before, and until then there is no other rebalance that could remove the target.
-        A cancelled one, which drains the targets of its own moves, seals none of them before it has seen, in each source that it reopens,
-        that nothing is moving out of it any more (`Shutted.moving`), after a Shut whose cursor lets no more moves begin there.
-        So if a target is not there after all, something is wrong: the items are kept, neither lost nor doubled, and this is tried again.
+        A move is never called back: a removed target may have taken the items and handed them on, and its memory of them went with it.
+        Instead no target is removed while a move to it is in flight. A move to a partition that this rebalance adds or keeps ends before
+        the rebalance does, as its source is not sealed earlier, and until then no other rebalance can remove the target. A cancelled
+        rebalance, which drains the targets of its own moves, seals none of them before each source that it reopens shows no move in flight
+        (`Shutted.moving`), after a Shut whose cursor lets no more moves begin there.
+        So a missing target is a bug: the items are kept, neither lost nor doubled, and the move is tried again.
         """
         for key, piece in _keyed(group, transfer.number, batch, transfer.lives):
             try:
                 await self._router.produce(source, Produce(piece.batch, SEND_TIMEOUT, key, target, piece.lives))
             except SluicewayError as error:
                 if error.code == "queue_not_found":
-                    # It would be taken for a queue to which redriven items go: these come back.
+                    # The code would be taken for the deleted target of redriven items, which come back.
                     raise SluicewayError("unavailable", f"the queue of the items is being deleted: {error.detail}") from error
                 raise
 
 
 def _keyed(group: str, number: int, batch: pa.RecordBatch, lives: Sequence[MovedItem]) -> Iterator[tuple[ProduceKey, Piece]]:
-    """The transfer's rows, in as many produces as it takes. All of their keys live until the group's next transfer."""
+    """Split the transfer's rows into produces, each with its key. All of these keys live until the group's next transfer."""
     for at, piece in enumerate(pieces(Piece(batch, tuple(lives)))):
         name = f"{group}/{number}" if not at else f"{group}/{number}/{at}"
         yield ProduceKey(name, group, number), piece
 
 
 def pieces(whole: Piece) -> list[Piece]:
-    """The rows in pieces of up to MAX_BYTES, or of one row. The same rows always give the same pieces."""
+    """Split the rows into pieces of up to MAX_BYTES, or of one row. The same rows always give the same pieces."""
     count = whole.batch.num_rows
     if count == 1 or whole.batch.nbytes <= MAX_BYTES:
         return [whole]
@@ -144,7 +146,7 @@ def pieces(whole: Piece) -> list[Piece]:
 
 
 def _lives(lives: Sequence[MovedItem], first: int, end: int) -> tuple[MovedItem, ...]:
-    """Those of the rows from `first` to before `end`."""
+    """Metadata of the rows from `first` to before `end`."""
     found, at = [], 0
     for life in lives:
         rows = min(end, at + life.rows) - max(first, at)

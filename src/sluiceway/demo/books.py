@@ -1,4 +1,4 @@
-"""The books of a run: what went in, what came out, and whether that is the same."""
+"""The books of a run: input and output counts, and whether they balance."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from sluiceway.demo.check import Check
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """`partitions` and `dead_partitions` are the server's counts, `check` is Spark's comparison of the rows themselves.
+    """Ledger of a run. `partitions`, `dead_partitions`: the server's counts; `check`: Spark's comparison of the rows themselves.
 
-    `events` says what was killed. Times are in seconds, interruptions included.
+    `events`: the processes that died or were killed. Times are in seconds, interruptions included.
     """
 
     queue: str
@@ -32,7 +32,7 @@ class Ledger:
         return sum(int(getattr(partition, name)) for partition in self.partitions)
 
     def problems(self) -> list[str]:
-        """Why the books do not balance; empty if they do."""
+        """List the reasons why the books do not balance; empty if they do."""
         return [*self._counts(), *self._rows()]
 
     def _counts(self) -> Iterator[str]:
@@ -68,7 +68,7 @@ class Ledger:
                 yield f"{count:,} {what}"
 
     def lines(self) -> Iterator[str]:
-        """The ledger as text."""
+        """Yield the ledger as lines of text."""
         yield from _rule("Ledger")
         yield from self._partition_table()
         yield ""

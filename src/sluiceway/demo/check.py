@@ -1,4 +1,4 @@
-"""What the comparison of the rows found: plain data, since the ledger is made where there is no Spark."""
+"""Result of the comparison of rows: plain data, since the ledger is made without Spark."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 
 
 class Check(msgspec.Struct, frozen=True):
-    """What the comparison found: rows in the input, in the table and in the dead queue; of the other counts, all must be 0.
+    """Rows in the input, in the table and in the dead queue; all other counts must be 0.
 
-    `lost`: input rows that are in neither the table nor the dead queue. `duplicated`: rows too many of one reference.
-    `unknown`: references that the input does not have. `missing` and `unexpected`: rows of which every column was compared,
-    that the table lacks or has too many; `dead_missing` and `dead_unexpected` the same of the dead queue, with the reason.
+    `lost`: input rows in neither the table nor the dead queue. `duplicated`: surplus rows of a reference.
+    `unknown`: references that are not in the input. `missing`, `unexpected`: rows, compared in every column,
+    that the table lacks or has too many of; `dead_missing`, `dead_unexpected`: the same for the dead queue, with the reason.
     """
 
     rows: int

@@ -1,7 +1,7 @@
-"""Child processes that end with this one, whatever ends it, and that take along everything they started.
+"""Child processes that end with this one, however it ends, together with all processes they started.
 
-A child leads a session of its own, so a Ctrl-C in the terminal reaches only this process, which then stops them in order.
-Spark puts its Python workers into process groups of their own, but they stay in the session.
+A child leads its own session, so a Ctrl-C in the terminal reaches only this process, which then stops the children in order.
+Spark puts its Python workers into their own process groups, but they stay in the session.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; minus the signal's number if one ended it."""
+        """Exit code; None while it runs, minus the signal's number if a signal ended it."""
         return self._process.poll()
 
     def kill(self) -> None:
-        """End it with all it started, at once (SIGKILL); returns when they are gone."""
+        """Kill it with all the processes it started (SIGKILL); returns when they are gone."""
         self._signal(signal.SIGKILL)
         self._process.wait()
         self._sweep()
 
     def stop(self, grace: float = 10.0) -> None:
-        """Ask it to end (SIGTERM), and `kill` it if it has not after `grace` seconds."""
+        """Terminate it (SIGTERM), and `kill` it if it has not ended after `grace` seconds."""
         if self.exit_code is None:
             self._process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -58,7 +58,7 @@ class Child:
             os.killpg(self.pid, number)
 
     def _sweep(self) -> None:
-        """What is left of its session: workers that have not noticed yet that nobody reads their answers."""
+        """Kill the rest of its session: workers that have not noticed yet that their parent is gone."""
         wait_until(lambda: not self._kill_session(), 10.0)
 
     def _kill_session(self) -> bool:
@@ -70,10 +70,10 @@ class Child:
 
 
 def session_members(session: int) -> Iterator[int]:
-    """Process ids of that session. None where there is no /proc."""
+    """Process ids of the session; none where there is no /proc."""
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            # The second field is a command's name in brackets, which may hold anything; state, parent, group and session follow.
+            # The second field is the command's name in brackets, with arbitrary text; state, parent, group and session follow.
             state, _, _, member_of = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
         except OSError:
             continue
@@ -82,7 +82,7 @@ def session_members(session: int) -> Iterator[int]:
 
 
 def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
-    """Whether `condition` came true within `timeout` seconds."""
+    """Wait until `condition` holds. Returns whether it did within `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > deadline:
@@ -92,7 +92,7 @@ def wait_until(condition: Callable[[], bool], timeout: float) -> bool:
 
 
 def _become(parent: int, module: str, arguments: Sequence[str]) -> None:
-    """Turn this process into the wanted one, tied to its parent's life. Linux only: elsewhere a killed parent leaves it behind."""
+    """Become the wanted process, and die with the parent. Linux only: elsewhere the process outlives a killed parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:

@@ -1,4 +1,4 @@
-"""What `--kill` can kill, and when it is the moment."""
+"""Crashes for `--kill`: victims and moments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sluiceway.kernel.errors import invalid
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How far the run is: `settled` items are completed or dead."""
+    """Progress of the run. `settled` items are completed or dead."""
 
     rows: int
     produced: int
@@ -21,7 +21,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """`victim` is killed when `is_due`; `when` says so in words."""
+    """A crash: `victim` is killed when `is_due`; `when` describes the moment."""
 
     victim: str
     when: str
@@ -48,7 +48,7 @@ KILLS = {
 
 
 def parse_kills(text: str | None) -> list[Kill]:
-    """A comma list of names, or `all`. Raises `invalid_request` for another name."""
+    """Parse a comma-separated list of names, or `all`. Raises `invalid_request` for an unknown name."""
     names = [name.strip() for name in (text or "").split(",") if name.strip()]
     if "all" in names:
         return list(KILLS.values())

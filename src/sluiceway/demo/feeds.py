@@ -1,7 +1,7 @@
-"""From files to items and from items to a table: the part of the pipeline that knows the data.
+"""From files to items, and from items to a table: the part of the pipeline that knows the data.
 
-A feed states the way from an item to a row of the table once. The streaming query goes it with what it leased, the check
-with what it read from the files.
+A feed defines the way from an item to a row of the table once. The streaming query applies it to leased items, the check to rows read
+from the files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sluiceway.spark.jobs.shape import JSON_TIMES, to_json
 
 _MALFORMED = "_sluiceway_malformed"
 _ROW_BITS = 33
-"""Of `monotonically_increasing_id`: the bits above are the number of the Spark partition."""
+"""Row bits of `monotonically_increasing_id`; the bits above are the number of the Spark partition."""
 
 _NUMBERS = (
     *("year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay"),
@@ -35,10 +35,10 @@ _FLIGHT_COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class Feed:
-    """`raw` has the columns `reference` (the row's number in the input, as text) and `raw` (the row as it was read).
+    """`raw` has the columns `reference` (the row's number in the input, as text) and `raw` (the row as read).
 
-    `encode` makes an item's payload of a raw row; `decode` makes a row of a payload; `direct` makes the same row of a raw row.
-    `judge` turns a DataFrame with the column `row` into one with the table's columns and `fault`: why it cannot go there, or null.
+    `encode`: raw row to an item's payload; `decode`: payload to a row; `direct`: raw row to the same row.
+    `judge`: DataFrame with the column `row` to one with the table's columns and `fault`, the reason to keep the row out, or null.
     """
 
     raw: DataFrame
@@ -50,7 +50,7 @@ class Feed:
     partition_by: tuple[str, ...] = ()
 
     def items(self) -> DataFrame:
-        """What is produced: one item per row."""
+        """Items to produce: one per row."""
         return self.raw.select(self.encode(F.col("raw")).alias("payload"), F.lit(self.kind).alias("kind"), "reference")
 
     def from_items(self, items: DataFrame) -> DataFrame:
@@ -58,12 +58,12 @@ class Feed:
         return self.judge(items.select("id", "attempts", "reference", self.decode(F.col("payload").cast("string")).alias("row")))
 
     def from_files(self) -> DataFrame:
-        """The judged rows that must come out, straight from the input, with their `reference`."""
+        """Expected output: judged rows straight from the input, with their `reference`."""
         return self.judge(self.raw.select("reference", self.direct(F.col("raw")).alias("row")))
 
 
 def open_feed(spark: SparkSession, source: Input, work: Work) -> Feed:
-    """The feed of an input. Notes how many rows it has under `rows`. Raises `invalid_request` for an input without rows."""
+    """Open the feed of an input, and note its row counts under `rows`. Raises `invalid_request` for an input without rows."""
     if source.kind == FLIGHTS:
         return _flights(spark, source, work)
     if source.kind in ("csv", "parquet"):
@@ -86,7 +86,7 @@ def _flights(spark: SparkSession, source: Input, work: Work) -> Feed:
 
 
 def _judge_flight(rows: DataFrame, airlines: DataFrame, planes: DataFrame) -> DataFrame:
-    """No arrival is: no arrival time. A diverted flight that came in at last has one, though its delay is unknown."""
+    """Find flights without an arrival, by their arrival time: a diverted flight that arrived late has one, though no delay."""
     keys = [name for name in rows.columns if name != "row"]
     never = F.when(F.col("dep_time").isNull(), "cancelled: it never departed").otherwise("departed, and never arrived")
     fault = F.when(F.col("arr_time").isNull(), never).alias("fault")
@@ -95,7 +95,7 @@ def _judge_flight(rows: DataFrame, airlines: DataFrame, planes: DataFrame) -> Da
 
 
 def _structs(spark: SparkSession, source: Input, work: Work) -> Feed:
-    # Timestamps in nanoseconds, as other tools write them, are read as whole numbers.
+    # Nanosecond timestamps, as other tools write them, are read as integers.
     spark.conf.set("spark.sql.legacy.parquet.nanosAsLong", "true")
     spark.conf.set("spark.sql.caseSensitive", "true")
     if source.kind == "csv":
@@ -146,7 +146,7 @@ def _as_is(raw: Column) -> Column:
 
 
 def _value(raw: Column) -> Column:
-    # As bytes: a line need not be text that anybody can read.
+    # As bytes: a line need not be valid text.
     return raw["value"].cast("binary")
 
 
@@ -155,9 +155,9 @@ def _line(payload: Column) -> Column:
 
 
 def _numbered(frame: DataFrame, name: str, work: Work) -> DataFrame:
-    """`reference` and `raw`. The numbers are the same in every run, since Spark cuts the same files in the same way.
+    """Number the rows: columns `reference` and `raw`. The numbers are the same in every run, since Spark splits the same files alike.
 
-    A row's number is its place in its Spark partition, plus the rows of the partitions before, which are counted once.
+    A row's number is its place in its Spark partition plus the rows of the partitions before, which are counted once.
     """
     columns = [frame["`{}`".format(name.replace("`", "``"))] for name in frame.columns]
     marked = frame.select(F.struct(*columns).alias("raw"), F.monotonically_increasing_id().alias("at"))

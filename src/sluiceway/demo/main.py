@@ -23,7 +23,7 @@ from sluiceway.demo.work import Job, Work
 from sluiceway.kernel.errors import SluicewayError, invalid
 
 RESULTS = Path("sluiceway-demo-results")
-"""Under the current folder. Replaced by each run."""
+"""In the current folder. Replaced by each run."""
 
 _MARK = "# Written by `sluiceway demo`: this folder is replaced by its next run.\n*\n"
 _NOT_BALANCED, _WRONG_USAGE, _INTERRUPTED, _SIGNALLED = 1, 2, 130, 128
@@ -32,9 +32,8 @@ _NOT_BALANCED, _WRONG_USAGE, _INTERRUPTED, _SIGNALLED = 1, 2, 130, 128
 def run_demo(input_: str | None, kill: str | None, data: Path | None, *, limit: int | None = None) -> int:
     """Run the demo and return its exit code: 0 the ledger balances, 1 it does not, 2 wrong usage, 130 interrupted.
 
-    `input_` is the user's own file or folder instead of the flights; `kill` names what to kill in mid-work. `data` keeps the
-    data, the checkpoint and the results there, and a run that was interrupted goes on from there. `limit` takes about that
-    many of the flights.
+    `input_`: the user's file or folder instead of the flights; `kill`: names of crashes. `data`: folder for the data, checkpoint and
+    results, from which an interrupted run continues. `limit`: approximate number of flights.
     """
     try:
         with _signals(), _work(data) as work:
@@ -61,7 +60,7 @@ def run_demo(input_: str | None, kill: str | None, data: Path | None, *, limit: 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[None]:
-    """A wish to stop, whatever its name, ends the run as Ctrl-C does; a second one does not disturb the cleaning up."""
+    """End the run on any stop signal as on Ctrl-C; a second signal does not disturb the cleanup."""
     wishes = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -79,7 +78,7 @@ def _signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _work(data: Path | None) -> Iterator[Work]:
-    """The folders: `data` with everything in it, or a temporary one that goes, with the results in the current folder."""
+    """Folders of the run: all in `data`, or in a temporary folder that is deleted, with the results in the current folder."""
     if data is not None:
         root = data.expanduser().absolute()
         if root.exists() and any(root.iterdir()) and not (root / "notes").is_dir():
@@ -105,7 +104,7 @@ def _work(data: Path | None) -> Iterator[Work]:
 
 
 def _job(work: Work, input_: str | None, limit: int | None) -> Job:
-    """What to do; in a folder of an earlier run, what was begun there."""
+    """Determine the job; in the folder of an earlier run, that run's job."""
     begun = work.read("job")
     if input_ is None and begun is not None:
         return msgspec.convert(begun, Job)

@@ -1,4 +1,4 @@
-"""The pictures of a run, as PNG files."""
+"""Pictures of a run, as PNG files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _IN, _OUT, _KILL = "#1f6f8b", "#d1603d", "#8a1c1c"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """How many items were in and out, `at` seconds after the start."""
+    """Items in and out, `at` seconds after the start."""
 
     at: float
     produced: int
@@ -32,7 +32,7 @@ class Sample:
 
 
 def draw_delays(delays: Sequence[tuple[str, int, float, int]], path: Path) -> None:
-    """A heat map of (airline, month, mean arrival delay in minutes, flights); the airline with the longest delays on top."""
+    """Draw a heat map of (airline, month, mean arrival delay in minutes, flights), with the longest delays on top."""
     total: dict[str, list[float]] = {}
     for airline, _, mean, flights in delays:
         sums = total.setdefault(airline, [0.0, 0.0])
@@ -68,7 +68,7 @@ def draw_delays(delays: Sequence[tuple[str, int, float, int]], path: Path) -> No
 
 
 def _finding(delays: Sequence[tuple[str, int, float, int]]) -> str:
-    """What the picture shows, in a line: the month with the longest and the one with the shortest delays."""
+    """Summarise the picture in a line: the months with the longest and the shortest delays."""
     sums: dict[int, list[float]] = {}
     for _, month, mean, flights in delays:
         pair = sums.setdefault(month, [0.0, 0.0])
@@ -84,12 +84,12 @@ def _late(minutes: float) -> str:
 
 
 def _minutes(value: float) -> str:
-    # There is no minus nought.
+    # Avoids minus zero.
     return f"{round(value) + 0:d}"
 
 
 def draw_flow(samples: Sequence[Sample], kills: Sequence[tuple[float, str]], path: Path) -> None:
-    """Items in and out over time, with what was killed when."""
+    """Draw items in and out over time, with the crashes."""
     figure, axes = plt.subplots(figsize=(8.6, 4.2), layout="constrained")
     first = samples[0].at if samples else 0.0
     at = [sample.at - first for sample in samples]

@@ -1,7 +1,7 @@
 """The Spark driver of the demo: ingest, process, verify. Run as `python -m sluiceway.demo.pipeline WORK RESULTS`.
 
-It may be killed at any moment and started again. What is done is noted; what was under way is repeated, and adds nothing:
-the ingest is a keyed write, the processing goes on from its checkpoint and a batch owns its files.
+It may be killed at any moment and restarted. Completed stages are noted; an interrupted one is repeated without effect on the result:
+the ingest is a keyed write, the processing continues from its checkpoint, and a batch owns its files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from sluiceway.spark import session, settle
 
 _RETRY_FOR = "2m"
 _LOOK_AFTER = 0.25
-"""Seconds between looks at whether the queue is empty."""
+"""Seconds between two checks whether the queue is empty."""
 
 
 def main(arguments: list[str]) -> int:
@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> int:
     try:
         _run(work)
     except Exception as error:
-        # The whole story goes into the log.
+        # The log gets the whole traceback.
         traceback.print_exc()
         is_final = isinstance(error, SluicewayError) and error.code == "invalid_request"
         work.note("error", {"reason": _reason(error), "final": is_final})
@@ -69,7 +69,7 @@ def _run(work: Work) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The first line of what happened: Spark's messages go on with the stacks of several processes."""
+    """First line of the error: Spark's messages continue with the stacks of several processes."""
     text = error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else str(error)
     return str(text).strip().partition("\n")[0]
 
@@ -96,7 +96,7 @@ def _ingest(feed: Feed, rows: int, url: str, queue: str) -> None:
 
 
 def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, work: Work) -> None:
-    """Returns when the queue has nothing ready, leased, scheduled or on its way to the dead queue."""
+    """Process until no item is ready, leased, scheduled or on its way to the dead queue."""
     for unfinished in work.table.glob(".spark-staging-*"):
         shutil.rmtree(unfinished, ignore_errors=True)
     options = {
@@ -119,14 +119,14 @@ def _process(spark: SparkSession, feed: Feed, rows: int, url: str, queue: str, w
         while query.isActive and not _is_empty(client.stats(queue)):
             time.sleep(_LOOK_AFTER)
     query.stop()
-    # Raises what the query died of, if it did.
+    # Raises the error that ended the query, if any.
     query.awaitTermination()
 
 
 def _batch(feed: Feed, items: DataFrame, batch: int, url: str, queue: str, work: Work) -> int:
-    """Rows without a fault into the table; the others back into the queue at their first attempt, then to the dead queue.
+    """Write rows without a fault into the table; retry the others after their first attempt, then send them to the dead queue.
 
-    Returns how many items there were.
+    Returns the number of items.
     """
     rows = feed.from_items(items).persist()
     good = rows.where("fault is null").drop("id", "attempts", "fault").withColumn("batch", F.lit(batch))
@@ -143,7 +143,7 @@ def _is_empty(stats: QueueStats) -> bool:
 
 
 def _delays(spark: SparkSession, work: Work) -> list[list[object]]:
-    """[airline, month, mean arrival delay in minutes, flights] for the picture."""
+    """Compute [airline, month, mean arrival delay in minutes, flights] for the picture."""
     means = (
         spark.read.parquet(str(work.table))
         .where("arr_delay is not null")

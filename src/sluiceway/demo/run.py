@@ -1,4 +1,4 @@
-"""A run of the demo: starts the server and the Spark driver, starts them again when they die, and makes the ledger."""
+"""A run of the demo: starts the server and the Spark driver, restarts them when they die, and makes the ledger."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DEAD_PARTITIONS = 2
 _START_TIMEOUT = 60.0
 _MOST_RESTARTS = 3
 _LOOK_AFTER, _LOOK_CLOSELY_AFTER = 0.25, 0.02
-"""Seconds between looks; close ones while something is to be killed at the right moment."""
+"""Seconds between two looks; short while a crash is to hit the right moment."""
 
 
 _STAGES = (
@@ -34,15 +34,15 @@ _STAGES = (
     ("process-began", "processing: a streaming query leases the items and writes Parquet"),
     ("process-ended", "comparing what came out with the input, row by row"),
 )
-"""Notes, and what is said when they are there."""
+"""Notes, with the message shown when they appear."""
 
 
 class Failure(Exception):
-    """The run cannot go on; the text says why."""
+    """The run cannot continue; the text gives the reason."""
 
 
 class Run:
-    """Use as a context: its end stops whatever is still running, and everything that was started."""
+    """A run. Use as a context manager: at its end all child processes are stopped."""
 
     def __init__(self, work: Work, job: Job, kills: list[Kill], screen: Screen) -> None:
         self._work = work
@@ -66,18 +66,18 @@ class Run:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._client is not None:
             self._client.close()
-        # The driver first: without its server it would only wait for it.
+        # The driver first: it would only wait for a stopped server.
         for name in ("driver", "server"):
             if name in self._children:
                 self._children[name].stop()
 
     @property
     def missed(self) -> list[Kill]:
-        """What was to be killed, and the moment for it never came."""
+        """Crashes whose moment never came."""
         return self._pending
 
     def go(self) -> Ledger:
-        """Returns when all is processed and checked. Raises `Failure`, or SluicewayError for an input that cannot be used."""
+        """Run until all is processed and checked. Raises `Failure`, or SluicewayError for an unusable input."""
         self._start_server()
         self._create_queues()
         self._screen.say("starting Spark…")
@@ -92,7 +92,7 @@ class Run:
         return self._ledger()
 
     def _is_over(self) -> bool:
-        """Whether the driver is done; whoever died is started again."""
+        """Whether the driver is done. Restarts a process that has died."""
         if (code := self._children["server"].exit_code) is not None:
             self._tell_death("server", _how(code), "starting it again with the same data")
             self._start_server()
@@ -160,7 +160,7 @@ class Run:
         return self._client.stats(queue).partitions
 
     def _look(self) -> View | None:
-        """None while the server cannot be asked, or the rows are not counted yet."""
+        """Look at the progress; None while the server does not answer, or the rows are not counted yet."""
         counts = self._work.read("rows")
         if counts is None:
             return None
@@ -183,7 +183,7 @@ class Run:
             return
         self._children[due.victim].kill()
         if due.victim == "driver" and not self._work.batches().is_open:
-            # The batch ended in the meantime; the next one will do.
+            # The batch ended in the meantime; the crash waits for the next one.
             return
         self._pending.remove(due)
         self.killed.append((time.monotonic() - self._began, due.victim))

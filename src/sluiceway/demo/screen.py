@@ -1,4 +1,4 @@
-"""What a user sees while it runs: bars in a terminal, a line now and then elsewhere. All of it on stderr."""
+"""Progress display: bars in a terminal, a line now and then elsewhere. All of it on stderr."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 _LINE_AFTER = 5.0
-"""Seconds between lines where there is no terminal."""
+"""Seconds between lines without a terminal."""
 
 
 class Screen:
-    """Shows how many items are in and out."""
+    """Display of the number of items in and out."""
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False)

@@ -1,7 +1,7 @@
-"""Row by row: what went in, straight from the files, against the table and the dead queue.
+"""Row-by-row verification: the input, straight from the files, against the table and the dead queue.
 
-Two bags of rows are compared in one pass: each side's rows count +1 or −1, and what does not come to zero is on one side only.
-That is `exceptAll` both ways.
+Two multisets of rows are compared in one pass: each side's rows count +1 or −1, and a nonzero sum is a difference. That is `exceptAll` in
+both directions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LETTER = pa.schema(
 
 
 def verify(spark: SparkSession, feed: Feed, client: Client, dead_queue: str, work: Work) -> Check:
-    """Compare the input with what came of it. Leaves the dead queue's items where they are, and a copy in `work.dead_letters`."""
+    """Compare the input with the output. Leaves the dead queue's items in place, with a copy in `work.dead_letters`."""
     expected = feed.from_files().persist()
     good = expected.where("fault is null").drop("fault")
     table = _table(spark, good, work)
@@ -54,7 +54,7 @@ def verify(spark: SparkSession, feed: Feed, client: Client, dead_queue: str, wor
 
 
 def _table(spark: SparkSession, like: DataFrame, work: Work) -> DataFrame:
-    """The table with the columns of `like`, which may stand in the names of its folders."""
+    """Read the table with the columns of `like`, some of which may come from folder names."""
     if not any(work.table.rglob("*.parquet")):
         return like.limit(0)
     found = spark.read.parquet(str(work.table))
@@ -62,7 +62,7 @@ def _table(spark: SparkSession, like: DataFrame, work: Work) -> DataFrame:
 
 
 def _difference(expected: DataFrame, found: DataFrame) -> tuple[int, int]:
-    """How many rows are only in `expected`, and only in `found`."""
+    """Count the rows that are only in `expected`, and only in `found`."""
     columns = [f"`{name}`" for name in expected.columns]
     both = expected.withColumn("_side", F.lit(1)).union(found.select(*columns).withColumn("_side", F.lit(-1)))
     surplus = both.groupBy(*columns).agg(F.sum("_side").alias("_surplus")).where("_surplus != 0")
@@ -74,7 +74,7 @@ def _difference(expected: DataFrame, found: DataFrame) -> tuple[int, int]:
 
 
 def _by_reference(expected: DataFrame, found: DataFrame) -> tuple[int, int, int, int, int]:
-    """Rows in, rows found, and of these references: lost, duplicated, unknown."""
+    """Count rows in and rows found, and lost, duplicated and unknown references."""
     one, zero = F.lit(1), F.lit(0)
     into = expected.select("reference", one.alias("wanted"), zero.alias("got"))
     out = found.select("reference", zero.alias("wanted"), one.alias("got"))
@@ -90,7 +90,7 @@ def _by_reference(expected: DataFrame, found: DataFrame) -> tuple[int, int, int,
 
 
 def _dead_letters(spark: SparkSession, client: Client, queue: str, work: Work) -> DataFrame:
-    """Read the dead queue by leases, and put back what was leased. The leases are keyed, so a repetition finds its own again."""
+    """Read the dead queue by leases, and put the items back. The leases are keyed, so a repeated call gets its own leases again."""
     shutil.rmtree(work.dead_letters, ignore_errors=True)
     work.dead_letters.mkdir()
     ids: list[str] = []

@@ -1,4 +1,4 @@
-"""The folders of a run, and the notes in them by which its processes know how far the others have come."""
+"""Folders of a run, and the notes in them by which its processes share their progress."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.demo.inputs import Input
 
 
 class Job(msgspec.Struct, frozen=True):
-    """What is to be done. It stays the same however often the processes are started again."""
+    """Job of a run, constant over restarts of its processes."""
 
     input: Input
     queue: str
@@ -27,7 +27,7 @@ class Job(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`root` holds the server's data and Spark's checkpoint, `results` what a user wants to keep."""
+    """`root` holds the server's data and Spark's checkpoint, `results` the files that the user keeps."""
 
     root: Path
     results: Path
@@ -69,20 +69,20 @@ class Work:
         return self.root / "notes"
 
     def note(self, name: str, facts: object) -> None:
-        """Written whole or not at all."""
+        """Write a note atomically."""
         part = self._notes / f".{name}.{os.getpid()}"
         part.write_text(json.dumps(facts))
         part.replace(self._notes / f"{name}.json")
 
     def read(self, name: str) -> Any:
-        """The note's facts; None if it has not been written."""
+        """Return the note's facts; None if it has not been written."""
         try:
             return json.loads((self._notes / f"{name}.json").read_text())
         except FileNotFoundError:
             return None
 
     def began(self, stage: str) -> None:
-        """Note when a stage began. The first beginning counts, so that a stage's time has its interruptions in it."""
+        """Note the start of a stage. Only the first one counts, so that the stage's duration includes interruptions."""
         if self.read(f"{stage}-began") is None:
             self.note(f"{stage}-began", time.time())
 
@@ -93,11 +93,11 @@ class Work:
         return self.read(f"{stage}-ended") is not None
 
     def seconds(self, stage: str) -> float:
-        """How long a stage that is done took."""
+        """Duration of a completed stage, in seconds."""
         return max(0.001, float(self.read(f"{stage}-ended")) - float(self.read(f"{stage}-began")))
 
     def log_batch(self, event: str, batch: int, items: int = 0) -> None:
-        """`event` is `begin`, or `end` with the batch's items. One short append, so a kill cannot tear it."""
+        """Log a batch's event: `begin`, or `end` with its items. One short append, which a kill cannot tear."""
         with (self._notes / "batches.log").open("a") as log:
             log.write(f"{event} {batch} {items}\n")
 
@@ -111,7 +111,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """What the micro-batches noted, in order: (`begin` or `end`, batch, items of a batch that ends)."""
+    """Events of the micro-batches, in order: (`begin` or `end`, batch, items of a batch that ends)."""
 
     events: tuple[tuple[str, int, int], ...]
 
@@ -125,16 +125,16 @@ class Batches:
 
     @property
     def replayed(self) -> int:
-        """Runs of a batch beyond its first."""
+        """Number of runs beyond each batch's first."""
         return len(self.begun) - self.count
 
     @property
     def redelivered(self) -> int:
-        """Items of the batches that were run again, once for each run beyond the first. A replay reads the same items, so its end tells."""
+        """Items of repeated batches, once per extra run. A repetition reads the same items, so the batch's end has their number."""
         size = {batch: items for event, batch, items in self.events if event == "end"}
         return sum(size.get(batch, 0) for batch in self.begun) - sum(size.get(batch, 0) for batch in set(self.begun))
 
     @property
     def is_open(self) -> bool:
-        """A batch has begun and not ended."""
+        """Whether a batch has begun and not ended."""
         return bool(self.events) and self.events[-1][0] == "begin"

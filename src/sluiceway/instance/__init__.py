@@ -1,3 +1,3 @@
-"""One instance, put together: its service, configuration, health, events and API keys."""
+"""One instance: its service, configuration, health, events and API keys."""
 
 from __future__ import annotations

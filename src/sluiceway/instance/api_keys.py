@@ -1,4 +1,4 @@
-"""API keys: who has one, what it lets them do, and that a revoked one is refused everywhere."""
+"""API keys: creation, revocation and lookup. Every instance refuses a revoked key."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ log = logging.getLogger(__name__)
 API_KEY: Final = "apikey/"
 _PREFIX: Final = "slw"
 _NOBODYS: Final = bytes(32)
-"""No secret has this digest. What has no key is compared with it, so that it takes as long."""
+"""Digest of no secret. A request without a known key is compared with it, so that it takes as long."""
 
 
 @contextlib.asynccontextmanager
 async def keys_of(data: Path, meta_url: str = "") -> AsyncIterator[ApiKeys]:
-    """The API keys of a data directory, to create, list and revoke: whether a server runs on it or not, or has yet to be started.
-    With `meta_url` those of a cluster that has its meta store there.
+    """API keys of a data directory, to create, list and revoke, whether or not a server runs on it. With `meta_url`, of the cluster whose
+    meta store that is.
 
-    Raises `invalid_request` where a server has been that would see none of these, StoreUnavailableError, OSError.
+    Raises `invalid_request` if a server has used the directory and would not see these keys, StoreUnavailableError, OSError.
     """
     keep_private(data)
     own = data / "meta.sqlite"
@@ -58,7 +58,7 @@ async def keys_of(data: Path, meta_url: str = "") -> AsyncIterator[ApiKeys]:
 
 
 class CreatedKey(NamedTuple):
-    """`text` is what the caller sends. It is nowhere else, and cannot be shown again."""
+    """A new key. `text` is what the client sends; it is stored nowhere and cannot be shown again."""
 
     key: ApiKey
     text: str
@@ -68,16 +68,17 @@ class CreatedKey(NamedTuple):
 
 
 class Holder(NamedTuple):
+    """A key, with its owner as a caller."""
+
     key: ApiKey
     caller: Caller
 
 
 class ApiKeys:
-    """The API keys of one meta store, which any number of processes share.
+    """API keys of one meta store, shared by any number of processes.
 
-    What this process changes counts here at once; what another one does counts within `poll_interval` and the time of a read. While the
-    meta store cannot be read, the keys that were known are good: a server that has lost it goes on serving.
-    `start` before `find`, and `stop` in the end.
+    Changes by this process apply here at once, those of others within `poll_interval` plus the time of a read. While the meta store cannot
+    be read, the known keys stay valid: a server that has lost it goes on serving. Call `start` before `find`, and `stop` at the end.
     """
 
     def __init__(self, meta: MetaStore, audit: AuditTrail, *, poll_interval: Millis = 400, look_interval: Millis = 100) -> None:
@@ -92,7 +93,7 @@ class ApiKeys:
         self._poll: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises StoreUnavailableError."""
+        """Read the keys, and begin to poll for changes. Raises StoreUnavailableError."""
         await self._read()
         self._poll = asyncio.create_task(self._follow())
 
@@ -103,13 +104,13 @@ class ApiKeys:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
-    # ---- asking -----------------------------------------------------------------------------------------------
+    # ---- lookup -----------------------------------------------------------------------------------------------
 
     async def find(self, text: str) -> Holder | None:
-        """Whose key this is; None: nobody's, or that of a key which has expired or was revoked.
+        """Return the holder of a key; None for an unknown, expired or revoked one.
 
-        Before it says no it reads the meta store, as the key may have been made by another process just now. All that ask in the same
-        `look_interval` share one read, so a flood of wrong keys costs ten reads a second, no memory, and its senders a wait.
+        Reads the meta store before it rejects a key, which another process may just have created. Calls within the same `look_interval`
+        share one read, so a flood of wrong keys costs ten reads a second, no memory, and its senders a wait.
         """
         prefix, _, rest = text.partition("_")
         key_id, _, secret = rest.partition("_")
@@ -121,7 +122,7 @@ class ApiKeys:
         return holder if prefix == _PREFIX else None
 
     def known(self, key_id: str) -> Holder | None:
-        """The holder of a key that was let in before, if it is still good."""
+        """Return the holder of a key that was accepted before, if the key is still valid."""
         holder = self._holders.get(key_id)
         return None if holder is None or _expired(holder.key) else holder
 
@@ -132,7 +133,7 @@ class ApiKeys:
         return holder if same else None
 
     async def _look_again(self) -> None:
-        """Returns after a read of the meta store that began later than the call."""
+        """Wait for a read of the meta store that begins after this call."""
         if self._look is None:
             self._look = asyncio.create_task(self._read_soon())
         await asyncio.shield(self._look)
@@ -144,7 +145,7 @@ class ApiKeys:
             await self._read()
 
     async def _follow(self) -> None:
-        """Polls, rather than waits for the store's hints: those may be late, so a poll is needed whatever else there is."""
+        """Poll the keys. The store's hints may be late, so polls are needed anyway."""
         failing = False
         while True:
             await asyncio.sleep(self._poll_interval / 1_000)
@@ -158,7 +159,7 @@ class ApiKeys:
 
     async def _read(self) -> View:
         view = await self._meta.read(prefixes=[API_KEY])
-        # Two reads may come back in the other order.
+        # Two reads may complete out of order.
         if view.stamp >= self._stamp:
             self._stamp = view.stamp
             self._show(view.prefix(API_KEY))
@@ -170,7 +171,7 @@ class ApiKeys:
         self._entries = entries
         self._holders = {key.key_id: Holder(key, key.caller()) for key in _readable(entries)}
 
-    # ---- changing ---------------------------------------------------------------------------------------------
+    # ---- changes ----------------------------------------------------------------------------------------------
 
     async def create(self, spec: KeySpec, by: Actor) -> CreatedKey:
         """Record a new key, audited in the same commit. Needs no `start`. Raises `invalid_request`, `unavailable`, `outcome_unknown`."""
@@ -199,7 +200,7 @@ class ApiKeys:
                 "expires_at": key.expires_at and format_time(key.expires_at),
             }
             entry, note = self._audit.entry("keys.create", by, detail=detail)
-            # Two creations at one time could otherwise pass the limit together.
+            # Otherwise two concurrent creations could pass the limit together.
             if await self._commit({where: None}, {API_KEY: view.stamp}, {where: encode_key(key), entry: note}, ()):
                 log.info("API key %s (%s) created by %s", key.key_id, key.name, by.name)
                 return CreatedKey(key, f"{_PREFIX}_{key.key_id}_{secret}")
@@ -218,7 +219,7 @@ class ApiKeys:
                 return
 
     async def list(self) -> list[ApiKey]:
-        """All of them, also those that have expired, by id. Needs no `start`. Raises `unavailable`."""
+        """List all keys by id, including expired ones. Needs no `start`. Raises `unavailable`."""
         return _readable((await self._view()).prefix(API_KEY))
 
     async def _view(self) -> View:
@@ -230,7 +231,7 @@ class ApiKeys:
     async def _commit(
         self, checks: dict[str, int | None], unchanged: dict[str, int], puts: dict[str, bytes], deletes: tuple[str, ...]
     ) -> bool:
-        """Whether it was done; if not, something has changed in the meantime."""
+        """Commit. Returns False after a conflict with another change. Raises `outcome_unknown`."""
         try:
             await self._meta.commit(checks, unchanged, puts, deletes)
         except ConflictError:
@@ -238,14 +239,14 @@ class ApiKeys:
         except MetaUnknownError as error:
             detail = f"the meta store did not say whether it took the change: {error}; keys.list shows it"
             raise SluicewayError("outcome_unknown", detail) from error
-        # It is done; this process has seen it at the next poll at the latest.
+        # The commit is done; if this read fails, the next poll shows it.
         with contextlib.suppress(StoreUnavailableError):
             await self._read()
         return True
 
 
 def _readable(entries: dict[str, Entry]) -> list[ApiKey]:
-    """One that cannot be read is nobody's: it must not shut out the others."""
+    """Decode the keys, skipping unreadable ones: they must not lock out the others."""
     keys = []
     for where, entry in entries.items():
         try:

@@ -1,4 +1,4 @@
-"""Backends that come, go and change while the instance serves, beside other instances that are given the same configuration."""
+"""Live changes of the backends, made alongside other instances that receive the same configuration."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 log = logging.getLogger(__name__)
 
 DROP_PATIENCE: Millis = 20_000
-"""How long a change waits for data to go from a backend that goes: a rebalance's go a while after their partitions."""
+"""Maximum wait of a change for a removed backend to be empty: a rebalance's data is removed a while after its partitions."""
 LOOK: Millis = 250
 
 
 class BackendChanges:
-    """One change at a time, and none while this process changes a queue."""
+    """Changes of the backends: one at a time, and none while this process changes a queue."""
 
     def __init__(
         self, meta: MetaStore, catalog: Catalog, ownership: Ownership, audit: AuditTrail, backends: BackendPool, queues: QueueChanges
@@ -43,9 +43,9 @@ class BackendChanges:
         self._queues = queues
 
     async def make(self, old: Configuration, new: Configuration, also: Sequence[str], by: Actor) -> list[str]:
-        """Change the backends from those of the one configuration to those of the other, whole or not at all.
+        """Replace the backends of one configuration by those of the other, all or none.
 
-        Returns the names of all keys that change, of other sections too, and `also`; they are audited, in one entry. Raises
+        Returns the names of all changed keys, including other sections' and `also`; one audit entry records them. Raises
         `restart_required`, `invalid_request`, `unavailable`, `outcome_unknown`; then nothing has changed.
         """
         await self._let_drop(old.backends.keys() - new.backends.keys())
@@ -56,7 +56,7 @@ class BackendChanges:
         return changed
 
     async def _let_drop(self, going: Set[str]) -> None:
-        """Returns when no data of removed partitions is left on those backends, or is not gone in time."""
+        """Wait until those backends hold no data of removed partitions, at most DROP_PATIENCE ms."""
         until = system.steady() + DROP_PATIENCE
         while going and system.steady() < until:
             if not any(each.backend in going for each in await self._dropping()):
@@ -70,16 +70,16 @@ class BackendChanges:
         if not changed:
             return []
         replacement = await self._backends.prepare(new.backends, self._meta)
-        # Each instance applies the change for itself, at a time of its own.
+        # Each instance applies the change at its own time.
         who = {} if self._ownership.is_alone else {"instance": self._ownership.name}
         key, entry = self._audit.entry("config.reload", by, detail={"changed": changed, **who})
         try:
             checks = dict.fromkeys(replacement.puts)
-            # Another instance may just have made a queue on a backend that goes.
+            # Fails if another instance has just created a queue on a removed backend.
             unchanged = {QUEUE: self._catalog.stamp}
             await self._meta.commit(checks, unchanged, {**replacement.puts, key: entry}, replacement.deletes)
         except MetaUnknownError as error:
-            # What the entry says has happened must have.
+            # The change must be applied if its audit entry was recorded.
             if not await self._is_recorded(key):
                 await replacement.discard()
                 raise SluicewayError("outcome_unknown", f"nothing was applied: the meta store did not answer: {error}") from error
@@ -96,7 +96,7 @@ class BackendChanges:
             return False
 
     async def _dropping(self) -> list[PartitionRecord]:
-        """What is gone, and whose data is still there."""
+        """List removed partitions whose data still exists."""
         try:
             entries = (await self._meta.read(prefixes=[DROPPING])).prefix(DROPPING).values()
         except StoreUnavailableError as error:
@@ -104,6 +104,6 @@ class BackendChanges:
         return [each for entry in entries for each in dropped(entry.value)]
 
     async def _holding(self) -> Counter[str]:
-        """How many partitions each backend holds, those that are gone included whose data is still there."""
+        """Count the partitions on each backend, including removed ones whose data still exists."""
         partitions = [each for record in self._catalog for each in record.partitions]
         return Counter(each.backend for each in (*partitions, *await self._dropping()))

@@ -1,4 +1,4 @@
-"""What a new configuration changes, and what of it would need a restart."""
+"""Comparison of two configurations: the changed keys, and those that need a restart."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from sluiceway.model.settings import Settings, keys
 
 
 class Plan(NamedTuple):
-    """The keys that change, by name; of those in `restart`, why they cannot change while the server runs."""
+    """Names of the changed keys; `restart`: for those that cannot change while the server runs, the reason."""
 
     changed: list[str]
     restart: dict[str, str]
 
     def check(self) -> None:
-        """Raises `restart_required`, which names every such key."""
+        """Raise `restart_required`, naming every such key, if there is one."""
         if self.restart:
             reasons = "; ".join(f"{name}: {why}" for name, why in self.restart.items())
             raise SluicewayError("restart_required", f"nothing was applied. {reasons}", next(iter(self.restart)))
 
 
 def plan(old: Configuration, new: Configuration, holding: Mapping[str, int]) -> Plan:
-    """How to come from the one to the other. `holding`: how many partitions each backend holds."""
+    """Compare two configurations. `holding`: number of partitions on each backend."""
     planned = Plan([], {})
     for section in SECTIONS:
         _compare(planned, section, getattr(old, section), getattr(new, section))

@@ -1,4 +1,4 @@
-"""Reading the configuration: flag over environment over file over default, and where each value came from."""
+"""Configuration loading: flag over environment over file over default, with the origin of each value."""
 
 from __future__ import annotations
 
@@ -43,29 +43,29 @@ class _Given(NamedTuple):
     value: Any
     origin: str
     folder: Path
-    """What a relative path is relative to."""
+    """Base of a relative path."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A configuration that was read and checked, and what it was read from."""
+    """A loaded and checked configuration, with its sources."""
 
     configuration: Configuration
     origins: Mapping[str, str]
-    """Where each value came from that is not the default, by its name such as `server.listen`: FILE:LINE, a variable, or a flag."""
+    """Origin of each value that is not the default, by name such as `server.listen`: FILE:LINE, a variable, or a flag."""
     file: Path | None
     flags: Mapping[str, str]
     environment: Mapping[str, str] = field(repr=False)
 
     def again(self) -> Loaded:
-        """Read it once more, from the same places. Raises as `load` does."""
+        """Load it again from the same sources. Raises as `load` does."""
         return load(self.file, self.environment, self.flags)
 
 
 def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, flags: Mapping[str, str] = _NOTHING) -> Loaded:
-    """The configuration that these say together. `flags` are by the name of the key, such as `server.listen`.
+    """Load the configuration from its sources. `flags`: values by key name, such as `server.listen`.
 
-    Raises `invalid_request`, which names the key, where it was said and what was expected, and never a secret.
+    Raises `invalid_request`, which names the key, the origin of its value and what was expected, and never a secret.
     """
     given = _from_file(file) if file is not None else {}
     given |= _from_environment(environment, {name[1] for name in given if name[0] == _BACKENDS})
@@ -84,12 +84,12 @@ def load(file: Path | None = None, environment: Mapping[str, str] = os.environ, 
     check_backends(configuration.backends)
     _check_cluster(configuration)
     origins = {".".join(name): each.origin for name, each in given.items() if each.origin != "default"}
-    # What the process changes of its environment later is none of this.
+    # Copied, so that later changes of the process's environment do not count.
     return Loaded(configuration, origins, file, dict(flags), dict(environment))
 
 
 def check(loaded: Loaded) -> list[str]:
-    """What would keep a server from starting with it although it is well formed, in words; empty if nothing is known that would."""
+    """Return known obstacles to a server's start with this well-formed configuration, as text."""
     server, problems = loaded.configuration.server, []
     ca = loaded.configuration.cluster.ca
     for name, path in (("server.tls_certificate", server.tls_certificate), ("server.tls_key", server.tls_key), ("cluster.ca", ca)):
@@ -111,7 +111,7 @@ def check(loaded: Loaded) -> list[str]:
 
 
 def shown(loaded: Loaded, origin: bool = False) -> dict[str, Any]:
-    """The tables as a file would have them, defaults filled in and secrets masked. With `origin`, in place of each value an object of
+    """Return the tables in the form of a file, with defaults and with secrets masked. With `origin`, each value becomes an object of
     `value`, `origin` (`default`, FILE:LINE, a variable or a flag) and `restart` (whether a change needs one)."""
 
     def table(settings: Settings, name: str) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def shown(loaded: Loaded, origin: bool = False) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of the file, for editors and other programs."""
+    """JSON Schema of the file, for editors and other programs."""
     tables = {**SECTIONS, **{f"backend_{kind}": table for kind, table in KINDS.items()}}
     properties = {section: {"$ref": f"#/$defs/{section}"} for section in SECTIONS}
     backends = {"type": "object", "additionalProperties": {"oneOf": [{"$ref": f"#/$defs/backend_{kind}"} for kind in KINDS]}}
@@ -146,7 +146,7 @@ def schema() -> dict[str, Any]:
     }
 
 
-# ---- where values come from -------------------------------------------------------------------------------------
+# ---- sources ----------------------------------------------------------------------------------------------------
 
 
 def _from_file(path: Path) -> dict[Name, _Given]:
@@ -177,7 +177,7 @@ def _from_file(path: Path) -> dict[Name, _Given]:
 
 
 def _lines(text: str) -> dict[Name, int]:
-    """Where keys stand that are written in the plainest way; of others only the file is told."""
+    """Line numbers of keys in the plainest notation; other keys have none."""
     found: dict[Name, int] = {}
     table: Name = ()
     for number, line in enumerate(text.splitlines(), 1):
@@ -189,7 +189,7 @@ def _lines(text: str) -> dict[Name, int]:
 
 
 def _with_url(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
-    """`url_env`, the older way to write an `env:` reference, as one."""
+    """Translate `url_env`, the older spelling of an `env:` reference."""
     given = dict(table)
     variable = given.pop("url_env", None)
     if variable is not None:
@@ -202,7 +202,7 @@ def _with_url(where: str, table: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _from_environment(environment: Mapping[str, str], backends: set[str]) -> dict[Name, _Given]:
-    """Variables such as SLUICEWAY_SERVER__LISTEN. Those without a double underscore are other programs'."""
+    """Read variables such as SLUICEWAY_SERVER__LISTEN. Those without a double underscore belong to other programs."""
     spelt = {re.sub("[^A-Z0-9]", "_", name.upper()): name for name in sorted(backends)}
     found: dict[Name, _Given] = {}
     for variable, value in environment.items():
@@ -263,9 +263,9 @@ def _table(table: type[Settings], name: Name, given: Mapping[Name, _Given], envi
 
 
 def _value(key: Key, name: str, given: _Given, environment: Mapping[str, str]) -> Any:
-    """The value of one key, checked."""
+    """Convert and check the value of one key."""
     value, where = given.value, f" ({given.origin})"
-    # What is not from a file is text, whatever its key is.
+    # Values from variables and flags are text, whatever the key's type.
     strict = not given.origin.startswith((PREFIX, "--"))
     try:
         if key.form == "duration":
@@ -290,7 +290,7 @@ def _duration(given: object, name: str) -> Millis:
 
 
 def _secret(key: Key, name: str, text: str, given: _Given, environment: Mapping[str, str]) -> str:
-    """What the reference stands for. No error tells any of it."""
+    """Resolve a reference to a secret. No error reveals any of it."""
     secret = read_secret(text, name, environment, given.folder, f" ({given.origin})")
     if secret is not None:
         return secret
@@ -300,7 +300,7 @@ def _secret(key: Key, name: str, text: str, given: _Given, environment: Mapping[
 
 
 def _placed(name: str, text: str, folder: Path) -> str:
-    """The path in a URL of a SQLite file is relative to the same folder as any other path."""
+    """Resolve the path in the URL of a SQLite file against the same folder as other paths."""
     path = text.removeprefix(SQLITE_META)
     return f"{SQLITE_META}{folder / path}" if name == "cluster.meta" and path not in ("", text) else text
 
@@ -322,7 +322,7 @@ def _check_server(configuration: Configuration) -> None:
 def _check_cluster(configuration: Configuration) -> None:
     server, cluster = configuration.server, configuration.cluster
     if cluster.meta and not _META.fullmatch(cluster.meta):
-        # It may hold a password.
+        # The value may hold a password, so the error does not quote it.
         raise invalid("cluster.meta", "expected sqlite:PATH, postgresql://USER@HOST/DATABASE or etcd://HOST:PORT, or env:NAME or file:PATH")
     if cluster.times:
         _check_times(cluster.times)
@@ -337,7 +337,7 @@ def _check_cluster(configuration: Configuration) -> None:
 
 
 def _check_times(times: Mapping[str, Millis]) -> None:
-    """As they are where the cluster has the defaults beside them. What it has instead, they are checked against when they are applied."""
+    """Check the times against the defaults. Against a cluster's own parameters they are checked when they are applied."""
     from sluiceway.cluster.ownership import PARAMETERS
     from sluiceway.core.group.group_records import with_times
 
@@ -363,18 +363,18 @@ def _check_advertise(cluster: ClusterSettings, workers: int) -> None:
 
 
 def is_any(host: str) -> bool:
-    """It means all addresses of this machine, and none that could be called from another."""
+    """Whether the host means all addresses of this machine, and so none that another machine could call."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
 
 
-# ---- what is shown ----------------------------------------------------------------------------------------------
+# ---- output -----------------------------------------------------------------------------------------------------
 
 
 def _written(key: Key, settings: Settings) -> Any:
-    """The value as the file would have it."""
+    """Return the value in the file's notation, a secret masked."""
     value = getattr(settings, key.name)
     if key.hidden and value:
         return MASK

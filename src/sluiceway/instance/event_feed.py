@@ -1,4 +1,4 @@
-"""What happens to the queues, their backends and the cluster, as events: found by looking each second while somebody reads them."""
+"""Event feed of queues, backends and the cluster: compares their state once a second while there are readers."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ EventType = Literal[
     "config.reloaded",
     "audit",
 ]
-"""`queue.paused`: which verbs are paused has changed. Also of a queue that is resumed."""
+"""`queue.paused`: the set of paused verbs has changed, also when a queue is resumed."""
 
 INTERVAL: Final = 1.0
 """Seconds between two looks."""
 _AUDIT_OVERLAP: Final = 60_000
-"""Milliseconds by which an audit entry may be seen later than it says: its commit takes time, and another process's clock may lag."""
+"""Milliseconds by which an audit entry may become visible after its timestamp: commits take time, and other clocks may lag."""
 _AUDIT_PATIENCE: Final = 5.0
-"""Seconds: the meta store may hang, and the rest is still to be told."""
+"""Seconds to wait for audit entries: the meta store may hang, and must not hold up the other events."""
 _QUEUES_AT_ONCE: Final = 20
-"""Queues that are looked at before others get a turn on the event loop."""
+"""Queues examined before the event loop gets to serve other tasks."""
 ELSEWHERE_AT_ONCE: Final = 50
-"""Queues in each look of which other instances are asked, since they have partitions of them: each is a call of each of those instances."""
+"""Queues per look for which other instances are asked: each costs one call to each instance with partitions of it."""
 _ELSEWHERE_PATIENCE: Final = 3.0
-"""Seconds for their answers, so that one that hangs holds up the looks no longer than until it is given up."""
+"""Seconds to wait for those answers, so that a hanging instance delays a look no longer than that."""
 
 Counts = dict[str, int]
-"""A queue's items, requests and partitions that are not served, over all of its partitions."""
+"""A queue's counts of items, requests and unserved partitions, over all of its partitions."""
 
 
 class Event(NamedTuple):
-    """Events of a process are numbered from 1. `queue_name` is empty where it is about no queue; `data` is a JSON object on one line."""
+    """One event, numbered from 1 in its process. `queue_name` is empty if no queue is concerned; `data` is a JSON object on one line."""
 
     number: int
     type: EventType
@@ -72,12 +72,12 @@ class Event(NamedTuple):
 
 
 class Ring:
-    """The latest events. Who reads them keeps the number of the last one that it has seen, and nothing is kept for it."""
+    """Buffer of the latest events. A reader keeps the number of its last event; the ring keeps no state for it."""
 
     def __init__(self, most: int = MAX_EVENTS) -> None:
         self._events: deque[Event] = deque(maxlen=most)
         self.last = 0
-        """The number of the newest event."""
+        """Number of the newest event."""
 
     def add(self, type: EventType, queue_name: str = "", **data: object) -> None:
         self.last += 1
@@ -85,7 +85,7 @@ class Ring:
         self._events.append(Event(self.last, type, queue_name, msgspec.json.encode(fields)))
 
     def after(self, number: int) -> list[Event] | None:
-        """The events after that one; None if some of them are forgotten, or it was never given."""
+        """Return the events after that number; None if some were dropped, or the number was never given."""
         first = self.last - len(self._events)
         if not first <= number <= self.last:
             return None
@@ -100,27 +100,27 @@ _GOOD: Final[Condition] = ("available", False)
 UNHEARD: Final = "unavailable"
 """The state of a partition whose owner does not answer."""
 REMOVED: Final = "removed"
-"""That of one that its queue does not have any more."""
+"""State of a partition that was removed from its queue."""
 
 
 class Sight(NamedTuple):
-    """What one look has seen. Of some partitions that other instances have it is what an earlier one has."""
+    """Result of one look. For some partitions on other instances it repeats an earlier look's."""
 
     queues: Mapping[str, QueueRecord]
     partitions: Mapping[Place, Condition]
     backends: Mapping[str, str | None]
-    """Why it is not served here, by name; None: it is."""
+    """Problem of each backend by name; None: it works."""
     instances: Mapping[str, str] = MappingProxyType({})
-    """Their addresses, by name."""
+    """Addresses by instance name."""
     round: RoundInfo | None = None
 
 
 def tell(ring: Ring, before: Sight, after: Sight) -> None:
-    """Add to the ring what has changed between two looks."""
+    """Add the differences between two looks to the ring, as events."""
     for name in before.queues.keys() | after.queues.keys():
         _tell_queue(ring, before.queues.get(name), after.queues.get(name))
     for place, (state, degraded) in after.partitions.items():
-        # Those of a new queue are good unless it is said.
+        # Partitions of a new queue count as good until observed otherwise.
         if before.partitions.get(place, _GOOD) != (state, degraded):
             ring.add("partition.state", place[0], partition=place[2], state=state, degraded=degraded)
     for backend, problem in after.backends.items():
@@ -166,7 +166,7 @@ def _tell_queue(ring: Ring, old: QueueRecord | None, new: QueueRecord | None) ->
 
 
 def counts_of(stats: LogicalQueueStats | QueueStats) -> Counts:
-    """The queue's counts, under the names that `queue.stats` has for a partition's, and `not_served`."""
+    """Sum the counts of the queue's partitions, under their `queue.stats` names, and `not_served`."""
     counts = {name: sum(getattr(partition, name) for partition in stats.partitions) for name in (*LEVELS, *COUNTERS)}
     shares = stats.logical_queues if isinstance(stats, QueueStats) else [stats]
     counts |= {name: sum(getattr(share, name) for share in shares) for name in WAITING}
@@ -175,7 +175,7 @@ def counts_of(stats: LogicalQueueStats | QueueStats) -> Counts:
 
 
 def _not_served(stats: LogicalQueueStats | QueueStats) -> int:
-    """How many of the queue's partitions nothing can be asked of: their owner does not answer, or they are being opened, or damaged."""
+    """Count the partitions that cannot be asked: their owner does not answer, or they are being opened or damaged."""
     return sum(partition.state in (UNHEARD, "error") for partition in stats.partitions)
 
 
@@ -183,7 +183,7 @@ EVENT_TYPES: Final[tuple[EventType, ...]] = get_args(EventType)
 
 
 class Source(Protocol):
-    """What is looked at."""
+    """State that a watch compares."""
 
     @property
     def audit(self) -> AuditTrail: ...
@@ -191,11 +191,11 @@ class Source(Protocol):
     def queues(self) -> list[QueueRecord]: ...
 
     def stats(self, queue_name: str) -> LogicalQueueStats:
-        """Of the partitions that are here."""
+        """Counts of this instance's partitions of the queue."""
         ...
 
     async def count(self, queue_name: str) -> QueueStats:
-        """Of all partitions, wherever they are."""
+        """Counts of all partitions of the queue, on all instances."""
         ...
 
     @property
@@ -205,34 +205,34 @@ class Source(Protocol):
 
 
 class Watch:
-    """Looks each second as long as somebody reads, at this instance and by it at the others. What happened while nobody did is found when
-    somebody does again."""
+    """Looks once a second while it has readers, at this instance and through it at the others. Changes made while there was no reader are
+    found when there is one again."""
 
     def __init__(self, source: Source) -> None:
         self.process = system.new_incarnation()
         self.ring = Ring()
         self.counts: Mapping[str, Counts] = {}
-        """By queue, as of the last look. The counts of a queue are another object exactly if they have changed."""
+        """Counts by queue as of the last look. A queue's dictionary is replaced only if its counts have changed."""
         self._source = source
         self._sight: Sight | None = None
         self._looks = 0
         self._asked: dict[str, int] = {}
-        """The look in which other instances were last asked of a queue."""
+        """Number of the look in which other instances were last asked about a queue."""
         self._audit_at = system.now()
         self._audited: set[str] | None = None
         self._readers = 0
         self._task: asyncio.Task[None] | None = None
         self._looked = asyncio.Event()
         self._begun = asyncio.Event()
-        """The first look since somebody reads is over."""
+        """Set once the first look since the first reader came is over."""
 
     @contextlib.asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Somebody reads, until the block ends."""
+        """Register a reader for the duration of the block."""
         self._readers += 1
         if self._task is None:
             self._begun.clear()
-            # Of queues whose turn comes later they would be told as what is so now.
+            # Counts of queues whose turn comes later would pass for current ones.
             self.counts = {}
             self._task = asyncio.create_task(self._run())
         try:
@@ -244,15 +244,15 @@ class Watch:
                 self._task = None
 
     async def begun(self) -> None:
-        """Returns when there was a look since somebody reads: at once, if others do already."""
+        """Wait for the first look since readers came; returns at once if there was one."""
         await self._begun.wait()
 
     async def looked(self) -> None:
-        """Returns after the next look, and at `wake`."""
+        """Wait for the next look, or `wake`."""
         await self._looked.wait()
 
     def wake(self) -> None:
-        """Whoever waits for the next look waits no longer."""
+        """Wake the waiters of `looked`."""
         self._looked.set()
         self._looked = asyncio.Event()
 
@@ -266,7 +266,7 @@ class Watch:
             await asyncio.sleep(INTERVAL)
 
     async def look(self) -> None:
-        """Find what has changed. The first look is what the later ones are compared with."""
+        """Find and report changes. The first look is only the baseline."""
         sight, counts = await self._see()
         if self._sight is not None:
             tell(self.ring, self._sight, sight)
@@ -282,7 +282,7 @@ class Watch:
         for number, (name, record) in enumerate(queues.items(), 1):
             if number % _QUEUES_AT_ONCE == 0:
                 await asyncio.sleep(0)
-            # One that is deleted in the meantime the next look will tell.
+            # If a queue is deleted meanwhile, the next look reports it.
             with contextlib.suppress(SluicewayError):
                 found[name] = self._source.stats(name)
                 if len(found[name].partitions) < len(record.partitions):
@@ -302,7 +302,7 @@ class Watch:
         return Sight(queues, partitions, backends, instances, cluster.round), counts
 
     async def _ask_others(self, elsewhere: Sequence[str]) -> dict[str, QueueStats]:
-        """The counts of those of these queues whose turn it is: who was asked for the longest time ago comes first."""
+        """Count those of the queues that are due, least recently asked first."""
         due = sorted(elsewhere, key=lambda name: self._asked.get(name, 0))[:ELSEWHERE_AT_ONCE]
         self._asked = {name: self._looks if name in due else self._asked.get(name, 0) for name in elsewhere}
         answers = await asyncio.gather(*map(self._ask, due))
@@ -318,19 +318,19 @@ class Watch:
     def _counts(self, name: str, stats: LogicalQueueStats | QueueStats) -> Counts:
         known = self.counts.get(name)
         if known is not None and any(each.state == UNHEARD for each in stats.partitions):
-            # Without what an instance does not tell they would seem to fall.
+            # Without the counts of a silent instance the sums would seem to fall.
             found = {**known, "not_served": _not_served(stats)}
         else:
             found = counts_of(stats)
         return known if known == found else found
 
     def _known_of(self, queues: Mapping[str, QueueRecord], names: Set[str]) -> dict[Place, Condition]:
-        """What was known of these queues before this look."""
+        """Conditions of these queues' partitions as of the previous look."""
         before = self._sight.partitions if self._sight is not None else {}
         return {place: each for place, each in before.items() if place[0] in names and queues[place[0]].incarnation == place[1]}
 
     async def _tell_audit(self) -> None:
-        """Entries of every process on this meta store, each once."""
+        """Report the audit entries of all processes on this meta store, each once."""
         began = system.now()
         try:
             async with asyncio.timeout(_AUDIT_PATIENCE):
@@ -352,7 +352,7 @@ class Watch:
             self._tell_rebalance(entry)
 
     def _tell_rebalance(self, entry: AuditEntry) -> None:
-        """Whoever carries it out, each of its steps has an entry."""
+        """Report a rebalance's step from its audit entry, whichever instance carries it out."""
         about = {"rebalance": entry.detail.get("rebalance")}
         step = entry.action.removeprefix("rebalance.")
         if entry.action == "queue.rebalance":
@@ -363,6 +363,6 @@ class Watch:
             self.ring.add("rebalance.ended", entry.queue_name, **about, state=entry.detail.get("state"))
         else:
             partitions = entry.detail.get("partitions")
-            # Of many the entry has no more than how many they were.
+            # An entry about many partitions has only their number.
             named = partitions if isinstance(partitions, list) else []
             self.ring.add("rebalance.step", entry.queue_name, **about, step=step, partitions=named)

@@ -1,4 +1,4 @@
-"""Looking at what an instance stands on: its meta store, its backends and its partitions."""
+"""Health checks of an instance: its meta store, backends and partitions."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sluiceway.model.health import Check
 from sluiceway.ports.meta_store import MetaStore
 
 UNREACHED = ("unavailable", "error")
-"""States of a partition that does not serve what it is asked (`core.states`)."""
+"""States of a partition that does not serve requests (`core.partition.partition_states`)."""
 META_TIMEOUT: Millis = 2_000
-"""A meta store that takes longer to read a key is as good as gone to whoever waits for the check."""
+"""Timeout of the meta store's check. A slower read is as good as none to the caller of the check."""
 
 
 async def check_meta(meta: MetaStore, key: str) -> Check:
-    """Whether the meta store can be read now. Without it no queue can be made or changed; items flow on."""
+    """Check that the meta store can be read. Without it no queue can be created or changed; items flow on."""
     began = stopwatch()
     try:
         async with asyncio.timeout(META_TIMEOUT / 1000):
@@ -35,7 +35,7 @@ async def check_meta(meta: MetaStore, key: str) -> Check:
 
 
 def check_backends(backends: Sequence[BackendInfo]) -> list[Check]:
-    """Whether each backend answered when it was last asked."""
+    """Check that each backend answered its last request."""
     return [
         Check(f"backend {each.name}", each.problem is None, each.problem or f"it serves its {each.partitions} partitions", 0)
         for each in backends
@@ -43,7 +43,7 @@ def check_backends(backends: Sequence[BackendInfo]) -> list[Check]:
 
 
 def check_partitions(queues: Iterable[LogicalQueueStats]) -> Check:
-    """Whether every partition can be reached; what it is used for is for its queue to say."""
+    """Check that every partition can be reached. How a partition is used does not matter here."""
     began = stopwatch()
     states = Counter(partition.state for queue in queues for partition in queue.partitions)
     found = ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "there are none"

@@ -1,4 +1,4 @@
-"""A queue's last day, minute by minute: each instance notes its share in the meta store once a minute, and reads what all have noted."""
+"""History recorder: each instance writes its shares' minutes to the meta store once a minute, and reads those of all instances."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from sluiceway.ports.partition_store import StoreUnavailableError
 log = logging.getLogger(__name__)
 
 SETTLED: Final[Millis] = 5_000
-"""After the end of a minute: by then every instance has noted it, and it is shown."""
+"""Delay after the end of a minute until it is shown; by then every instance has recorded it."""
 _LATE: Final[Millis] = 20
-"""After the end of a minute that it is looked at, as a timer may be a little early."""
+"""Delay of a look after the end of its minute, since a timer may fire a little early."""
 _QUEUES_AT_ONCE: Final = 50
-"""Queues that are looked at, or written, before others get a turn on the event loop."""
+"""Queues examined or written before the event loop gets to serve other tasks."""
 _LAST_PATIENCE: Final = 2.0
-"""Seconds that the last notes may take: the server is about to stop."""
+"""Seconds for the last write, as the server is about to stop."""
 
 
 class Source(Protocol):
-    """What is looked at."""
+    """The queues and counts that are recorded."""
 
     @property
     def meta(self) -> MetaStore: ...
@@ -38,18 +38,18 @@ class Source(Protocol):
     def queues(self) -> list[QueueRecord]: ...
 
     def tally(self, queue_name: str) -> Tally:
-        """Of the partitions that are here. Raises `queue_not_found`."""
+        """Counts of this instance's partitions of the queue. Raises `queue_not_found`."""
         ...
 
     async def look_up(self, queue_name: str) -> QueueRecord: ...
 
 
 class QueueHistory:
-    """Looks once a minute, between `start` and `stop`. What the meta store does not take is offered again a minute later."""
+    """Recorder of the queues' history, once a minute between `start` and `stop`. A failed write is repeated a minute later."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        # New at each start: who wrote a page never changes it again after a restart.
+        # New at each start, so that a restarted process never changes a page it wrote before.
         self._notes = Notes(system.new_incarnation())
         self._task: asyncio.Task[None] | None = None
         self._trimmed = -1
@@ -59,7 +59,7 @@ class QueueHistory:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Look no more, but for a last time; to be called before the service is stopped."""
+        """Record a last time and stop. Call it before the service is stopped."""
         if self._task is None:
             return
         self._task.cancel()
@@ -82,7 +82,7 @@ class QueueHistory:
     # ---- writing ----------------------------------------------------------------------------------------------
 
     async def sample(self, now: Millis) -> None:
-        """Note the last minute that has ended, and remove what is too old."""
+        """Record the last completed minute, and remove the oldest pages."""
         minute = now // MINUTE - 1
         await self._see(minute)
         self._notes.looked(minute)
@@ -90,7 +90,7 @@ class QueueHistory:
             await self._trim(page_of(now))
 
     async def finish(self, now: Millis) -> None:
-        """Note what has happened in the minute that has begun. Nobody here will look at its end."""
+        """Record the current, incomplete minute: this process will not see its end."""
         await self._see(now // MINUTE, last=True)
         await self._write()
 
@@ -98,14 +98,14 @@ class QueueHistory:
         queues = self._source.queues()
         self._notes.keep(record.incarnation for record in queues)
         for number, record in enumerate(queues, 1):
-            # One that is deleted in the meantime has no history.
+            # A queue deleted meanwhile has no history.
             with contextlib.suppress(SluicewayError):
                 self._notes.note(minute, record.incarnation, self._source.tally(record.queue_name), last=last)
             if number % _QUEUES_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
     async def _write(self) -> bool:
-        """Whether the meta store has everything now."""
+        """Write the unwritten pages. Returns whether all of them were written."""
         puts: dict[str, bytes] = {}
         names: list[tuple[int, str]] = []
         size = 0
@@ -136,7 +136,7 @@ class QueueHistory:
         self._notes.written(names)
 
     async def _trim(self, page: int) -> None:
-        """Remove what every instance wrote more than a day before, once in each page. What fails is done in the next one."""
+        """Remove all instances' pages that are older than a day, once per page. The next page repeats a failed removal."""
         self._trimmed = page
         try:
             old = sorted((await self._source.meta.read(prefixes=prefixes_before(page - KEPT_PAGES))).entries)
@@ -148,7 +148,7 @@ class QueueHistory:
     # ---- reading ----------------------------------------------------------------------------------------------
 
     async def read(self, queue_name: str, minutes: int, now: Millis) -> History:
-        """The last so many minutes of a queue that have ended, of all its partitions. Raises `queue_not_found`, `unavailable`."""
+        """Return the queue's last `minutes` completed minutes, over all partitions. Raises `queue_not_found`, `unavailable`."""
         record = await self._source.look_up(queue_name)
         first = (now - SETTLED) // MINUTE - minutes
         try:

@@ -1,4 +1,4 @@
-"""The instance: the queues, its shares of them, and whom it asks for the rest. What the HTTP server stands on."""
+"""The instance's service: the queues, its own shares of them, and requests to other instances. The HTTP server builds on it."""
 
 from __future__ import annotations
 
@@ -87,31 +87,31 @@ from sluiceway.ports.transport import Transport
 log = logging.getLogger(__name__)
 
 LET_GO: Millis = 800
-"""For a commit in flight in a partition that goes to another instance: within this the group is told that it has stopped."""
+"""Time for commits in flight in partitions that move to another instance; within it the group learns that this one has stopped."""
 TAKEOVER_GRACE: Millis = 5_000
-"""No lease runs out for so long after its partition came here: its client may have had nobody to ask for a longer one."""
+"""Grace for leases of a partition that has just moved here: its clients may have had no instance to extend them."""
 
 
 @dataclass(frozen=True)
 class Membership:
-    """How an instance takes part in a cluster. `address` is the URL by which the others reach it; the transport is given their secret."""
+    """Membership of an instance in a cluster. `address`: URL by which others reach it; `open_transport` takes the cluster's secret."""
 
     open_meta: Callable[[], MetaStore]
     open_transport: Callable[[str], Transport]
     address: str
     name: str = "instance"
     strategy: Strategy | None = None
-    """None: as the cluster has it."""
+    """None: the cluster's."""
     parameters: Parameters = PARAMETERS
     times: Mapping[str, Millis] = field(default_factory=dict)
-    """Those of the cluster from now on; the others stay as it has them."""
+    """Timing parameters to set for the cluster; it keeps the others."""
 
 
 class Service:
-    """The queues of one data directory, served by this process alone, or with `membership` those of a cluster, by all its instances.
+    """The queues of one data directory, served by this process alone; with `membership`, those of a cluster, served by all its instances.
 
-    `start` before use, `stop` after. Partitions lie on the configured `backends`; those of a queue whose backend is not among them are not
-    served. With memory backends nothing outlives the process, the queues included. `disk_reserve`: bytes that produces leave on each disk.
+    Call `start` before use, `stop` after. Partitions lie on the configured `backends`; partitions on any other backend are not served.
+    With memory backends nothing outlives the process, not even queues. `disk_reserve`: bytes that produces leave free on each disk.
     """
 
     def __init__(
@@ -132,9 +132,9 @@ class Service:
         self._lock: DirectoryLock | None = None
         self._transport: Transport | None = None
         self.peer_calls: CountedTransport | None = None
-        """Counts what is asked of the others; None: there are none."""
+        """Counters of requests to other instances; None: there are none."""
         self.secret = ""
-        """By which the cluster's instances know one another."""
+        """Secret by which the cluster's instances authenticate one another."""
         self.clock = ClockWatch()
         self._cache = BlobCache()
         self._drivers: dict[str, QueueDriver] = {}
@@ -147,12 +147,12 @@ class Service:
             self.ownership = Clustered(membership.name, membership.address, membership.strategy, membership.parameters, membership.times)
         self.instances = Instances(self.ownership, self.queues, lambda: self.audit)
 
-    # ---- life -------------------------------------------------------------------------------------------------
+    # ---- lifecycle --------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Own the data directory, or join the cluster; finish deletions that were cut off; open what is this instance's of every queue."""
+        """Lock the data directory or join the cluster; finish interrupted deletions; open this instance's partitions of every queue."""
         keep_private(self._data)
-        # Before anything is written: on a full disk the reserve is given up for it.
+        # Before anything is written: on a full disk the reserve is released for it.
         self.room.watch(DATA, self._data)
         self._lock = DirectoryLock(self._data, shared=self._membership is not None)
         self._meta = self._open_meta()
@@ -190,7 +190,7 @@ class Service:
         )
         await self.ownership.start(self._meta, self)
         await self._changes.drop_rest()
-        # All of them are known before the first opens: it may have items on their way to another.
+        # Load all queues before the first opens: it may have items on their way to another one.
         await self._catalog.follow()
         if not self.ownership.is_alone:
             self._begin_to_follow()
@@ -218,16 +218,16 @@ class Service:
 
     async def _measure_room(self) -> None:
         await asyncio.gather(*(driver.measure_room() for driver in list(self._drivers.values())))
-        # What was owed by logs is paid now.
+        # Look again: room that the logs owed may be free now.
         self.room.look()
 
     def _note_room(self) -> None:
-        """A disk has become low, or is that no more."""
+        """Handle a disk that has become low, or is no longer low."""
         self._backends.note_room()
         for driver in self._drivers.values():
             driver.note_room()
         if self.room.any_low and not self._measuring:
-            # At once: where only logs owe the room, nothing has to be refused for longer than they take to be written.
+            # At once: if only logs owe the room, requests are refused no longer than it takes to write them.
             self._measuring = True
             self._spawn(self._measure_once())
 
@@ -243,11 +243,11 @@ class Service:
         return MemoryMetaStore() if self._backends.keeps_nothing else SqliteMetaStore(self._data / "meta.sqlite")
 
     async def hand_over(self) -> None:
-        """Let the other instances have everything, and go on serving by asking them. Nothing is left to do where there are none."""
+        """Give all partitions to the other instances, and go on serving by forwarding. Does nothing without a cluster."""
         await self.ownership.leave()
 
     async def stop(self) -> None:
-        """Finish what is in flight and release the directory. Waiting leases are answered empty."""
+        """Finish requests in flight and release the directory. Waiting leases are answered empty."""
         for task in self._tasks:
             task.cancel()
         if self._tasks:
@@ -268,7 +268,7 @@ class Service:
             self._lock.release()
 
     async def catch_up(self) -> None:
-        """Let all happen that is due, after the clock was moved ahead."""
+        """Carry out all that is due, after the clock was moved ahead."""
         await asyncio.gather(*(driver.catch_up() for driver in self._drivers.values()))
 
     @property
@@ -286,21 +286,21 @@ class Service:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    # ---- what becomes this instance's, and what is no more ----------------------------------------------------
+    # ---- ownership changes ------------------------------------------------------------------------------------
 
     def learnt(self, record: QueueRecord) -> None:
-        """A queue is new, or has changed."""
+        """Handle a new or changed queue."""
         driver = self._drivers.get(record.queue_name)
         if driver is not None:
             driver.configure(record)
         else:
             driver = self._drivers[record.queue_name] = QueueDriver(record, self._around)
-        # It may have been told that a partition is its own before the record had that.
+        # Ownership of a partition may have arrived before the record that lists it.
         driver.gain(self.ownership.tokens(record))
         self._rebalancing.coordinator.heard(record)
 
     def forgotten(self, record: QueueRecord) -> None:
-        """A queue is gone."""
+        """Handle a deleted queue."""
         self._rebalancing.coordinator.heard(record)
         task = asyncio.create_task(self._drivers.pop(record.queue_name).stop())
         self._endings[record.incarnation] = task
@@ -311,13 +311,13 @@ class Service:
         if driver is not None and driver.record.partition(partition) is not None:
             driver.gain({partition: token})
         elif driver is None or partition >= driver.record.given:
-            # Another instance has just created it, or its queue. Once that is known, it is asked what is owned of it.
+            # Another instance has just created the partition, or its queue. Once the record is known, its owned partitions are looked up.
             self._spawn(self._following.follow())
 
     async def lost(self, incarnation: str, partition: int) -> None:
         driver = self._driver_of(incarnation)
         if driver is not None:
-            # Several are lost one after the other: together they have as long as one of them, or the lease would run out meanwhile.
+            # Losses arrive one by one. Together they get the time of one, or the lease would run out meanwhile.
             now = system.steady()
             if now > self._let_go_until + LET_GO:
                 self._let_go_until = now + LET_GO
@@ -336,7 +336,7 @@ class Service:
         await self._following.tell(stamp)
 
     def _begin_to_follow(self) -> None:
-        """Follow what other instances change, and who they are."""
+        """Follow the changes and the membership of other instances."""
         assert isinstance(self.ownership, Clustered), "the others are those of a cluster"
         assert self._demand is not None, "the others are reached by a transport"
         demand, ownership = self._demand, self.ownership
@@ -349,10 +349,10 @@ class Service:
         ):
             self._spawn(work)
 
-    # ---- for the other instances ------------------------------------------------------------------------------
+    # ---- requests of other instances --------------------------------------------------------------------------
 
     async def answer(self, request: PeerRequest) -> Any:
-        """What another instance asks. Nobody else is asked in turn, but for `LeaseAnywhere`, and then only for the shares."""
+        """Answer another instance's request. Only `LeaseAnywhere` asks further instances, and only about their shares."""
         if isinstance(request, Ask):
             return await self._answer(request)
         if isinstance(request, Learn):
@@ -388,7 +388,7 @@ class Service:
         return None if found is None else found.incarnation
 
     def _sender_to(self, target: QueueDriver) -> str | None:
-        """A queue with items here that are, or may be, on their way to that one."""
+        """Return a queue whose items here are, or may be, on their way to the target; None if there is none."""
         name = target.record.queue_name
         senders = (other for other in self._drivers.values() if other is not target and queries.may_send_to(other, name))
         return next((other.record.queue_name for other in senders), None)
@@ -399,11 +399,11 @@ class Service:
     # ---- backends ---------------------------------------------------------------------------------------------
 
     def backends(self) -> list[BackendInfo]:
-        """Where partitions lie or may lie, by name."""
+        """List the backends by name."""
         return self._backends.infos()
 
     async def reconfigure(self, old: Configuration, new: Configuration, also: Sequence[str] = (), by: Actor = SYSTEM) -> list[str]:
-        """`BackendChanges.make`."""
+        """Apply a new configuration's backends (see `BackendChanges.make`), cluster times and strategy. Returns the changed keys."""
         changed = await self._backend_changes.make(old, new, also, by)
         times, strategy = new.cluster.changed_times(old.cluster), new.cluster.strategy
         if times or strategy != old.cluster.strategy:
@@ -430,7 +430,7 @@ class Service:
     # ---- rebalances -------------------------------------------------------------------------------------------
 
     async def plan_rebalance(self, queue_name: str, requested: int | None) -> tuple[str, Plan, QueueRecord]:
-        """What a rebalance would do now, and for which queue; the id is of exactly that."""
+        """Plan a rebalance. Returns the plan's id, the plan, and the queue."""
         record = await self.look_up(queue_name)
         return *self._rebalancing.plan(record, requested), record
 
@@ -462,18 +462,18 @@ class Service:
         return await self._changes.set_partition(queue_name, partition, paused, by)
 
     def queue(self, queue_name: str) -> QueueRecord:
-        """The queue's record, as far as this instance has heard. Raises queue_not_found."""
+        """Return the queue's record as this instance knows it. Raises queue_not_found."""
         return self._catalog.get(queue_name)
 
     async def look_up(self, queue_name: str) -> QueueRecord:
-        """The same; before it says that there is none, it asks whether another instance has just created it."""
+        """Return the queue's record, after a look for a queue that another instance has just created. Raises queue_not_found."""
         known = self._drivers.get(queue_name)
         if known is not None:
             return known.record
         return self._catalog.get(queue_name) if self.ownership.is_alone else await self._catalog.look_up(queue_name)
 
     def queues(self) -> list[QueueRecord]:
-        """All queues, by name."""
+        """List all queues by name."""
         return list(self._catalog)
 
     def _driver(self, queue_name: str) -> QueueDriver:
@@ -543,24 +543,24 @@ class Service:
         return await self._router.peek(self.queue(queue_name), request)
 
     async def count(self, queue_name: str) -> QueueStats:
-        """The counts of the whole queue, and of each instance's share of it."""
+        """Count the whole queue, by instance."""
         return await self._router.count(self.queue(queue_name))
 
     def stats(self, queue_name: str) -> LogicalQueueStats:
-        """The counts of this instance's share of the queue."""
+        """Count this instance's share of the queue."""
         return queries.stats(self._driver(queue_name))
 
     def tally(self, queue_name: str) -> Tally:
-        """What this instance's share of the queue has now, and what has happened in it since it began."""
+        """Return the present levels of this instance's share of the queue, and its counts since it began."""
         return self._driver(queue_name).tally()
 
     def problems(self) -> list[str]:
-        """Why the instance is not fully ready; empty when it is."""
+        """List the reasons why the instance is not fully ready; empty when it is."""
         of_partitions = [each for driver in self._drivers.values() for each in queries.problems(driver)]
         return self.instances.problems() + self.room.problems() + self._backends.problems() + of_partitions
 
     async def checks(self) -> list[Check]:
-        """What the instance stands on, looked at now."""
+        """Run the health checks now."""
         partitions = check_partitions(queries.stats(driver) for driver in self._drivers.values())
         return [
             await check_meta(self.meta, GRANT),

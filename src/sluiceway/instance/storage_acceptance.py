@@ -1,4 +1,4 @@
-"""An operator's word that a storage is to be served although it is not the one that was: it was restored, or what was there is lost."""
+"""Acceptance of a changed storage: an operator confirms that a restored or emptied storage is to be served."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from sluiceway.ports.partition_store import PartitionRef
 async def accept(
     meta: MetaStore, audit: AuditTrail, backend: str, queue_name: str | None, numbers: Sequence[int], by: Actor
 ) -> list[tuple[str, int]]:
-    """From the next opening on, take what lies in the backend for what was acknowledged, and create what is missing: all of it, its
-    identity too, or these partitions of a queue (all of them, if there are no numbers). Returns the partitions, as (queue, number).
+    """From the next opening on, accept the backend's content as the acknowledged one, and create missing partitions.
 
-    Raises `queue_not_found`, `invalid_request` where nothing lies in the backend, ConflictError if an instance opens one of them at this
-    moment, MetaUnknownError, StoreUnavailableError.
+    Covers the whole backend with its identity, or only these partitions of a queue (all of them without `numbers`). Returns the partitions,
+    as (queue, number). Raises `queue_not_found`, `invalid_request` if no partition lies in the backend, ConflictError if an instance is
+    just opening one of them, MetaUnknownError, StoreUnavailableError.
     """
     queues = [decode_queue(entry.value) for entry in (await meta.read(prefixes=[QUEUE])).prefix(QUEUE).values()]
     found = _chosen(queues, backend, queue_name, numbers)
@@ -36,7 +36,7 @@ async def accept(
         await meta.commit({key: entries[key].stamp for key in puts}, puts=puts)
     detail = {"backend": backend, "partitions": len(found), **({"partition": list(numbers)} if numbers else {})}
     key, entry = audit.entry("backend.accept", by, queue_name or "", detail)
-    # The identity goes last, in the commit that the trail has: until then the backend is not served.
+    # The identity is removed last, in the audited commit: until then the backend is not served.
     await meta.commit(puts={key: entry}, deletes=[] if queue_name else [record_of(backend)])
     return [(name, ref.partition) for ref, name in found]
 

@@ -1,1 +1,1 @@
-"""Floor 1: the words as data. Items, queues, leases, requests, outcomes."""
+"""Floor 1: the domain as data. Items, queues, leases, requests, outcomes."""

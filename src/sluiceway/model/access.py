@@ -1,4 +1,4 @@
-"""Who calls, and what they may do."""
+"""Access control: callers, scopes and API keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sluiceway.kernel.limits import MAX_KEY_RATE, MAX_KEY_SCOPES, MAX_KEY_TIMEOU
 from sluiceway.kernel.names import QUEUE_NAME, QUEUE_PATTERN
 
 Action = Literal["produce", "consume", "read", "manage", "admin"]
-"""`consume`: lease and whatever settles. `read`: look without changing. `manage`: queues as a whole.
+"""`consume`: lease, extend and settle. `read`: read without changing. `manage`: change queues as a whole.
 `admin`: keys, configuration, audit."""
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
@@ -24,7 +24,7 @@ _EXPECTED: Final = f"expected admin, or ACTION:PATTERN such as produce:orders-*,
 
 
 class Actor(NamedTuple):
-    """Who caused a change, for the audit trail: the name of their key, and the request."""
+    """Author of a change, for the audit trail: the name of the caller's key, and the request's id."""
 
     name: str
     request_id: str = ""
@@ -37,7 +37,7 @@ SYSTEM: Final = Actor("system")
 class Scope:
     """One right: an action on the queues whose name matches `pattern`, in which `*` stands for any text.
 
-    `admin` is a right of its own, on no queue: no pattern and no other action includes it, nor does it include any other.
+    `admin` is a separate right without a pattern: no pattern and no other action includes it, nor does it include any other.
     """
 
     action: Action
@@ -51,7 +51,7 @@ class Scope:
 
 
 def parse_scope(text: object, field: str) -> Scope:
-    """`admin`, or `ACTION:PATTERN`; the text of the scope is the same again. Anything else is an error that names `field`."""
+    """Parse `admin` or `ACTION:PATTERN`; `str` of the scope is the text again. Raises `invalid_request`, naming `field`."""
     if text == "admin":
         return Scope("admin")
     if not isinstance(text, str):
@@ -63,7 +63,7 @@ def parse_scope(text: object, field: str) -> Scope:
 
 
 def check_pattern(pattern: str, field: str) -> str:
-    """The pattern, if it is one of queue names. Anything else is an error that names `field`."""
+    """Return the pattern if it is a valid pattern of queue names. Raises `invalid_request`, naming `field`."""
     if not QUEUE_PATTERN.fullmatch(pattern):
         raise invalid(field, f"{pattern[:80]!r} is not a pattern of queue names: 1 to 128 of A-Z a-z 0-9 _ . - and * (any text)")
     return pattern
@@ -71,9 +71,9 @@ def check_pattern(pattern: str, field: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request. `scopes` None: anybody, who may do everything, because the server was told not to ask.
+    """Sender of a request. `scopes` None: all rights, because authentication is off.
 
-    `key_id` is that of their API key, or empty.
+    `key_id`: id of the caller's API key, or empty.
     """
 
     name: str
@@ -88,13 +88,13 @@ class Caller:
         return any(scope.covers(action, queue_name) for scope in self.scopes)
 
     def may_all(self, action: Action) -> bool:
-        """Whether it may do this to every queue there is or will be."""
+        """Whether the caller has the right on all present and future queues."""
         return self.scopes is None or any(scope.action == action and not scope.pattern.strip("*") for scope in self.scopes)
 
     def require(self, action: Action, queue_name: str = "") -> None:
-        """Raises `forbidden`. It is asked before the queue is looked up, so that the answer does not tell whether there is one.
+        """Raise `forbidden` without the right. Call it before the queue is looked up, so that the answer does not reveal whether it exists.
 
-        A pattern in place of a name asks for all queues that match it: only a `*` of a scope matches that of the pattern.
+        A pattern in place of a name asks for all queues that match it: only a `*` of a scope matches the pattern's.
         """
         if not self.may(action, queue_name):
             where = f" on queue {queue_name[:128]!r}" if queue_name else ""
@@ -106,7 +106,7 @@ ANYBODY: Final = Caller("anybody")
 
 
 class KeySpec(NamedTuple):
-    """An API key that is wanted. `expires_at` None: never. Rates are per second; 0: none, None: as the configuration says."""
+    """Request for an API key. `expires_at` None: never. Rates are per second; 0: unlimited, None: the configured ones."""
 
     name: str
     scopes: Sequence[str]
@@ -115,7 +115,7 @@ class KeySpec(NamedTuple):
     bytes_per_second: int | None = None
 
     def checked(self, now: Millis) -> KeySpec:
-        """Itself, with the scopes in order and each once. Raises `invalid_request`, which names the field."""
+        """Return the spec with sorted, unique scopes. Raises `invalid_request`, naming the field."""
         if not QUEUE_NAME.fullmatch(self.name):
             raise invalid("name", "expected a name for the key: 1 to 128 of A-Z a-z 0-9 _ . -, not beginning with . or -")
         if not self.scopes:
@@ -134,7 +134,7 @@ class KeySpec(NamedTuple):
 
 
 def check_admin_key(text: str, field: str) -> str:
-    """The configured key that needs no meta store. Raises `invalid_request` for one that could be guessed, without repeating it."""
+    """Check the configured admin key, which needs no meta store. Raises `invalid_request`, without quoting it, if it could be guessed."""
     if len(text) < MIN_ADMIN_KEY or not text.isascii() or not text.isprintable() or " " in text:
         expected = f"expected at least {MIN_ADMIN_KEY} random ASCII characters without spaces, such as `openssl rand -hex 32` makes"
         raise invalid(field, expected)
@@ -142,7 +142,7 @@ def check_admin_key(text: str, field: str) -> str:
 
 
 class ApiKey(msgspec.Struct, frozen=True):
-    """An API key as the meta store records it: never its secret, only the SHA-256 of that."""
+    """Record of an API key in the meta store: never the secret, only its SHA-256."""
 
     key_id: str
     name: str
@@ -154,7 +154,7 @@ class ApiKey(msgspec.Struct, frozen=True):
     bytes_per_second: int | None = None
 
     def caller(self) -> Caller:
-        """Who holds it. A scope that this version does not know, as a newer one has written it, gives no right."""
+        """Return the key's holder. Unknown scopes, written by a newer version, give no right."""
         return Caller(f"{self.name}/{self.key_id}", tuple(_known(self.scopes)), self.key_id)
 
 

@@ -1,4 +1,4 @@
-"""What is kept about every change that somebody made."""
+"""Audit entries: the record of every change."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from sluiceway.kernel.clock import Millis
 
 
 class AuditEntry(msgspec.Struct, frozen=True):
-    """Who changed what, and when. Ids sort by time, also those of several processes as far as their clocks agree.
+    """One change: author, action and time. Ids sort by time, across processes as far as their clocks agree.
 
-    `action` is the call's name; `queue_name` is empty for what is about no queue. `detail` is small, plain JSON, and has no secret.
+    `action`: name of the call; `queue_name`: empty if no queue is concerned; `detail`: small, plain JSON, without secrets.
     """
 
     id: str

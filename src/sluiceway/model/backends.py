@@ -1,4 +1,4 @@
-"""How storage backends are configured."""
+"""Configuration of storage backends."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from sluiceway.kernel.clock import Millis
 from sluiceway.model.settings import Settings, key
 
 WRITE_TIMEOUT: Millis = 10_000
-"""Ten times the longest pause that disks and servers make in normal work, and short enough that clients still wait."""
+"""Ten times the longest pause of disks and servers in normal operation, and short enough that clients still wait."""
 
 
 class BackendSettings(Settings, frozen=True, tag_field="kind"):
-    """What every kind of backend has."""
+    """Settings common to all kinds of backends."""
 
     partition_affinity: Annotated[
         float, Meta(ge=0, le=1), key("relative weight when the partitions of a new queue are placed; 0: it is given none")
@@ -23,7 +23,7 @@ class BackendSettings(Settings, frozen=True, tag_field="kind"):
 
 
 class SqliteBackend(BackendSettings, frozen=True, tag="sqlite"):
-    """Database files in a directory of this machine."""
+    """SQLite files in a directory of this machine."""
 
     path: Annotated[str | None, key("the folder of the files; without it, one in the data directory", "path", restart=True)] = None
 
@@ -38,7 +38,7 @@ class PostgresBackend(BackendSettings, frozen=True, kw_only=True, tag="postgres"
 
 
 class MemoryBackend(BackendSettings, frozen=True, tag="memory"):
-    """The memory of the process: it keeps nothing."""
+    """Memory of the process: nothing is durable."""
 
 
 KINDS: dict[str, type[SqliteBackend] | type[PostgresBackend] | type[MemoryBackend]] = {
@@ -48,9 +48,9 @@ KINDS: dict[str, type[SqliteBackend] | type[PostgresBackend] | type[MemoryBacken
 }
 
 DEFAULT_BACKENDS: dict[str, BackendSettings] = {"default": SqliteBackend()}
-"""Those of a server that was not configured."""
+"""Backends of a server without configuration."""
 
 
 def kind_of(settings: BackendSettings) -> str:
-    """`sqlite`, `postgres` or `memory`."""
+    """Return the backend's kind: `sqlite`, `postgres` or `memory`."""
     return next(kind for kind, table in KINDS.items() if isinstance(settings, table))

@@ -1,4 +1,4 @@
-"""What a partition consists of in a store, and what one turn changes in it."""
+"""Stored form of a partition, and the change set of one turn."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import NamedTuple
 
 
 class PartitionRef(NamedTuple):
-    """Names a partition for good: an incarnation is never used twice, a partition number never reused within it."""
+    """Permanent name of a partition: incarnations are never reused, nor partition numbers within one."""
 
     incarnation: str
     partition: int
 
 
 class Fence(NamedTuple):
-    """Who may write. Compared as a tuple; a store refuses everything below the highest it has opened with.
+    """Write permission. Compared as a tuple; a store refuses any fence below the highest it has opened with.
 
-    `era` grows when the way of assigning ownership changes, `grant` with each change of owner, `opening` each time the
+    `era` rises when the way of assigning ownership changes, `grant` with each change of owner, `opening` each time the
     same owner opens the partition again after an unknown outcome.
     """
 
@@ -27,14 +27,14 @@ class Fence(NamedTuple):
 
 
 class Least(NamedTuple):
-    """What a partition has at least, if it is the one that was acknowledged: the fence it was opened with, and the turn it had applied."""
+    """Lower bound on an acknowledged partition's state: the fence it was opened with, and the last turn applied then."""
 
     fence: Fence
     txn: int = 0
 
 
 class RecordKind(StrEnum):
-    """The small records of a partition; `core/partition/partition.py` says what each holds."""
+    """Kinds of a partition's small records; `core/partition/partition.py` documents their contents."""
 
     EXTENT = "extent"
     LEASE = "lease"
@@ -48,11 +48,11 @@ RecordKey = tuple[RecordKind, str]
 
 @dataclass(slots=True)
 class Changes:
-    """All that one turn changes in one partition: applied whole or not at all.
+    """Change set of one turn in one partition: applied whole or not at all.
 
-    `txn` is the number of the turn: the partition's last one plus one. `header` replaces the header. A key occurs
-    once, in `puts` or in `deletes`; putting replaces; deleting what is not there is no error. `blobs` are new and
-    never put again under the same number; `compacted_blobs` are there already, and these bytes take the place of theirs.
+    `txn`: number of the turn, the partition's last one plus one. `header` replaces the header. A key occurs once, in `puts` or in
+    `deletes`. A put replaces; deleting an absent key is no error. `blobs` are new, and a number is never put twice; `compacted_blobs` exist
+    already, and these bytes replace theirs.
     """
 
     txn: int
@@ -66,7 +66,7 @@ class Changes:
 
 @dataclass(slots=True)
 class Snapshot:
-    """A partition as last committed: header (None if it was never written), last `txn` (0), all small records."""
+    """A partition as last committed: header (None if never written), last `txn` (then 0), and all small records."""
 
     txn: int
     header: bytes | None

@@ -1,6 +1,6 @@
-"""Rows re-cut into chunks that depend on nothing but the rows, so that whoever repeats a write sends the same chunks again.
+"""Deterministic chunks of rows: the cuts depend only on the rows, so a repeated write sends the same chunks again.
 
-The same rows may come in batches of another size each time; a chunk's idempotency key is its number.
+The same rows may come in other batch sizes each time; a chunk's idempotency key is its number.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pyarrow as pa
 Lengths = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 MAX_CHUNK_BYTES = 16 << 20
-"""Half of what a request body may have, which leaves room for offsets and validity of many small rows."""
+"""Half of the maximum request body, which leaves room for offsets and validity of many small rows."""
 
 
 def recut(batches: Iterable[pa.RecordBatch], chunk_items: int, chunk_bytes: int = MAX_CHUNK_BYTES) -> Iterator[pa.RecordBatch]:
-    """Cut after `chunk_items` rows, or before the row that would go beyond `chunk_bytes`; a larger row stands alone."""
+    """Cut after `chunk_items` rows, or before the row that would exceed `chunk_bytes`; a larger row gets its own chunk."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -42,7 +42,7 @@ def recut(batches: Iterable[pa.RecordBatch], chunk_items: int, chunk_bytes: int 
 
 
 def row_bytes(batch: pa.RecordBatch) -> Lengths:
-    """Bytes of each row's texts, binaries and header names and values."""
+    """Bytes of each row's texts, binaries, and header names and values."""
     total = np.zeros(batch.num_rows, np.int64)
     for column in batch.columns:
         if pa.types.is_map(column.type):
@@ -54,7 +54,7 @@ def row_bytes(batch: pa.RecordBatch) -> Lengths:
 
 
 def _ends(column: pa.Array) -> Lengths:
-    """Where each value of a text or binary column begins, and where the last one ends, in its data buffer."""
+    """Offsets of a text or binary column in its data buffer: the start of each value, and the end of the last."""
     if len(column) == 0:
         return np.zeros(1, np.int64)
     ends = np.frombuffer(column.buffers()[1], np.int32)

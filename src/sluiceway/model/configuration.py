@@ -1,4 +1,4 @@
-"""The configuration of a server: every key with its meaning, its default, and whether it can change while the server runs."""
+"""Configuration of a server: each key with its meaning, its default, and whether it can change while the server runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from sluiceway.model.settings import Settings, key
 DEFAULT_LISTEN = "127.0.0.1:2319"
 SQLITE_META = "sqlite:"
 SHUTDOWN_TIMEOUT: Millis = 10_000
+"""Below the time that service managers commonly wait before they kill."""
 DISK_RESERVE = 64 << 20
-"""Bytes: the logs of some partitions and of the meta store, which grow to 4 MiB each."""
-"""Below what service managers commonly wait before they kill."""
+"""Bytes: room for the logs of some partitions and of the meta store, which grow to 4 MiB each."""
 
 
 CLUSTER_TIMES = ("settle_timeout", "round_interval", "heartbeat_interval", "beat_interval", "lease_timeout", "member_timeout")
-"""The keys of [cluster] by which its instances go, all of them: they are in the record that all follow."""
+"""The timing parameters in [cluster], all of them; the group's record has them, and all members follow it."""
 
 
 class ServerSettings(Settings, frozen=True):
-    """Where the server listens, and whom it lets in."""
+    """Listeners, TLS and authentication of the server."""
 
     listen: Annotated[str, key("HOST:PORT of the API; port 0 takes a free one", restart=True)] = DEFAULT_LISTEN
     admin_listen: Annotated[
@@ -64,7 +64,7 @@ class ServerSettings(Settings, frozen=True):
 
 
 class ClusterSettings(Settings, frozen=True):
-    """With whom the server divides the partitions."""
+    """Membership in a cluster that divides the partitions."""
 
     meta: Annotated[
         str,
@@ -106,41 +106,41 @@ class ClusterSettings(Settings, frozen=True):
 
     @property
     def times(self) -> dict[str, Millis]:
-        """The times of the cluster that are set here."""
+        """Timing parameters set in this configuration."""
         return {name: value for name in CLUSTER_TIMES if (value := getattr(self, name)) is not None}
 
     def changed_times(self, before: ClusterSettings) -> dict[str, Millis]:
-        """Those that are set, and were not or differently."""
+        """Timing parameters that are set and differ from `before`."""
         return {name: value for name, value in self.times.items() if value != getattr(before, name)}
 
     @property
     def spans_machines(self) -> bool:
-        """Whether instances on other machines can be members: a SQLite file is of one machine."""
+        """Whether instances on other machines can be members. A SQLite file is confined to one machine."""
         return bool(self.meta) and not self.meta.startswith(SQLITE_META)
 
 
 class LogSettings(Settings, frozen=True):
-    """What the server tells about itself, on its standard error."""
+    """Log of the server, on its standard error."""
 
     format: Annotated[Literal["text", "json"], key("lines for people, or one JSON object per line")] = "text"
     level: Annotated[Literal["debug", "info", "warning", "error"], key("the least that is logged")] = "info"
 
 
 class LimitSettings(Settings, frozen=True):
-    """How fast callers may be. A key that has rates of its own has those."""
+    """Default rate limits of callers. A key's own rates take precedence."""
 
     requests_per_second: Annotated[int, Meta(ge=0, le=MAX_KEY_RATE), key("requests of each API key; 0: no limit")] = 0
     bytes_per_second: Annotated[int, Meta(ge=0, le=MAX_KEY_RATE), key("bytes of request bodies of each API key; 0: no limit")] = 0
 
 
 class TraceSettings(Settings, frozen=True):
-    """Where OpenTelemetry traces go."""
+    """Export of OpenTelemetry traces."""
 
     endpoint: Annotated[str, key("URL that takes OTLP over HTTP; empty: no traces", restart=True)] = ""
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All of it, checked. Durations are milliseconds, paths absolute, secrets the values themselves; the text form shows no secret."""
+    """A checked configuration. Durations are milliseconds, paths absolute, secrets the values themselves; `repr` shows no secret."""
 
     server: ServerSettings = ServerSettings()
     cluster: ClusterSettings = ClusterSettings()
@@ -151,7 +151,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def is_clustered(self) -> bool:
-        """Whether other processes may serve the same queues at the same time."""
+        """Whether other processes may serve the same queues concurrently."""
         return bool(self.cluster.meta) or self.server.workers > 1
 
 
@@ -165,14 +165,14 @@ SECTIONS: dict[str, type[Settings]] = {
 
 
 class Address(NamedTuple):
-    """Where to listen."""
+    """Host and port of a listener."""
 
     host: str
     port: int
 
 
 def parse_address(text: str, field: str) -> Address:
-    """`HOST:PORT`, `[::1]:PORT`, or `:PORT` of the loopback address. Raises `invalid_request`."""
+    """Parse `HOST:PORT`, `[::1]:PORT`, or `:PORT` of the loopback address. Raises `invalid_request`."""
     host, colon, port = text.rpartition(":")
     if not (colon and port.isascii() and port.isdigit() and int(port) <= 65_535):
         raise invalid(field, f"{text[:80]!r} is not HOST:PORT, such as {DEFAULT_LISTEN}")

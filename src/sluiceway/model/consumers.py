@@ -1,4 +1,4 @@
-"""Who consumes a queue: what its leases say of its clients, and what queries have told of themselves."""
+"""Consumers of a queue: clients, from their leases, and streaming queries, from their reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluiceway.kernel.clock import Millis
 
 
 class Query(NamedTuple):
-    """What a Spark query told of itself: its last batch, and its rates in items per second. `told_at` is when the server heard it."""
+    """Report of a Spark streaming query: its last batch, and its rates in items per second. `told_at`: time of receipt by the server."""
 
     id: str
     run_id: str
@@ -28,8 +28,8 @@ class Query(NamedTuple):
 
 @dataclass(slots=True)
 class Consumer:
-    """A client of a queue: its live leases, the items that are open in them, and the first deadline of these; its lease calls that wait,
-    and when it last made one. None: not known."""
+    """A client of a queue. `leases`: live leases; `items`: open items in them; `lease_deadline`: the earliest of theirs; `waiting`: waiting
+    lease calls; `seen_at`: time of the last lease call. None: not known."""
 
     client_id: str
     leases: int = 0
@@ -40,7 +40,7 @@ class Consumer:
     queries: list[Query] = field(default_factory=list)
 
     def add(self, other: Consumer) -> None:
-        """Put to this what another instance knows of it. Of a query that told both, the later counts."""
+        """Merge another instance's view of the client. Of two reports by one query, the later one counts."""
         self.leases += other.leases
         self.items += other.items
         self.lease_deadline = min((at for at in (self.lease_deadline, other.lease_deadline) if at is not None), default=None)
@@ -52,7 +52,7 @@ class Consumer:
 
 @dataclass(slots=True)
 class Consumers:
-    """The consumers of a queue, by client id, or some of them if there are `more`; and its items."""
+    """Consumers of a queue by client id, truncated if `more`; and the queue's item counts."""
 
     ready: int = 0
     leased: int = 0
@@ -62,7 +62,7 @@ class Consumers:
 
 
 class ConsumersSeen(NamedTuple):
-    """By incarnation; and the names of the instances that did not answer."""
+    """Consumers of several queues, by incarnation; `silent`: names of the instances that did not answer."""
 
     queues: Mapping[str, Consumers]
     silent: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""What an instance stands on, and whether it bears."""
+"""Health checks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sluiceway.kernel.clock import Millis
 
 
 class Check(NamedTuple):
-    """One thing that was looked at, and how long that took. `detail`: what was found, in words."""
+    """Result of one check. `detail`: the finding, as text; `took`: duration in milliseconds."""
 
     name: str
     ok: bool

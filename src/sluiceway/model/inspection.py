@@ -1,4 +1,4 @@
-"""What is asked of a queue's items by their place, whoever has them, and what is told."""
+"""Inspection of a queue's items by position: requests and results."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from sluiceway.model.requests import Offsets
 
 @dataclass(slots=True)
 class ListItems:
-    """Look at up to `limit` items of a partition by offset, from `start` on: those in the line and in leases, or the `scheduled` ones.
+    """List up to `limit` items of a partition by offset, from `start` on: those in the line and in leases, or the `scheduled` ones.
 
-    A scheduled item has no place in the line; it goes by the one at which it was produced.
+    A scheduled item is not in the line; it is listed at the offset at which it was produced.
     """
 
     partition: int
@@ -27,7 +27,7 @@ class ListItems:
 
 
 class Standing(NamedTuple):
-    """What holds of a listed item beside what its row says, where it applies."""
+    """State of a listed item beside its row; None where it does not apply."""
 
     lease_deadline: Millis | None = None
     expires_at: Millis | None = None
@@ -36,7 +36,7 @@ class Standing(NamedTuple):
 
 @dataclass(slots=True)
 class ItemsPage:
-    """Rows with the columns of `model.leased`, and how they stand. `last` is the last offset that was looked at, if there are more."""
+    """Rows with the columns of `model.leased_items`, each batch with its state. `last`: last offset examined, if there are more items."""
 
     rows: list[tuple[pa.RecordBatch, Standing]]
     last: int | None = None
@@ -44,7 +44,7 @@ class ItemsPage:
 
 @dataclass(slots=True)
 class Browse:
-    """Read up to `limit` items of a partition as it is now, of these states; or (from `position` on) of the `snapshot` of before."""
+    """Read up to `limit` items in these states from a new snapshot of a partition, or from `position` on of an earlier `snapshot`."""
 
     partition: int
     states: tuple[BrowseState, ...]
@@ -56,9 +56,9 @@ class Browse:
 
 @dataclass(slots=True)
 class BrowsedPage:
-    """Rows with the columns of `model.leased`, and how they stand; payloads that were not asked for are empty.
+    """Rows with the columns of `model.leased_items`, each batch with its state; payloads are empty unless requested.
 
-    The next page begins at `position` of the `snapshot`; None: there is none.
+    The next page begins at `position` of `snapshot`; None: this is the last page.
     """
 
     rows: list[tuple[pa.RecordBatch, Standing]]
@@ -68,9 +68,9 @@ class BrowsedPage:
 
 @dataclass(slots=True)
 class DeleteItems:
-    """Drop items (sorted, unique offsets by partition) that wait, ready or scheduled. Leased items stay.
+    """Drop waiting items, ready or scheduled, by sorted unique offsets of each partition. Leased items stay.
 
-    `foreign` are ids of other incarnations or partitions that do not exist.
+    `foreign`: ids of other incarnations or of partitions that do not exist.
     """
 
     offsets: Mapping[int, Offsets]
@@ -80,12 +80,12 @@ class DeleteItems:
 
 @dataclass(slots=True)
 class Deleted:
-    """How many items were dropped, durably, and what was left (id, reason)."""
+    """Number of items durably dropped, and the ignored ids with their reasons."""
 
     deleted: int = 0
     ignored: list[tuple[str, LeftReason]] = field(default_factory=list)
 
     def add(self, other: Deleted) -> None:
-        """Put the other's count and ids to these."""
+        """Add the other result to this one."""
         self.deleted += other.deleted
         self.ignored += other.ignored

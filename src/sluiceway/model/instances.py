@@ -1,4 +1,4 @@
-"""What can be seen of a cluster: its instances, how they divide the partitions, and why one lies where it does."""
+"""View of a cluster: its instances, how they divide the partitions, and the ownership of one partition."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluiceway.kernel.clock import Millis
 
 @dataclass(slots=True)
 class InstanceInfo:
-    """An instance. `silent_for`: for how long the one that answers has not heard of it. `joined_at` None: not known."""
+    """An instance. `silent_for`: time since the answering instance last heard of it. `joined_at` None: not known."""
 
     name: str
     address: str
@@ -20,12 +20,12 @@ class InstanceInfo:
     silent_for: Millis = 0
     joined_at: Millis | None = None
     partitions: int = 0
-    """How many are given to it, of all queues."""
+    """Number of partitions it owns, over all queues."""
 
 
 @dataclass(slots=True)
 class RoundInfo:
-    """The last round. While it is not `sealed`, the plan is that of the one before."""
+    """The last round. Until it is `sealed`, the previous round's plan applies."""
 
     number: int
     sealed: bool
@@ -37,7 +37,7 @@ class RoundInfo:
 
 @dataclass(slots=True)
 class ClusterInfo:
-    """The instances by name, and how they divide the partitions. An instance that is alone has no parameters and no rounds."""
+    """The instances by name, and the division of the partitions. An instance that is alone has no parameters and no rounds."""
 
     instances: Sequence[InstanceInfo]
     strategy: str
@@ -48,10 +48,10 @@ class ClusterInfo:
 
 @dataclass(slots=True)
 class Belonging:
-    """Whose a partition is, and why. `waits_for` are instances that may still serve it, and have to stop first."""
+    """Ownership of a partition, with its reason. `waits_for`: instances that may still serve it, and have to stop first."""
 
     reason: str
-    """In words."""
+    """As text."""
     owner: str | None = None
     address: str | None = None
     era: int = 1

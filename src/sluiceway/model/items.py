@@ -1,7 +1,7 @@
-"""Items in columns: the schema in which they arrive, are stored and leave.
+"""Columnar items: the schema in which they arrive, are stored and leave.
 
-A blob is one Arrow record batch of `payload` and those optional columns in which any row has a value; which ones is the
-bit mask `columns`. Its bytes are one IPC message without the schema, so reading it copies nothing.
+A blob is one Arrow record batch of `payload` and the optional columns in which any row has a value; the bit mask `columns` names them.
+Its bytes are one IPC message without the schema, so reading it copies nothing.
 """
 
 from __future__ import annotations
@@ -32,19 +32,20 @@ OPTIONAL = (
 
 ENQUEUE_AT = pa.field("enqueue_at", TIME)
 TRACEPARENT = "traceparent"
-"""The header that says where an item comes from in a trace, as W3C Trace Context writes it."""
+"""Header with the W3C Trace Context of the span that produced the item."""
 
 PRODUCED = ("kind", "encoding", "reference", "headers")
-"""Optional columns that a producer may send (and `enqueue_at`, which is not stored but decides when)."""
+"""Optional columns that a producer may send; in addition `enqueue_at`, which is not stored but sets the due time."""
 
 
 @lru_cache(64)
 def stored_schema(columns: int) -> pa.Schema:
+    """Schema of a blob with that column mask."""
     return pa.schema([PAYLOAD] + [field for bit, field in enumerate(OPTIONAL) if columns >> bit & 1])
 
 
 def narrow(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
-    """Drop the optional columns that are all null; return the batch in stored order and its column mask."""
+    """Drop the optional columns that are all null. Returns the batch in stored order, and its column mask."""
     columns, mask = [batch.column("payload")], 0
     names = batch.schema.names
     for bit, field in enumerate(OPTIONAL):
@@ -57,16 +58,18 @@ def narrow(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, int]:
 
 
 def encode_blob(batch: pa.RecordBatch) -> bytes:
+    """Encode a blob in stored order (`narrow`) as one IPC message."""
     data: bytes = batch.serialize().to_pybytes()
     return data
 
 
 def decode_blob(data: bytes, columns: int) -> pa.RecordBatch:
+    """Decode a blob with that column mask, without copying its rows."""
     return pa.ipc.read_record_batch(pa.py_buffer(data), stored_schema(columns))
 
 
 def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Add all-null columns up to the schema, so that batches can be put together."""
+    """Add all-null columns up to the schema, so that batches can be concatenated."""
     if batch.schema.equals(schema):
         return batch
     present = set(batch.schema.names)
@@ -75,12 +78,12 @@ def fit(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def widen(batch: pa.RecordBatch, columns: int) -> pa.RecordBatch:
-    """`fit` up to a column mask."""
+    """Add all-null columns up to a column mask."""
     return fit(batch, stored_schema(columns))
 
 
 def batch_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
-    """Rows of a JSON request (`payload` as bytes, the optional fields as text, `headers` as a list of pairs) → a batch."""
+    """Convert the rows of a JSON request: `payload` as bytes, the optional fields as text, `headers` as a list of pairs."""
     names = {name for row in rows for name in row}
     fields = [PAYLOAD] + [field for field in (*OPTIONAL, ENQUEUE_AT) if field.name in names]
     return pa.RecordBatch.from_arrays(
@@ -89,7 +92,7 @@ def batch_from_rows(rows: Sequence[Mapping[str, object]]) -> pa.RecordBatch:
 
 
 def with_traceparent(batch: pa.RecordBatch, traceparent: str) -> pa.RecordBatch:
-    """The rows with that header, but for those that have one. By column, unless there are headers already."""
+    """Add the header to the rows that do not have it. Works by column unless the batch has headers already."""
     count = batch.num_rows
     if "headers" in batch.schema.names:
         given = [dict(pairs or ()) for pairs in batch.column("headers").to_pylist()]
@@ -103,9 +106,9 @@ def with_traceparent(batch: pa.RecordBatch, traceparent: str) -> pa.RecordBatch:
 
 
 def digest(batch: pa.RecordBatch) -> bytes:
-    """A digest of what the rows say, however their buffers are laid out: the same rows give the same digest.
+    """Digest of the rows' values, independent of their buffers' layout: the same rows give the same digest.
 
-    Where they come from in a trace is left out: a call that is repeated is another span.
+    Ignores the header `traceparent`: a repeated call has another span.
     """
     state = hashlib.blake2b(batch.num_rows.to_bytes(8), digest_size=16)
     for field in (PAYLOAD, *OPTIONAL, ENQUEUE_AT):
@@ -116,7 +119,7 @@ def digest(batch: pa.RecordBatch) -> bytes:
             column = _untraced(column)
         if column.null_count == len(column):
             continue
-        # A round trip through take() rebases offsets and clears what lies under nulls.
+        # A round trip through take() rebases offsets and clears the bytes under nulls.
         plain = column.take(pa.array(np.arange(len(column)))).fill_null("") if field.type == pa.utf8() else column
         state.update(field.name.encode())
         state.update(column.null_count.to_bytes(8))
@@ -130,7 +133,7 @@ def digest(batch: pa.RecordBatch) -> bytes:
 
 
 def _values(column: pa.Array) -> list[object]:
-    """Each row's value. A time that Python has no date for is a number."""
+    """Values of the rows. A time outside of Python's dates becomes a number."""
     try:
         values: list[object] = column.to_pylist()
     except OverflowError:
@@ -139,7 +142,7 @@ def _values(column: pa.Array) -> list[object]:
 
 
 def _untraced(headers: pa.Array) -> pa.Array:
-    """Without the header `traceparent`. A row that had no other has none."""
+    """Remove the header `traceparent`. A row without other headers becomes null."""
     if not pc.any(pc.equal(headers.keys, TRACEPARENT)).as_py():
         return headers
     rows = headers.to_pylist()
@@ -156,7 +159,7 @@ def _digest_binary(state: hashlib.blake2b, column: pa.Array) -> None:
 
 
 def check_sizes(batch: pa.RecordBatch) -> None:
-    """Refuse rows over the limits, naming the column and the first row at fault."""
+    """Check the rows against the size limits. Raises `invalid_request`, naming the column and the first row at fault."""
     for name, limit in (
         ("payload", MAX_PAYLOAD_BYTES),
         ("kind", MAX_TEXT_BYTES),
@@ -185,11 +188,11 @@ def _check_lengths(column: pa.Array, name: str, limit: int) -> None:
         return
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
     if int(ends[-1]) - int(ends[0]) <= limit:
-        # All together are no more than one may have, which is seen without a look at each.
+        # The whole column is within the limit of one row, so no row needs a check.
         return
     lengths = np.diff(ends)
     if column.null_count:
-        # There may be bytes where there is no value.
+        # Null rows may have bytes.
         lengths = np.where(column.is_null().to_numpy(zero_copy_only=False), 0, lengths)
     over = int(np.argmax(lengths > limit)) if lengths.size and int(lengths.max()) > limit else -1
     if over >= 0:

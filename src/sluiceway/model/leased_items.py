@@ -1,4 +1,4 @@
-"""Items on their way to a consumer: the answer to a lease or a peek, in columns.
+"""Leased items: the answer to a lease or a peek, in columns.
 
 Columns, in this order: `partition`, `lease`, `offset`, `origin_offset`, `attempts`, `enqueued_at`, `payload`, then those of
 `model.items.OPTIONAL` in which any row has a value.
@@ -32,8 +32,8 @@ _PARTITION, _LEASE, _ATTEMPTS = (POSITION[at].type for at in (0, 1, 4))
 class Slice(NamedTuple):
     """Rows of one blob that are served together: `rows` and `offsets` are parallel, `rows` sorted.
 
-    A blob is numbered by its first offset, so row r of blob b was first given the offset b + r: its origin. `columns` are those of the blob
-    as it is stored.
+    A blob is numbered by its first offset, so row r of blob b was first given the offset b + r: its origin. `columns`: mask of the blob's
+    stored columns.
     """
 
     blob: int
@@ -45,7 +45,7 @@ class Slice(NamedTuple):
 
 
 def present(piece: Slice, blob: Any) -> Slice | None:
-    """The slice without rows that a compaction has removed from the blob since: they were settled. None if none is left."""
+    """Drop the rows that a compaction has since removed from the blob, because they were settled. None if none is left."""
     if not isinstance(blob, SparseBatch):
         return piece
     here = blob.has(piece.rows)
@@ -55,7 +55,7 @@ def present(piece: Slice, blob: Any) -> Slice | None:
 
 
 def take_rows(blob: pa.RecordBatch | SparseBatch, rows: Offsets) -> pa.RecordBatch:
-    """Those rows of a blob, all of which it has; a contiguous run is a view, not a copy."""
+    """Take these rows of a blob, which must have all of them; a contiguous run is a view, not a copy."""
     if isinstance(blob, SparseBatch):
         return take_rows(blob.batch, blob.places(rows))
     batch = blob
@@ -66,13 +66,13 @@ def take_rows(blob: pa.RecordBatch | SparseBatch, rows: Offsets) -> pa.RecordBat
 
 
 def served(partition: int, lease: int, piece: Slice, blob: pa.RecordBatch | SparseBatch) -> pa.RecordBatch:
-    """The answer's batch for one slice; `lease` is 0 for items that are only looked at."""
+    """Build the answer's batch for one slice. `lease` is 0 for items that are only peeked at."""
     rows = take_rows(blob, piece.rows)
     return placed(partition, lease, piece, rows.columns, rows.schema)
 
 
 def placed(partition: int, lease: int, piece: Slice, columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
-    """The same, of the slice's rows in columns of that schema."""
+    """Build the answer's batch from the slice's rows, given as columns of that schema."""
     count = len(piece.rows)
     arrays = [
         _all(partition, _PARTITION, 4, count),
@@ -87,7 +87,7 @@ def placed(partition: int, lease: int, piece: Slice, columns: Sequence[pa.Array]
 
 
 def _all(value: int, kind: pa.DataType, width: int, count: int) -> pa.Array:
-    """A column of that number alone, by way of its bytes: to look at each would cost more than all else where there are few."""
+    """Constant column, made from bytes: converting each value would dominate the cost of a small batch."""
     data = value.to_bytes(width, sys.byteorder, signed=True) * count
     return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(data)], 0)
 
@@ -98,7 +98,7 @@ def _with_position(stored: pa.Schema) -> pa.Schema:
 
 
 def common_schema(batches: Sequence[pa.RecordBatch]) -> pa.Schema:
-    """The narrowest schema that all the batches fit into."""
+    """Return the narrowest schema that covers all batches."""
     if len(batches) == 1:
         return batches[0].schema
     names = {name for batch in batches for name in batch.schema.names}

@@ -1,4 +1,4 @@
-"""What a MetaStore shows: entries with the stamps of the commits that wrote them."""
+"""Views of a MetaStore: entries with the stamps of the commits that wrote them."""
 
 from __future__ import annotations
 
@@ -10,22 +10,24 @@ MAX_COMMIT_KEYS = 1_000
 MAX_COMMIT_BYTES = 1 << 20
 
 Stamp = int
-"""The store's version. It grows with every commit and becomes visible in commit order."""
+"""Version of the store. It grows with every commit and becomes visible in commit order."""
 
 
 class Entry(NamedTuple):
+    """A value, with the stamp of its commit."""
+
     value: bytes
     stamp: Stamp
-    """The stamp of the commit that wrote the value."""
+    """Stamp of the commit that wrote the value."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What the store held at one moment: `stamp` is that of the last commit it shows."""
+    """Content of the store at one moment. `stamp`: the last commit included."""
 
     stamp: Stamp
     entries: Mapping[str, Entry]
 
     def prefix(self, prefix: str) -> dict[str, Entry]:
-        """The entries whose key begins with `prefix`, by key."""
+        """Return the entries whose key begins with `prefix`, sorted by key."""
         return {key: self.entries[key] for key in sorted(self.entries) if key.startswith(prefix)}

@@ -1,4 +1,4 @@
-"""How an operation ends. There is no fourth way, and a time-out is UNKNOWN."""
+"""Outcomes of an operation. There is no fourth one, and a time-out is UNKNOWN."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from enum import Enum
 
 
 class Outcome(Enum):
+    """Result of an operation, as far as its caller can know it."""
+
     DONE = "done"
     """It happened, durably."""
     REFUSED = "refused"

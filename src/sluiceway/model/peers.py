@@ -1,4 +1,4 @@
-"""What one instance of a cluster asks of another: its share of a queue's work, and what there is to be had."""
+"""Requests between instances of a cluster: work on the receiver's share of a queue, and the loads of its shares."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluiceway.model.requests import Clear, Extend, Lease, Peek, Produce, Redriv
 
 @dataclass(slots=True)
 class Explain:
-    """Where the item is that had that place."""
+    """Explain the place of the item that was given that offset."""
 
     partition: int
     offset: int
@@ -21,26 +21,26 @@ class Explain:
 
 @dataclass(slots=True)
 class Count:
-    """How much of everything there is. Answered by `LogicalQueueStats`."""
+    """Count the share's items. Answered by `LogicalQueueStats`."""
 
 
 @dataclass(slots=True)
 class Reload:
-    """Open every partition anew from its store."""
+    """Reopen every partition from its store."""
 
     request_timeout: Millis
 
 
 @dataclass(slots=True)
 class Close:
-    """Take no request any more for so long, and say what is left; 0: take them again."""
+    """Refuse requests for `close_timeout` ms, and report the remaining items; 0: accept requests again."""
 
     close_timeout: Millis
 
 
 class Left(NamedTuple):
-    """What an instance still has of a queue: items in those of the `partitions` that it serves. `unopened`: one of them that nobody can
-    say anything about, as it is not open. `sender`: another queue of which it has items that are, or may be, on their way to this one."""
+    """An instance's remainder of a queue: `items` in its open `partitions`. `unopened`: a partition that is not open, so its items are
+    unknown. `sender`: another queue with items at this instance that are, or may be, on their way to this one."""
 
     partitions: tuple[int, ...] = ()
     items: int = 0
@@ -50,7 +50,7 @@ class Left(NamedTuple):
 
 @dataclass(slots=True)
 class FindLeases:
-    """How many live leases there are under that key in those partitions. Answered by a number."""
+    """Count the live leases under the key in those partitions. Answered by a number."""
 
     client_id: str
     lease_key: str
@@ -58,16 +58,16 @@ class FindLeases:
 
 
 Shutting = Literal["open", "read_only", "sealed"]
-"""What a partition durably takes: items · no items, ever, until it is opened again · nothing more, as it was empty when it was sealed."""
+"""Durable admission of a partition. `open`: takes items. `read_only`: takes none until reopened. `sealed`: empty, and stays so."""
 
 
 @dataclass(slots=True)
 class Shut:
-    """Let the partition be so from now on, durably, whoever owns it. Answered by Shutted; repeating it changes nothing.
+    """Set the partition's admission durably, whoever owns it. Answered by Shutted; idempotent.
 
-    It is not sealed while it has anything: then it stays as it was, and the answer says what is left. `cursor` orders this among all Shut
-    and MoveOut of the partition: one that is lower than the highest that came with a Shut is refused with `version_conflict`, as it comes
-    from a coordinator that is one no more. Under one cursor a partition that is shut is not opened, nor unsealed, again: it stays as it is.
+    A partition that is not empty is not sealed: it stays as it was, and the answer counts the rest. `cursor` orders this among all Shut and
+    MoveOut of the partition: one lower than the highest that came with a Shut is refused with `version_conflict`, as it comes from a former
+    coordinator. Under one cursor a shut partition is not reopened, nor a sealed one unsealed: it stays as it is.
     """
 
     partition: int
@@ -77,10 +77,10 @@ class Shut:
 
 
 class Shutted(NamedTuple):
-    """How the partition is, durably, and what it has: ready, leased and scheduled items, and those on their way to elsewhere.
+    """Durable admission of a partition, and its ready, leased, scheduled and outgoing (`transferring`) items.
 
-    `moving`: those of the last that go to another partition of the queue. `keys`: records of idempotency keys on which other partitions
-    rely, and that have to be handed over before it is sealed.
+    `moving`: outgoing items that go to another partition of the queue. `keys`: idempotency key records that other partitions rely on, to be
+    handed over before it is sealed.
     """
 
     shutting: Shutting
@@ -98,11 +98,11 @@ class Shutted(NamedTuple):
 
 @dataclass(slots=True)
 class GiveKeys:
-    """Take no idempotency keys of these slots (of `of`) any more, durably, and say what is remembered of them. Answered by KeysGiven.
+    """Stop taking idempotency keys of these slots (of `of`), durably, and give their records. Answered by KeysGiven.
 
-    `cursor` orders this among all GiveKeys and TakeKeys of the queue: one that is lower than the last GiveKeys of the partition, or not
-    higher than its last TakeKeys, is refused with `version_conflict`. Repeating it gives the same answer. `too_many_items` if that were
-    more than MAX_KEYS_BYTES; the slots are closed all the same, and fewer of them at a time can be asked for.
+    `cursor` orders this among all GiveKeys and TakeKeys of the queue: one that is lower than the partition's last GiveKeys, or not higher
+    than its last TakeKeys, is refused with `version_conflict`. A repetition gets the same answer. `too_many_items` if that would exceed
+    MAX_KEYS_BYTES; the slots are closed all the same, and can be asked for in smaller numbers.
     """
 
     partition: int
@@ -113,7 +113,7 @@ class GiveKeys:
 
 
 class KeysGiven(NamedTuple):
-    """What the partition stores of its keys, by their record's name. What it says of no partition it says of this one."""
+    """The partition's key records by name. Records that name no partition are about this one."""
 
     partition: int
     keys: dict[str, bytes]
@@ -121,10 +121,10 @@ class KeysGiven(NamedTuple):
 
 @dataclass(slots=True)
 class TakeKeys:
-    """Be the home of these slots (of `of`), and remember these keys of theirs, durably, instead of any that were remembered.
+    """Become the home of these slots (of `of`), and durably replace the remembered keys of them by these.
 
-    `keys` None: it was their home, and stays it; what it remembers goes on. Nothing is done if the partition has given or taken a `cursor`
-    that is higher, or has taken this one. Answered by the number of keys that it was given.
+    `keys` None: the partition was their home and stays it, with its own memory. Ignored if the partition has given or taken a higher
+    `cursor`, or has taken this one. Answered by the number of keys given.
     """
 
     partition: int
@@ -137,9 +137,9 @@ class TakeKeys:
 
 @dataclass(slots=True)
 class HandOverKeys:
-    """Have the homes of keys note, durably, what the partition has answered as the target of their intents, and let it forget that.
+    """Have the homes of keys durably note the answers that this partition gave as the target of their intents, then forget them here.
 
-    It is shut, so nothing is added. As much as fits into one call is handed over; answered by the number of records. For `cursor` see Shut.
+    It is shut, so none are added. Hands over as many as one call holds; answered by the number of records. For `cursor` see Shut.
     """
 
     partition: int
@@ -149,7 +149,7 @@ class HandOverKeys:
 
 @dataclass(slots=True)
 class NoteKeys:
-    """As the home of these keys, note, durably, that the target of their intents has these answers. Answered by their number."""
+    """As the home of these keys, durably note the answers of their intents' target. Answered by their number."""
 
     partition: int
     keys: dict[str, bytes]
@@ -158,11 +158,11 @@ class NoteKeys:
 
 @dataclass(slots=True)
 class MoveOut:
-    """Move up to `limit` items (and MAX_LEASE_BYTES, one item at least) to the partition `target`: ready ones, oldest first, or, with
-    `scheduled`, those that are not due yet.
+    """Move up to `limit` items (and MAX_LEASE_BYTES, at least one item) to the partition `target`: ready ones, oldest first, or, with
+    `scheduled`, those not due yet.
 
-    Waits until they have arrived or `request_timeout` is over; a move that has begun goes on after that. Answered by Moved. For `cursor`
-    see Shut: so nothing is moved to a partition that was removed when its rebalance was cancelled.
+    Waits until they have arrived or `request_timeout` is over; a move that has begun continues after that. Answered by Moved. For `cursor`
+    see Shut: it prevents a move to a partition that was removed when its rebalance was cancelled.
     """
 
     partition: int
@@ -174,7 +174,7 @@ class MoveOut:
 
 
 class Moved(NamedTuple):
-    """So many items were taken out of the line, and so many of them have arrived."""
+    """Number of items taken out of the line, and of those that have arrived."""
 
     begun: int
     arrived: int
@@ -182,7 +182,7 @@ class Moved(NamedTuple):
 
 @dataclass(slots=True)
 class LeaseAnywhere:
-    """Take that lease, which has a key, as the one instance that does so for its key, from whoever has items."""
+    """Take this lease, which has a key, from any instance with items. Sent to the one instance that does so for that key."""
 
     lease: Lease
 
@@ -214,13 +214,13 @@ ShareRequest = (
     | NoteKeys
     | MoveOut
 )
-"""What can be asked of the partitions that an instance owns of a queue."""
+"""Requests to the partitions of a queue that an instance owns."""
 
 
 class Ask(NamedTuple):
-    """Do this with the partitions of the queue that are yours. Refused with `not_here` if some that it names are not.
+    """Carry out the request on the receiver's partitions of the queue. Refused with `not_here` if it names others.
 
-    `payload` False: of a lease without its items.
+    `payload` False: a lease without its items.
     """
 
     incarnation: str
@@ -229,24 +229,24 @@ class Ask(NamedTuple):
 
 
 class Learn(NamedTuple):
-    """Queues have changed, in the commit with that stamp: look again. Answered by True once the peer has followed it."""
+    """Read the queues again up to the commit with that stamp. Answered by True once the receiver follows it."""
 
     stamp: int
 
 
 class Load(NamedTuple):
-    """How busy an instance's share of a queue is."""
+    """Load of an instance's share of a queue."""
 
     ready: int
-    """Items that a lease would get, and that nobody waits for there."""
+    """Items that a lease would get, and that no local lease waits for."""
     emptiest: int | None
-    """The waiting items of the partition that has fewest of those that take any; None: none does."""
+    """Waiting items of the emptiest partition that takes any item; None: none does."""
     busy: int = 0
-    """Of a queue that is spread by load: what it does there, in thousandths of what one instance can do."""
+    """Work on a queue that is spread by load, in thousandths of one instance's capacity."""
 
 
 class Poll(NamedTuple):
-    """Say how your shares are: at once if one of the queues `wanted` (incarnations) has ready items, and after `wait` at the latest."""
+    """Report the loads of the shares: at once if a queue in `wanted` (incarnations) has ready items, else after `wait` ms."""
 
     wanted: tuple[str, ...]
     wait: Millis
@@ -254,13 +254,13 @@ class Poll(NamedTuple):
 
 @dataclass(slots=True)
 class Polled:
-    """The shares that have ready items or are wanted, by incarnation."""
+    """Loads, by incarnation, of the shares that have ready items, are busy, or take produces."""
 
     loads: Mapping[str, Load] = field(default_factory=dict)
 
 
 class ListConsumers(NamedTuple):
-    """Say who consumes those of the queues (incarnations) that you know. Answered by Consumers, by incarnation."""
+    """Report the consumers of these queues (incarnations), where known. Answered by Consumers, by incarnation."""
 
     incarnations: tuple[str, ...]
 

@@ -1,4 +1,4 @@
-"""Queues and partitions as the meta store records them."""
+"""Records of queues and partitions in the meta store."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sluiceway.kernel.clock import Millis
 class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One partition. `backend` names the storage that holds it; numbers are never reused within an incarnation.
 
-    `parents` are those that it takes over from, whether they are still there or not. Until those of `after` are gone, it gives out nothing:
-    so the order of a queue with one partition survives its move.
+    `parents`: partitions that it replaces, present or not. It gives out no items until those in `after` are gone, which keeps a queue with
+    one partition in order while it moves.
     """
 
     partition: int
@@ -26,7 +26,7 @@ class PartitionRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 class QueueRecord(QueueSettings, frozen=True):
     """One queue with its settings. `incarnation` is given at creation and is part of every id.
 
-    `version` counts the changes of the settings. Fields below `partitions` have come later: a record without them has their defaults.
+    `version` counts the changes of the settings. Fields below `partitions` were added later: a record without them has their defaults.
     """
 
     queue_name: str
@@ -37,31 +37,30 @@ class QueueRecord(QueueSettings, frozen=True):
     version: int = 1
     paused: tuple[Verb, ...] = ()
     next_partition: int = 0
-    """The number that a further partition is given; 0: one more than the highest there is, as none was ever removed."""
+    """Number of the next partition; 0: one more than the highest, as no partition was ever removed."""
     slots: tuple[int, ...] = ()
-    """The home partition of each slot of idempotency keys (`core.slots`), MOVING while its memory is on its way; (): never rebalanced."""
+    """Home partition of each slot of idempotency keys (`core.partition.key_slots`), MOVING during a handover; (): never rebalanced."""
     rebalance: str | None = None
-    """The id of the rebalance that is open."""
+    """Id of the open rebalance."""
     cursor: int = 0
-    """Rises whenever a rebalance changes what partitions and slots are for. What it asks of a partition carries it, so that what comes late
-    is known for it."""
+    """Rises whenever a rebalance changes the use of partitions and slots. Its requests carry it, so that partitions recognise late ones."""
 
     @property
     def given(self) -> int:
-        """How many partition numbers were ever given: those below are, or were, partitions."""
+        """Number of partition numbers ever given: the numbers below it are, or were, partitions."""
         return self.next_partition or 1 + max(each.partition for each in self.partitions)
 
     def partition(self, number: int) -> PartitionRecord | None:
-        """The partition of that number, if it is there."""
+        """Return the partition of that number; None if it does not exist."""
         return next((each for each in self.partitions if each.partition == number), None)
 
     def holds_back(self, each: PartitionRecord) -> bool:
-        """Whether that partition gives out nothing yet, as those that come before it are not finished."""
+        """Whether the partition gives out no items yet, because partitions before it are not finished."""
         return bool(each.after) and any(other.partition in each.after for other in self.partitions)
 
 
 MOVING = -1
-"""In place of a slot's home: nobody takes its keys for the moment."""
+"""In place of a slot's home: no partition takes its keys at the moment."""
 
 
 def encode_queue(record: QueueRecord) -> bytes:

@@ -1,4 +1,4 @@
-"""How a queue was, minute by minute: what an instance notes of its share, and what is told of all of them together."""
+"""Queue history: the minutes that an instance records of its share, and their sum over all instances."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from sluiceway.kernel.clock import Millis
 
 MINUTE: Final[Millis] = 60_000
 MAX_MINUTES: Final = 1_440
-"""For so long a queue's minutes are kept, and for up to an hour more."""
+"""Retention of a queue's minutes; they may be kept for up to an hour more."""
 
 LEVELS: Final = ("ready", "total_leased", "scheduled")
-"""Items at the end of a minute, under the names that `queue.stats` has for them."""
+"""Items at the end of a minute, under their `queue.stats` names."""
 COUNTS: Final = ("produced", "leased", "completed", "retried", "expired", "dead", "released", "cleared", "redriven", "failures")
-"""What happened within a minute, under the names that `queue.stats` has for the sums since ever."""
+"""Counts within a minute, under the names of the totals in `queue.stats`."""
 OLDEST: Final = "oldest_s"
-"""The age, in seconds, of the item that comes next; the highest of the partitions."""
+"""Age of the next item, in seconds; the maximum over the partitions."""
 
 Minute = int
-"""A minute since the Unix epoch."""
+"""Minutes since the Unix epoch."""
 NO_COUNTS: Final = (0,) * len(COUNTS)
 
 
 class Tally(NamedTuple):
-    """A share now: LEVELS, since when the item that comes next has been there (None: there is none), and COUNTS since the share began."""
+    """State of a share: LEVELS, the next item's time of arrival (None: no item), and COUNTS since the share began."""
 
     levels: tuple[int, ...] = (0,) * len(LEVELS)
     oldest_at: Millis | None = None
@@ -34,9 +34,9 @@ class Tally(NamedTuple):
 
 
 class Page(msgspec.Struct, array_like=True):
-    """Minutes of a queue in which something had changed at an instance, as places in the page, and what it then had.
+    """Minutes in which an instance's counts of a queue changed, as places in the page, with the new counts.
 
-    A column that is not there is zero in all of them. OLDEST has seconds since the epoch.
+    An absent column is zero in all of them. OLDEST has seconds since the epoch.
     """
 
     places: list[int]
@@ -44,7 +44,7 @@ class Page(msgspec.Struct, array_like=True):
 
 
 class History(NamedTuple):
-    """Minutes from `first` on. A None is a minute in which nobody looked."""
+    """Minutes from `first` on. None: a minute that no instance recorded."""
 
     first: Minute
     series: Mapping[str, Sequence[int | None]]

@@ -1,4 +1,4 @@
-"""A rebalance as the meta store records it: what it is to do, and how far it is."""
+"""Record of a rebalance in the meta store: its plan and its progress."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sluiceway.kernel.clock import Millis
 
 
 class NewPartition(NamedTuple):
-    """A partition that is to be made. Those of `parents` go in its stead."""
+    """A partition to be created. It replaces `parents`."""
 
     partition: int
     backend: str
@@ -19,10 +19,10 @@ class NewPartition(NamedTuple):
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """What a rebalance does: partitions that are made, those that are drained and removed, and those that stay.
+    """Plan of a rebalance: partitions to create, to drain and remove, and to keep.
 
-    `reopens` are drained ones that go on after all: only a plan that goes back on another has them. `in_order`: the one partition of a
-    queue is replaced by one, so the new one gives out nothing before the old one is gone.
+    `reopens`: draining partitions to use again; only the plan of a cancellation has them. `in_order`: the queue's one partition is replaced
+    by one, which gives out no items before the old one is gone.
     """
 
     creates: tuple[NewPartition, ...] = ()
@@ -33,12 +33,12 @@ class Plan(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """There is nothing to do."""
+        """Whether the plan changes nothing."""
         return not (self.creates or self.drains or self.reopens)
 
 
 class StepDone(NamedTuple):
-    """A step that was done, by which instance; `partition`: of a removal, which one."""
+    """A completed step, with the instance that did it. `partition`: the one removed, for a removal."""
 
     kind: StepKind
     at: Millis
@@ -47,9 +47,9 @@ class StepDone(NamedTuple):
 
 
 class Rebalance(msgspec.Struct, frozen=True):
-    """One rebalance of one queue. A queue has one that is open and not `waiting` at most; `QueueRecord.rebalance` names it.
+    """One rebalance of one queue. A queue has at most one that is open and not `waiting`; `QueueRecord.rebalance` names it.
 
-    `step` is the one to be done next. A waiting one has an empty plan: it is made when its turn comes.
+    `step` is the next one. A waiting rebalance has an empty plan: it is planned when its turn comes.
     """
 
     id: str
@@ -63,30 +63,30 @@ class Rebalance(msgspec.Struct, frozen=True):
     actor: str
     request_id: str = ""
     rate: int | None = None
-    """Items a second that a drain by copy moves at most; None: as fast as it goes."""
+    """Maximum items per second of a drain by copy; None: unlimited."""
     state: RebalanceState = "running"
     step: StepKind = "create"
     slots: tuple[int, ...] = ()
-    """The homes that the keys are to have; (): not decided yet."""
+    """New home of each slot; (): not decided yet."""
     homes: tuple[int, ...] = ()
-    """Those that they had before, which the queue's record does not say of a slot that is MOVING."""
+    """Previous home of each slot, which the queue's record lacks while a slot is MOVING."""
     slots_at_once: int = 0
-    """So many slots at most are handed over together; 0: all. Fewer where more are remembered than one message holds."""
+    """Maximum number of slots handed over together; 0: all. Lowered if their keys do not fit into one message."""
     paused: tuple[int, ...] = ()
-    """Partitions that it drains and that were paused: they are so again if it is cancelled."""
+    """Draining partitions that were paused before; a cancellation pauses them again."""
     done: tuple[StepDone, ...] = ()
     started_at: Millis | None = None
     drain_at: Millis | None = None
-    """When draining began, and with how many items."""
+    """Start of draining; `items`: their number then."""
     items: int = 0
     moved: int = 0
-    """Items that were moved, as far as it is recorded: what a coordinator that died had moved last may be missing."""
+    """Items moved, as far as recorded: the last moves of a coordinator that died may be missing."""
     ended_at: Millis | None = None
     after: str | None = None
-    """The rebalance of its batch that comes before it."""
+    """Id of the previous rebalance of the batch."""
     batch: str | None = None
     problem: str = ""
-    """Why it does not get on, or has failed, in words."""
+    """Reason for a lack of progress, or for the failure, as text."""
     retries: int = 0
 
     @property
@@ -95,14 +95,14 @@ class Rebalance(msgspec.Struct, frozen=True):
 
 
 class LeftOut(NamedTuple):
-    """A queue of a batch that is not rebalanced, and why, in words."""
+    """A queue left out of a batch, with the reason as text."""
 
     queue_name: str
     reason: str
 
 
 class RebalanceBatch(NamedTuple):
-    """What became of a call for many queues: their rebalances, carried out one after another, in this order."""
+    """Result of a call for many queues: their rebalances, carried out one after another in this order, and the queues left out."""
 
     batch: str
     rebalances: list[Rebalance]
@@ -110,10 +110,10 @@ class RebalanceBatch(NamedTuple):
 
 
 class RebalanceProgress(NamedTuple):
-    """What is left to drain, as counted just now: all items, those of them that are leased or scheduled, and by partition.
+    """Items left to drain, as just counted: in total, leased, scheduled, and by partition.
 
-    `rate_per_s` is the mean since draining began; `time_left` what follows from it. None where nobody can say. A partition that does not
-    answer is not in `by_partition`.
+    `rate_per_s`: mean since draining began; `time_left`: estimate from it. None: unknown. `by_partition` lacks partitions that do not
+    answer.
     """
 
     items_left: int

@@ -1,6 +1,6 @@
-"""What a client asks of a queue, and what it is told, in the form in which the core handles it.
+"""Requests and answers of the item calls, in the form that the core handles.
 
-The codecs of `wire/` build requests and render answers; everything here is already validated.
+The codecs of `wire/` build requests and render answers; all values here are validated.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Offsets = npt.NDArray[np.int64]
 
 
 TRANSFER_GROUP = "transfer/"
-"""Begins the idempotency groups of transfers to a dead queue. A client's key among them could hold up the dead for ever."""
+"""Prefix of the idempotency groups of transfers to a dead queue. A client's key in such a group could block dead letters for ever."""
 
 
 MOVE_GROUP = "move/"
-"""Begins the idempotency groups of items that are moved between partitions of a queue. They belong to a partition, not to a slot."""
+"""Prefix of the idempotency groups of moves between partitions of a queue. They belong to a partition, not to a slot."""
 
 
 class ProduceKey(NamedTuple):
-    """Makes a produce repeatable. Without a `group` the key lives for `window` ms; with one, until the group's `sequence` rises."""
+    """Idempotency key of a produce. Without a `group` it lives for `window` ms; with one, until the group's `sequence` rises."""
 
     key: str
     group: str | None = None
@@ -39,12 +39,12 @@ class ProduceKey(NamedTuple):
 
     @property
     def is_system(self) -> bool:
-        """A key of a transfer or a move: these have a fixed place."""
+        """Whether it is the key of a transfer or a move, whose home is fixed."""
         return self.group is not None and self.group.startswith((TRANSFER_GROUP, MOVE_GROUP))
 
     @property
     def is_generated(self) -> bool:
-        """The client can replace it."""
+        """Whether the client may replace it."""
         return self.group is None and self.key.startswith(GENERATED_KEY)
 
     @property
@@ -53,9 +53,9 @@ class ProduceKey(NamedTuple):
 
 
 class MovedItem(NamedTuple):
-    """What items that are moved to another partition have behind them: `rows` neighbours of a batch, to which the same befell.
+    """Metadata of moved items: `rows` neighbouring rows of a batch with the same history.
 
-    `expires_at` 0: never. `due_at` 0: they are ready. `together`: at most so many of them in one lease (0: any number).
+    `expires_at` 0: never. `due_at` 0: ready. `together`: maximum number of them in one lease (0: unlimited).
     """
 
     rows: int
@@ -68,12 +68,12 @@ class MovedItem(NamedTuple):
 
 @dataclass(slots=True)
 class Produce:
-    """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`; 1 row at least. It may be a
-    `model.small_batch.SmallBatch`.
+    """Items for one partition. `batch` has `payload` and any of `model.items.PRODUCED`, `origin`, `enqueue_at`, and at least one row. It
+    may be a `model.small_batch.SmallBatch`.
 
-    Without a `partition` the queue chooses it. Two kinds have a partition and a key. Items that are moved have `lives` of all of their
-    rows: their key is one of MOVE_GROUP, which that partition remembers whatever its slots are. A produce without `lives` comes from the
-    owner of its key's home, whose intent names that partition (ADR 34): `Produced` with 0 items says that it has refused the key for good.
+    Without `partition` the queue chooses one. Two kinds have a partition and a key. Moved items have `lives` for all of their rows: their
+    key is one of MOVE_GROUP, which that partition remembers whatever its slots are. A produce without `lives` comes from the owner of its
+    key's home, whose intent names that partition (ADR 34): `Produced` with 0 items means that the partition has refused the key for good.
     """
 
     batch: pa.RecordBatch
@@ -94,11 +94,11 @@ class Produced(NamedTuple):
 
 @dataclass(slots=True)
 class Lease:
-    """Ask for up to `batch_size` items from up to `max_partitions` partitions; wait `request_timeout` for the first.
+    """Lease up to `batch_size` items from up to `max_partitions` partitions, waiting up to `request_timeout` ms for the first.
 
-    With a `partition` from that one only, and then the key is looked for there only. With `after`, the number of a lease of that partition,
-    too: refused as `stale_ids` if a later lease of that client was completed there, as far as that is remembered. With `before`, only items
-    at offsets before the one that it has for their partition, and none of other partitions.
+    `partition`: lease from that one only; the lease key, too, is looked up only there. `after`, the number of a lease of that partition:
+    refuse as `stale_ids` if a later lease of the client was completed there, as far as that is remembered. `before`: by partition, the
+    offset before which items may be leased; other partitions give none.
     """
 
     client_id: str
@@ -113,7 +113,7 @@ class Lease:
 
 
 class LeaseInfo(NamedTuple):
-    """A lease: `number` is that in its id, `items` its items that are still open."""
+    """A lease. `number` is part of its id; `items` counts its open items."""
 
     partition: int
     number: int
@@ -123,9 +123,9 @@ class LeaseInfo(NamedTuple):
 
 @dataclass(slots=True)
 class Leased:
-    """Leases and, unless only the leases were asked for, their items: batches with the columns of `model.leased`, one or more a lease.
+    """Leases and, unless excluded, their items: batches with the columns of `model.leased_items`, one or more per lease.
 
-    A batch may be a `model.few.Served`.
+    A batch may be a `model.small_batch.Served`.
     """
 
     leases: Sequence[LeaseInfo]
@@ -136,10 +136,10 @@ Verdict = Literal["done", "retry", "dead", "release"]
 
 
 class Disposition(NamedTuple):
-    """What becomes of an item.
+    """Outcome of an item.
 
-    A retry is due at `retry_at`, or `retry_after` from when the disposition takes effect; with neither, by the queue's back-off or at once.
-    A release puts it back as if it had not been leased: the attempt is not counted.
+    A retry is due at `retry_at`, or `retry_after` ms after the disposition takes effect; with neither, by the queue's back-off or at once.
+    A release puts the item back as if it had not been leased: the attempt is not counted.
     """
 
     verdict: Verdict
@@ -153,7 +153,7 @@ RELEASE = Disposition("release")
 
 
 class Selection(NamedTuple):
-    """Items of one partition: sorted unique `offsets`, or all that is open in the lease of that number."""
+    """Items of one partition: sorted unique `offsets`, or all open items of the lease with that number."""
 
     disposition: Disposition
     offsets: Offsets | None = None
@@ -164,8 +164,8 @@ class Selection(NamedTuple):
 class Settle:
     """Complete, retry, release or (with `stage`) state outcomes of leased items, by partition.
 
-    `foreign` are ids of other incarnations or partitions that do not exist: ignored as unknown. With a `client_id`, so are items that
-    another client has leased. `strict`: the call ends as `stale_ids` if anything was ignored (what was not, is settled all the same).
+    `foreign`: ids of other incarnations or of partitions that do not exist; ignored as unknown. With a `client_id`, so are items leased by
+    another client. `strict`: the call fails with `stale_ids` if any id was ignored (the others are settled all the same).
     """
 
     selections: dict[int, list[Selection]]
@@ -178,7 +178,7 @@ class Settle:
 
 @dataclass(slots=True)
 class Settled:
-    """How many items each disposition befell (in a staging call: was stated of), and what was ignored (id, reason)."""
+    """Items per disposition (applied, or stated in a staging call), and the ignored ids with their reasons."""
 
     completed: int = 0
     retried: int = 0
@@ -187,7 +187,7 @@ class Settled:
     ignored: list[tuple[str, IgnoredReason]] = field(default_factory=list)
 
     def add(self, other: Settled) -> None:
-        """Put the other's counts and ids to these."""
+        """Add the other result to this one."""
         self.completed += other.completed
         self.retried += other.retried
         self.dead += other.dead
@@ -195,7 +195,7 @@ class Settled:
         self.ignored += other.ignored
 
     def count(self, verdict: Verdict, items: int) -> None:
-        """So many more met that disposition."""
+        """Add `items` to the count of that verdict."""
         self.completed += items if verdict == "done" else 0
         self.retried += items if verdict == "retry" else 0
         self.dead += items if verdict == "dead" else 0
@@ -208,7 +208,7 @@ class Settled:
 
 @dataclass(slots=True)
 class Extend:
-    """Move the deadline of leases to now + `lease_timeout` (None: the queue's). An item stands for the whole lease that it is in."""
+    """Extend the deadline of leases to now + `lease_timeout` (None: the queue's). An item stands for its whole lease."""
 
     leases: Sequence[tuple[int, int]]
     """(partition, lease number)"""
@@ -223,18 +223,20 @@ class Extend:
 
 @dataclass(slots=True)
 class Extended:
+    """Extended leases, and the ignored ids with their reasons."""
+
     leases: list[LeaseInfo] = field(default_factory=list)
     ignored: list[tuple[str, IgnoredReason]] = field(default_factory=list)
 
     def add(self, other: Extended) -> None:
-        """Put the other's leases and ids to these."""
+        """Add the other result to this one."""
         self.leases += other.leases
         self.ignored += other.ignored
 
 
 @dataclass(slots=True)
 class Peek:
-    """Look at a lease's open items from position `start`, or at what `partition` (None: each in turn) will serve next."""
+    """Peek at a lease's open items from position `start`, or at the next items of `partition` (None: each in turn)."""
 
     limit: int
     partition: int | None = None
@@ -244,9 +246,9 @@ class Peek:
 
 @dataclass(slots=True)
 class Clear:
-    """Drop what waits: ready items, and with `scheduled` also those that are not due yet. Leased items stay.
+    """Drop waiting items: ready ones, and with `scheduled` also those not due yet. Leased items stay.
 
-    In those `partitions`; None: in all.
+    `partitions` None: all.
     """
 
     request_timeout: Millis
@@ -257,22 +259,22 @@ class Clear:
 
 @dataclass(slots=True)
 class Cleared:
-    """How many items were dropped, durably."""
+    """Number of items durably dropped."""
 
     ready: int = 0
     scheduled: int = 0
 
     def add(self, other: Cleared) -> None:
-        """Put the other's counts to these."""
+        """Add the other result to this one."""
         self.ready += other.ready
         self.scheduled += other.scheduled
 
 
 @dataclass(slots=True)
 class Redrive:
-    """Send ready items of a dead queue back to `target` (None: the queue that each came from), `limit` at most.
+    """Send up to `limit` ready items of a dead queue back to `target` (None: the queue that each came from).
 
-    Only those whose `reason` contains that text, and whose source queue is `source`. `dry_run` counts and moves nothing.
+    Only those whose reason contains `reason`, and whose source queue is `source`. `dry_run`: count without moving.
     """
 
     request_timeout: Millis
@@ -285,7 +287,7 @@ class Redrive:
 
 @dataclass(slots=True)
 class Redriven:
-    """`matched` items were found, `redriven` of them are durable in their target (0 in a dry run); by target."""
+    """`matched`: items found; `redriven`: those durable in their target (0 in a dry run); `targets`: number by target."""
 
     matched: int = 0
     redriven: int = 0
@@ -294,11 +296,11 @@ class Redriven:
 
 @dataclass(slots=True)
 class Explanation:
-    """Where an item is, and why it is not being served; times and numbers where they apply."""
+    """Place of an item, and the reason why it is not being served; times and numbers where they apply."""
 
     state: Whereabouts
     reason: str
-    """In words."""
+    """As text."""
     ahead: int | None = None
     """Ready items that are served before it."""
     attempts: int | None = None
@@ -310,7 +312,7 @@ class Explanation:
 
 
 class QueueSpec(QueueSettings, frozen=True):
-    """What `queues.create` asks for."""
+    """Request of `queues.create`."""
 
     queue_name: str
     requested_partitions: int = 1
@@ -318,9 +320,9 @@ class QueueSpec(QueueSettings, frozen=True):
 
 @dataclass(slots=True)
 class QueuePatch:
-    """What `queues.update` asks for: the settings to change, already validated, by the names of `QueueRecord`.
+    """Request of `queues.update`: the validated settings to change, by the names of `QueueRecord`.
 
-    With a `version`, only if that is still the record's.
+    With `version`, only if the record still has it.
     """
 
     settings: dict[str, object]

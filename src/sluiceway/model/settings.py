@@ -1,4 +1,4 @@
-"""What is said of each key of the configuration, beside its type and its default."""
+"""Metadata of configuration keys, beside their types and defaults."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 Form = Literal["plain", "duration", "path", "secret", "credential"]
-"""How a value is written. `duration`: `30s`, held as milliseconds. `path`: relative to the file that says it. `secret`: where it is,
-`env:NAME` or `file:PATH`, never the value itself. `credential`: as a secret, or the value itself. Neither of the two is ever shown."""
+"""Notation of a value. `duration`: `30s`, held as milliseconds. `path`: relative to the file that has it. `secret`: a reference,
+`env:NAME` or `file:PATH`, never the value itself. `credential`: such a reference, or the value itself. Both are never shown."""
 
 MASK = "***"
 
 
 def key(meaning: str, form: Form = "plain", *, restart: bool = False) -> msgspec.Meta:
-    """Describes a key. `restart`: a change of it takes effect only when the server starts anew; all others change live."""
+    """Describe a key. `restart`: a change takes effect only at a restart of the server; all other keys change live."""
     return msgspec.Meta(description=meaning, extra={"form": form, "restart": restart})
 
 
 class Key(NamedTuple):
-    """One key of a table of the configuration."""
+    """One key of a configuration table."""
 
     name: str
     form: Form
     restart: bool
     default: Any
-    """None of a key that must be given, too."""
+    """None also for a required key."""
     type: Any
 
     @property
@@ -34,10 +34,10 @@ class Key(NamedTuple):
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A table of the configuration. Its text form shows no secret."""
+    """A configuration table. Its `repr` shows no secret."""
 
     def shown(self) -> dict[str, Any]:
-        """The values by name, in the order of the keys, with secrets masked."""
+        """Return the values by name, in the order of the keys, with secrets masked."""
         values = {each.name: (each, getattr(self, each.name)) for each in keys(type(self))}
         return {name: MASK if each.hidden and value else value for name, (each, value) in values.items()}
 
@@ -49,7 +49,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def keys(table: type[Settings]) -> list[Key]:
-    """The keys of that kind of table, in order."""
+    """List the keys of a table, in order."""
     found = []
     for each in msgspec.structs.fields(table):
         about: dict[str, Any] = {}

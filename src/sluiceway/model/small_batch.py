@@ -1,6 +1,6 @@
-"""A few items as they came, before they are put into columns: for one item, columns cost more than all the rest of its way.
+"""Small batches: a few items as values before they are put into columns. For one item, columns cost more than all the rest of its way.
 
-Where rows are `Rows`, both forms say the same, and `in_columns` makes one of the other. Whoever handles many items handles columns.
+Both forms of `Rows` are equivalent, and `in_columns` converts to columns. Code for many items handles columns.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from sluiceway.model.leased_items import Slice, placed, served, take_rows
 from sluiceway.model.sparse import SparseBatch
 
 MOST = 16
-"""Items of one request that are worth handling so."""
+"""Maximum number of items of a request handled as values."""
 MAX_BYTES = 64 << 10
-"""Bytes of one request that are worth it: whoever looks at items in columns sees where they lie, and has a copy of these."""
+"""Maximum bytes of a request handled as values: columns refer to the items where they lie, values are a copy."""
 _VALUE_BYTES = 64
-"""What a value takes beside its bytes."""
+"""Memory of a value beside its bytes."""
 _BITS = {field.name: 1 << bit for bit, field in enumerate(OPTIONAL)}
 
 
 class SmallBatch:
-    """Rows by their values: payloads, and of the optional columns in which any row has one, a value or None for each row. Never changed.
+    """Immutable rows as values: payloads, and for each optional column with a value in any row, a value or None for each row.
 
-    Headers are a mapping. `nbytes` is about what the same rows take in columns.
+    Headers are a mapping. `nbytes`: approximate size of the same rows in columns.
     """
 
     __slots__ = ("nbytes", "others", "payloads")
@@ -42,23 +42,23 @@ class SmallBatch:
 
     @property
     def held_bytes(self) -> int:
-        """What they take in memory, roughly."""
+        """Approximate size in memory."""
         values = len(self.payloads) * (1 + len(self.others))
-        # A mapping takes room for each pair, and a name and a text of their own.
+        # A mapping has an entry for each pair, and separate objects for its name and text.
         values += 3 * sum(1 + len(pairs) for pairs in self.others.get("headers", ()) if pairs is not None)
         return self.nbytes + _VALUE_BYTES * values
 
     @property
     def columns(self) -> int:
-        """The mask of `stored_schema`."""
+        """Column mask for `stored_schema`."""
         return sum(_BITS[name] for name in self.others)
 
     def batch(self) -> pa.RecordBatch:
-        """The same rows in columns, as a blob has them."""
+        """Convert the rows to columns, in the form of a blob."""
         return pa.RecordBatch.from_arrays(self.arrays(), schema=stored_schema(self.columns))
 
     def arrays(self) -> list[pa.Array]:
-        """Those columns."""
+        """Convert the rows to the columns of `batch`."""
         schema = stored_schema(self.columns)
         arrays = [pa.array(self.payloads, PAYLOAD.type)]
         for field in list(schema)[1:]:
@@ -69,7 +69,7 @@ class SmallBatch:
         return arrays
 
     def take(self, rows: Sequence[int]) -> SmallBatch:
-        """Those rows, in their order."""
+        """Return these rows, in the given order."""
         if len(rows) == len(self.payloads):
             return self
         payloads = [self.payloads[row] for row in rows]
@@ -80,11 +80,11 @@ class SmallBatch:
 
 Rows: TypeAlias = SmallBatch | pa.RecordBatch
 StoredRows: TypeAlias = Rows | SparseBatch
-"""What is at hand of a stored blob: all of its rows, or (compacted) those that were open."""
+"""Available rows of a stored blob: all of them, or (compacted) those that were open."""
 
 
 class Served:
-    """The rows of one slice on their way to a consumer, put into the form in which they leave only when that is known."""
+    """Rows of one slice on their way to a consumer, converted only once the form of the answer is known."""
 
     __slots__ = ("blob", "lease", "partition", "piece")
 
@@ -96,7 +96,7 @@ class Served:
 
     @property
     def nbytes(self) -> int:
-        """What the rows take in columns, about; of some that are scattered over their blob, at most."""
+        """Approximate size of the rows in columns; an upper bound for rows scattered over their blob."""
         blob, rows = self.blob, self.piece.rows
         if isinstance(blob, SmallBatch):
             return blob.nbytes * len(rows) // blob.num_rows
@@ -106,21 +106,21 @@ class Served:
         return int(blob.nbytes if last - first + 1 == blob.num_rows else blob.slice(first, last - first + 1).nbytes)
 
     def batch(self) -> pa.RecordBatch:
-        """In columns, as `model.leased.served` says."""
+        """Convert to columns, as `model.leased_items.served` does."""
         if not isinstance(self.blob, SmallBatch):
             return served(self.partition, self.lease, self.piece, self.blob)
         few = self.few()
         return placed(self.partition, self.lease, self.piece, few.arrays(), stored_schema(few.columns))
 
     def few(self) -> SmallBatch:
-        """By their values, however many they are."""
+        """Convert to values, whatever the number of rows."""
         if isinstance(self.blob, SmallBatch):
             return self.blob.take(self.piece.rows.tolist())
         return _by_value(take_rows(self.blob, self.piece.rows), 0)
 
 
 def join(pieces: Sequence[SmallBatch]) -> SmallBatch:
-    """All of their rows, one after the other."""
+    """Concatenate the pieces' rows."""
     if len(pieces) == 1:
         return pieces[0]
     payloads = [payload for piece in pieces for payload in piece.payloads]
@@ -130,7 +130,7 @@ def join(pieces: Sequence[SmallBatch]) -> SmallBatch:
 
 
 def as_few(batch: pa.RecordBatch) -> SmallBatch | None:
-    """The rows by their values; None for many, large or due ones, and where there are headers, whose names may repeat."""
+    """Convert the rows to values; None if they are many, large or scheduled, or have headers, whose names may repeat."""
     names = batch.schema.names
     if batch.num_rows > MOST or ENQUEUE_AT.name in names or "headers" in names:
         return None
@@ -152,5 +152,5 @@ def _by_value(batch: pa.RecordBatch, nbytes: int) -> SmallBatch:
 
 
 def in_columns(rows: Any) -> pa.RecordBatch:
-    """Rows, or what is served of them, in columns."""
+    """Convert rows, or served rows, to columns."""
     return rows.batch() if isinstance(rows, SmallBatch | Served) else rows

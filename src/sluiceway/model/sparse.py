@@ -1,8 +1,8 @@
-"""Blobs that were compacted: the rows that were still open, and which rows of the whole blob they are.
+"""Compacted blobs: the rows that were still open, with their row numbers in the whole blob.
 
-A compacted blob keeps its number, and its rows keep theirs, so nothing that refers to them changes. Its bytes are `MAGIC`, the number of
-rows (8 bytes, little-endian), their row numbers (4 bytes each, ascending), padding up to a multiple of 64 bytes, and the rows as any blob
-has them (`model.items`). A whole blob begins with Arrow's continuation marker instead of `MAGIC`.
+A compacted blob keeps its number, and its rows keep theirs, so references to them stay valid. Its bytes are `MAGIC`, the number of rows
+(8 bytes, little-endian), their row numbers (4 bytes each, ascending), padding up to a multiple of 64 bytes, and the rows as in any blob
+(`model.items`). A whole blob begins with Arrow's continuation marker instead of `MAGIC`.
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ _ALIGNMENT = 64
 
 
 class SparseBatch(NamedTuple):
-    """Some rows of a blob: `batch` has those of the (sorted) row numbers `rows`."""
+    """Some rows of a blob: `batch` has the rows with the sorted row numbers `rows`."""
 
     rows: Offsets
     batch: pa.RecordBatch
 
     @property
     def nbytes(self) -> int:
-        """What it takes in memory."""
+        """Size in memory."""
         return int(self.batch.nbytes) + self.rows.nbytes
 
     def has(self, rows: Offsets) -> npt.NDArray[np.bool_]:
-        """A mask: which of these rows are here."""
+        """Mask of the given rows that are present."""
         return np.isin(rows, self.rows, assume_unique=True)
 
     def places(self, rows: Offsets) -> Offsets:
-        """Where these rows, all of which are here, lie in `batch`."""
+        """Positions in `batch` of these rows, all of which must be present."""
         return np.searchsorted(self.rows, rows).astype(np.int64)
 
 
 def encode_sparse(sparse: SparseBatch) -> bytes:
-    """The bytes of a compacted blob."""
+    """Encode a compacted blob."""
     head = MAGIC + len(sparse.rows).to_bytes(8, "little") + sparse.rows.astype("<u4").tobytes()
     return head + bytes(-len(head) % _ALIGNMENT) + encode_blob(sparse.batch)
 
 
 def decode_stored(data: bytes, columns: int) -> pa.RecordBatch | SparseBatch:
-    """The rows of a blob as it is stored, whole or compacted, without a copy of them."""
+    """Decode a stored blob, whole or compacted, without copying its rows."""
     if not data.startswith(MAGIC):
         return decode_blob(data, columns)
     begin = len(MAGIC) + 8
@@ -59,7 +59,7 @@ def decode_stored(data: bytes, columns: int) -> pa.RecordBatch | SparseBatch:
 
 
 def compacted(blob: pa.RecordBatch | SparseBatch, rows: Offsets) -> SparseBatch:
-    """The same blob with these rows of it alone. Raises ValueError if one is not there: it would be lost."""
+    """Reduce a blob to these rows. Raises ValueError if one is missing, since it would be lost."""
     if isinstance(blob, SparseBatch):
         if not blob.has(rows).all():
             raise ValueError("a compacted blob lacks an open row")

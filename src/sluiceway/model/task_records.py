@@ -1,4 +1,4 @@
-"""What tasks divide, and what they are told of it: partitions of a change stream, positions in them, and who leads."""
+"""Records of capture tasks: partitions of a change stream, positions in them, and the election's result."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ CHANGES = pa.schema(
         pa.field("payload", pa.binary(), nullable=False),
     ]
 )
-"""A record of a change stream. `position` is its own, for people and logs: it need not be one that can be read from. `at`: when it was
-written. `key`: what it is about; `kind`: what happened to that, such as `insert`. The payload is the stream's own."""
+"""Schema of a change stream's records. `position`: the record's own, for people and logs; it need not be one to read from. `at`: time of
+writing. `key`: the subject; `kind`: the kind of change, such as `insert`. `payload`: the stream's own format."""
 
 
 class Born(msgspec.Struct, frozen=True, array_like=True):
-    """A partition as the stream tells of it.
+    """A partition as the stream announces it.
 
-    `parents` is all of them, always the same and told the same by each of them; `start` is where reading begins, opaque. `since`, for
-    seeds: no record of it is older.
+    `parents`: all of them, constant, and equal in the announcements by each of them. `start`: opaque position where reading begins.
+    `since`, for seeds: no record of it is older.
     """
 
     token: str
@@ -36,9 +36,9 @@ class Born(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Group(NamedTuple):
-    """What the election says: who leads whom. `generation` rises with each change, unless the election has lost its memory.
+    """Result of the election: the leader and the members. `generation` rises with each change, unless the election has lost its memory.
 
-    Nobody leads, as far as a member can know, when it has lost its place in the election: then its `leader` is empty.
+    `leader` is empty for a member that has lost its place in the election: it cannot know of a leader.
     """
 
     generation: int
@@ -47,9 +47,8 @@ class Group(NamedTuple):
 
 
 class DeadLetters(msgspec.Struct, frozen=True):
-    """Records that the target does not take, and that went to the dead queue `queue` instead: `count` of them, the last, which was at
-    `position`, at `at`.
-    """
+    """Records that the target refused and that went to the dead queue `queue` instead: their number, and the last one's position and
+    time."""
 
     count: int
     queue: str
@@ -58,13 +57,12 @@ class DeadLetters(msgspec.Struct, frozen=True):
 
 
 class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What a position store keeps of a partition, beside the fence.
+    """Record of a partition in a position store, beside the fence.
 
-    `position`: up to there every record has been handed on; None: none was yet. `plan`: the end of the batch that is being handed on, or
-    was when its owner went; whoever goes on hands on exactly that first, from `position` to `plan`, as batch number `batch`. None: there
-    is none. `batch` is the number of the last batch that was planned; it rises by one each time. `at`: no record after `position` is older.
-    `behind`: by how long `position` was behind the end of the stream when that was last known. `records`: how many were handed on. `dead`:
-    those of them that became dead letters; None: there are none.
+    `position`: every record up to it has been handed on; None: none yet. `plan`: end of the batch being handed on, now or when its last
+    owner stopped; the next owner first hands on exactly that batch, from `position` to `plan`, as number `batch`. None: no such batch.
+    `batch`: number of the last planned batch; rises by one each time. `at`: no record after `position` is older. `behind`: last known lag
+    of `position` behind the end of the stream. `records`: number handed on. `dead`: those of them that became dead letters; None: none.
     """
 
     position: str | None = None

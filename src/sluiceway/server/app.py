@@ -1,4 +1,4 @@
-"""The API as an ASGI application: a path finds an endpoint, a guard lets the caller in, the endpoint's handler answers."""
+"""The API as an ASGI application: the path selects an endpoint, a guard authenticates the caller, the endpoint's handler answers."""
 
 from __future__ import annotations
 
@@ -53,51 +53,51 @@ log = logging.getLogger("sluiceway.server")
 
 
 class Guard(Protocol):
-    """Lets requests in."""
+    """Authentication and rate limits of requests."""
 
     async def admit(self, request: Request) -> Caller:
-        """Who sent the request. Before its body is read: raises `unauthenticated`, `rate_limited`."""
+        """Authenticate the request, before its body is read. Raises `unauthenticated`, `rate_limited`, `forbidden`."""
         ...
 
     async def recheck(self, request: Request) -> Caller:
-        """The request's caller, if it would still be let in: asked now and then while a stream is sent. Raises `unauthenticated`."""
+        """Return the request's caller if it is still valid; called repeatedly during a stream. Raises `unauthenticated`."""
         ...
 
     def charge(self, caller: Caller, size: int) -> None:
-        """Count a body of that many bytes towards the caller's rate."""
+        """Count a body of `size` bytes towards the caller's rate."""
         ...
 
 
 class Meter(Protocol):
-    """Is told of every request that was answered."""
+    """Observer of answered requests."""
 
     def answered(self, request: Request, path: str, status: int, seconds: float, received: int, sent: int) -> None:
-        """`path` is an endpoint's, or empty for what is none; status 0: the client had gone; bytes are those of the bodies."""
+        """`path`: the endpoint's, or empty if there is none; `status` 0: the client had gone; `received`, `sent`: bytes of the bodies."""
         ...
 
 
 @dataclass(frozen=True)
 class Fittings:
-    """What an application has beside the calls on queues. `endpoints` and `pages` are served together with its own."""
+    """Optional parts of an application. `endpoints` and `pages` are served together with its own."""
 
     guard: Guard = field(default_factory=OpenDoor)
     meters: Sequence[Meter] = ()
     endpoints: Sequence[Endpoint] = ()
     pages: Sequence[Page] = ()
     on_stop: Sequence[Callable[[], None]] = ()
-    """End what would go on as long as its reader stays."""
+    """Callbacks that end streams, which would last as long as their readers stay."""
     admin_port: int | None = None
-    """The port on which alone there is what is for administrators, and /metrics. None: it is on every port."""
+    """The only port that serves administrators' calls and /metrics. None: all ports do."""
     peers: PeerCalls | None = None
-    """What other instances ask; None: there are none."""
+    """Requests of other instances; None: there are none."""
     dashboard: bool = False
-    """Whether there are pages at /ui, for which all calls of the API have to be there."""
+    """Whether to serve the dashboard at /ui, which needs all calls of the API."""
 
 
 class App:
-    """An ASGI application over one service. Serves on one event loop; raises nothing at its caller but cancellation.
+    """ASGI application over one service. Runs on one event loop; raises only cancellation.
 
-    Every request that it is given is answered: once it stops, with `connection: close`, so that none is sent into the closing connection.
+    Answers every request it gets. Once it stops, answers carry `connection: close`, so that no request is sent into a closing connection.
     """
 
     def __init__(self, service: QueueService, fittings: Fittings) -> None:
@@ -137,7 +137,7 @@ class App:
         return self._stopping
 
     def stop_waiting(self) -> None:
-        """End every long poll with `unavailable`, and every stream, now and from now on. Calls that do not wait go on."""
+        """End every long poll and stream with `unavailable`, now and from now on. Calls that do not wait continue."""
         self._stopping = True
         for stop in self._on_stop:
             stop()
@@ -148,7 +148,7 @@ class App:
             self._peers.stop_waiting()
 
     def give_up(self) -> None:
-        """Answer what is still in flight without waiting for it: `unavailable` where the body is not there yet, else `outcome_unknown`."""
+        """Answer all requests in flight at once: `unavailable` if the body is incomplete, else `outcome_unknown`."""
         self._given_up = True
         for task in self._running:
             task.cancel()
@@ -157,11 +157,11 @@ class App:
         await self._serve(scope, Request(scope, receive, self._bodies), _Sent(send, self), asyncio.current_task())
 
     async def answer(self, direct: Direct) -> None:
-        """The same for a call that came whole."""
+        """Serve a complete call over the direct path."""
         await self._serve(direct.scope, WholeRequest(direct, self._bodies), _Sent(direct.send, self, direct), direct.task)
 
     async def _serve(self, scope: Scope, request: Request, sent: _Sent, task: asyncio.Task[Any] | None) -> None:
-        """`task`: the one that this is in."""
+        """Serve one request. `task`: the task that runs this."""
         path: str = scope["path"]
         if not request.request_id:
             request.request_id = b"%b-%d" % (self._process, next(self._request_ids))
@@ -199,7 +199,7 @@ class App:
                 meter.answered(request, self._known(path), sent.status, stopwatch() - began, received, sent.size)
 
     def _known(self, path: str) -> str:
-        """What stands for the path where requests are counted: of pages, which may have any name in them, that it was one."""
+        """Label of the path in metrics. Dashboard paths, which may contain any name, share one."""
         if path in self._calls or path in self._gets or path == peer.PATH:
             return path
         return "" if self._site is None else ui.known(path)
@@ -227,14 +227,14 @@ class App:
         page = self._gets.get(path)
         if page is None:
             raise _no_endpoint(path)
-        # A stream has no end for which the answer to a HEAD could wait.
+        # A stream has no end, so a HEAD could not be answered.
         allowed = ("GET",) if page.stream else ("GET", "HEAD")
         if method not in allowed:
             raise _wrong_method(", ".join(allowed))
         await self._get(page, request, send)
 
     async def _begin(self, request: Request, send: _Sent) -> None:
-        """Where to go from the bare address: a browser to the dashboard, all else is told what there is."""
+        """Answer the root path: redirect browsers to the dashboard, list the entry points for other clients."""
         accepts = any(name == b"accept" and b"text/html" in value for name, value in request.scope["headers"])
         if self._site is not None and accepts:
             await send.respond(302, JSON, b"{}", request.request_id, (b"location", ui.ROOT.encode()))
@@ -252,13 +252,13 @@ class App:
         try:
             await request.read_body(MAX_BODY_BYTES if endpoint.takes_arrow else MAX_CALL_BYTES)
         finally:
-            # Also a body that breaks off has been paid for by the others.
+            # Also for a body that breaks off: its bytes have used the connection.
             self._guard.charge(request.caller, request.received)
         if request.protobuf:
             form = protobuf.CALLS[endpoint.path]
             message, request.body = form.read(request.body)
             answer = bytes(await endpoint.handle(request))
-            # A page of 65,536 items takes seconds to translate, in which other calls are to be served.
+            # Translating a page of 65,536 items takes seconds, during which other calls must be served.
             is_long = len(answer) > BUILT_ALONE
             status, said = await asyncio.to_thread(form.write, message, answer) if is_long else form.write(message, answer)
             await send.respond(status, PROTOBUF, said, request.request_id)
@@ -285,12 +285,12 @@ class App:
 
 
 def create_app(service: QueueService, fittings: Fittings | None = None) -> App:
-    """The API over that service, which the caller starts and stops. Without fittings it is open to everybody."""
+    """Create the API over a service, which the caller starts and stops. Without fittings it is open to every caller."""
     return App(service, fittings or Fittings())
 
 
 class _Sent:
-    """Passes on what is sent, and remembers what it was. Status 0: nothing was, as the client had gone."""
+    """Sends an answer, and records its status and size. Status 0: no answer, as the client had gone."""
 
     __slots__ = ("_app", "_direct", "_send", "size", "status")
 
@@ -301,7 +301,7 @@ class _Sent:
         self.status = self.size = 0
 
     async def respond(self, status: int, content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> None:
-        """As `http.respond`; on the direct path in one go."""
+        """Send a whole answer as `http.respond` does; on the direct path, in one write."""
         if self._direct is None or len(body) > PIECE:
             await respond(self, status, content_type, body, request_id, *more)
             return
@@ -350,7 +350,7 @@ def _wrong_method(allow: str) -> SluicewayError:
 
 async def _refuse(send: _Sent, error: SluicewayError, request: Request) -> None:
     if send.status:
-        # A stream that broke off: there is no second answer to give.
+        # A broken stream: its answer has begun.
         return
     more: list[tuple[bytes, bytes]] = []
     if isinstance(error, _MethodError):
@@ -360,7 +360,7 @@ async def _refuse(send: _Sent, error: SluicewayError, request: Request) -> None:
     if error.code == "unauthenticated":
         more.append((b"www-authenticate", b'Bearer realm="sluiceway"'))
     if error.kind.status in (401, 413, 429) and not request.whole:
-        # What is left of the body is not read, so the connection cannot serve another request.
+        # The rest of the body is not read, so the connection cannot serve another request.
         more.append((b"connection", b"close"))
     if request.protobuf:
         status, said = protobuf.refusal(error, request.request_id.decode())

@@ -12,7 +12,7 @@ from sluiceway.wire.json_audit import AuditListCall, audit_page, decode_audit_li
 
 
 class AuditCalls:
-    """Shows who changed what. `trail` is asked for at each call: the service has one once it is started."""
+    """The audit call. `trail` is called each time: the service has a trail once it is started."""
 
     def __init__(self, trail: Callable[[], AuditTrail]) -> None:
         self._trail = trail

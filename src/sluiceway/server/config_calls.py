@@ -17,7 +17,7 @@ from sluiceway.wire.json_config import NoFields
 
 
 class ConfigCalls:
-    """Show the configuration, read it again, and list the backends."""
+    """Show and reload the configuration, and list the backends."""
 
     def __init__(self, service: Service, reloader: Reloader) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""Connections to one address divided evenly among the processes that accept them."""
+"""Connection balance: connections to one address spread evenly over the processes that accept them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _WIDTH = 8
 
 
 class Seats:
-    """How many connections each of so many processes has, in a file that all of them have open.
+    """Connection counts of `places` processes, in a file that all of them have open.
 
-    Each process has a place of its own, which is free again when it ends, however it does. Raises OSError.
+    Each process claims a place, which becomes free when it ends, however it does. Raises OSError.
     """
 
     def __init__(self, file: BinaryIO, places: int) -> None:
@@ -33,16 +33,16 @@ class Seats:
         return True
 
     def note(self, connections: int) -> None:
-        """This process has so many now."""
+        """Record this process's number of connections."""
         self._counts[self._place] = connections
 
     def has_more_than_others(self) -> bool:
-        """Whether another process has fewer, and should take the next. It is no more than a hint: that one may have died."""
+        """Whether another process has fewer, and should accept the next one. Only a hint: that process may have died."""
         return self._counts[self._place] > min(self._counts)
 
 
 class Counted(set[T]):
-    """A set that tells its size whenever that changes by one."""
+    """Set that reports its size whenever that changes by one."""
 
     def __init__(self, note: Callable[[int], None]) -> None:
         super().__init__()

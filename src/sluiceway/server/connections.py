@@ -1,4 +1,4 @@
-"""What a connection may take before and beside its requests: time, headers, and that there are not too many."""
+"""Limits of a connection before and beside its requests: time, headers, and the number of connections."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ from sluiceway.server.fast_path import Direct
 from sluiceway.wire.answers import problem
 
 _FRAMING: Final = 16
-"""Bytes around each byte of a body that comes in the smallest chunks, with room to spare."""
+"""Bytes of framing around each byte of a body sent in the smallest chunks, with a margin."""
 _TOGETHER: Final = 0.005
-"""Seconds after its head in which a small body comes that was sent at the same time: many clients write the two one after the other."""
+"""Seconds after its head within which a small body sent at the same time arrives: many clients write the two separately."""
 _LEFTOVER: Final = 1 << 20
-"""Bytes that are read, and dropped, after headers were refused."""
+"""Bytes that are read and dropped after the headers were refused."""
 _TOO_LARGE: Final = f"the request line and the headers are more than {MAX_HEADERS} or than {MAX_HEAD_BYTES:,} bytes".encode()
 
 
 @cache
 def most_connections() -> int:
-    """MAX_CONNECTIONS, or fewer where the process may not open as many files: half of them stay for the stores."""
+    """Return MAX_CONNECTIONS, or fewer where the process may not open as many files: half of them are reserved for the stores."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files // 2)
 
 
 class _HeadError(Exception):
-    """There are too many headers, or too large ones."""
+    """The headers are too many or too large."""
 
 
 class _PipelineError(Exception):
@@ -52,22 +52,21 @@ class _PipelineError(Exception):
 
 
 class _FramingError(Exception):
-    """It is in doubt where the request ends. The text says why."""
+    """The end of the request is ambiguous. The text gives the reason."""
 
 
 class Connection(HttpToolsProtocol):
-    """An HTTP connection that ends when its client does not get on.
+    """An HTTP connection, dropped when its client makes no progress.
 
-    Dropped are those whose request line and headers have not come within HEAD_TIMEOUT of the connection, or of their first byte; those
-    that have had their answer and do not end their body within LEFTOVER_TIMEOUT; and those that take nothing of an answer for
-    SEND_TIMEOUT, or send more than MAX_PIPELINED requests ahead. Headers beyond their limits are a 431, a connection beyond
-    `most_connections` is a 503.
+    It is dropped if the request line and headers do not arrive within HEAD_TIMEOUT of the connection, or of their first byte; if the body
+    of an answered request does not end within LEFTOVER_TIMEOUT; if the client reads none of an answer for SEND_TIMEOUT; or if it sends more
+    than MAX_PIPELINED requests ahead. Headers beyond their limits get a 431, a connection beyond `most_connections` a 503.
 
-    An upgrade that a client offers (HTTP/2, WebSocket) is ignored and the request served, as RFC 9110 has it. Nothing in a body is ever a
-    request: where it is in doubt where a request ends, the connection does.
+    An upgrade that a client offers (HTTP/2, WebSocket) is ignored and the request served (RFC 9110). Bytes of a body are never taken for a
+    request: if the end of a request is ambiguous, the connection closes.
 
-    A call of the API whose body comes together with its head, and that waits for no other, takes the direct path (`direct.py`). All other
-    requests are uvicorn's.
+    An API call whose body arrives together with its head, and that waits for no other, takes the direct path (`fast_path.py`). Uvicorn
+    serves all other requests.
     """
 
     def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any], _loop: Any = None) -> None:
@@ -82,11 +81,11 @@ class Connection(HttpToolsProtocol):
         self._calls = {} if self._app is None else self._app.calls
         self._direct: Direct | None = None
         self._parts: list[bytes] | None = None
-        """The body so far of a call that may come whole."""
+        """Body received so far, of a call that may arrive whole."""
         self._patience: asyncio.TimerHandle | None = None
         self._framed = self._keeps = False
         self._expected: RequestResponseCycle | None = None
-        """Of a request that asked for 100-continue, until its body is there."""
+        """Cycle of a request that asked for 100-continue, until its body has arrived."""
         self._path, self._query = "", b""
         self._idle: asyncio.TimerHandle | None = None
         self._idle_since: float | None = None
@@ -132,19 +131,19 @@ class Connection(HttpToolsProtocol):
             return
         if self._parts is not None and self._patience is None:
             self._patience = self.loop.call_later(_TOGETHER, self._hand_over)
-        # Also line ends between two requests, of which the parser says nothing.
+        # Includes line ends between two requests, which the parser does not report.
         begun = self._in_head or (self._messages == messages and not self._in_body)
         if begun and self._deadline is None:
             self._limit(HEAD_TIMEOUT)
-        # What is neither a header nor a body yet is kept by the parser, which has no limit of its own.
+        # The parser buffers bytes that are neither a header nor a body yet, without a limit of its own.
         if self._around > MAX_HEAD_BYTES + (_FRAMING + 1) * self._body_bytes:
             self._refuse_head()
 
     def _parse(self, data: bytes | memoryview) -> None:
-        """Raises HttpParserError.
+        """Feed the parser. Raises HttpParserError.
 
-        The parser skips the body of a request that offers an upgrade, and would take it for the next request. So another one gets the
-        head again, without the offer, and then what follows.
+        The parser skips the body of a request that offers an upgrade, and would take it for the next request. So a new parser gets the head
+        again, without the offer, and then the rest.
         """
         while True:
             try:
@@ -175,7 +174,7 @@ class Connection(HttpToolsProtocol):
         self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Also what follows a body in chunks comes here: it is counted, and is no header of the request.
+        # Trailers after a chunked body come here, too: they are counted, but are no headers of the request.
         self._headers += 1
         self._head_bytes += len(name) + len(value)
         if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
@@ -201,7 +200,7 @@ class Connection(HttpToolsProtocol):
         if version not in ("1.1", "1.0") or (self._framed and version == "1.0"):
             raise _FramingError("the version must be HTTP/1.1, or HTTP/1.0 without a transfer-encoding")
         if parser.should_upgrade():
-            # It comes again, without the offer.
+            # The head is parsed again, without the offer.
             return
         self._in_head, self._in_body = False, True
         self._limit(None)
@@ -215,24 +214,24 @@ class Connection(HttpToolsProtocol):
 
     def _begin_asgi(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue
-        # It makes the scope, which only here is needed.
+        # Makes the scope, which only this path needs.
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
         self.headers.extend(headers)
         super().on_headers_complete()
         if expects and self.cycle.keep_alive:
-            # A client that has its answer first may leave the body out: what comes then could be either.
+            # A client that is answered first may omit the body, so the bytes after that are ambiguous.
             self._expected, self.cycle.keep_alive = self.cycle, False
 
     def _hand_over(self) -> None:
-        """What has begun as a call that may come whole goes the way of all others."""
+        """Serve a call that may have arrived whole over ASGI, like all other requests."""
         parts = self._wait_no_more()
         self._begin_asgi()
         for part in parts:
             super().on_body(part)
 
     def _wait_no_more(self) -> list[bytes]:
-        """The body as far as it has come."""
+        """Stop waiting for a whole call. Returns the parts of its body received so far."""
         parts, self._parts = self._parts or [], None
         if self._patience is not None:
             self._patience.cancel()
@@ -241,7 +240,7 @@ class Connection(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         if self._parts is not None:
-            # Its client is told how it ended, as everybody.
+            # Its client gets an answer, as all clients do.
             self._hand_over()
         super().shutdown()
 
@@ -252,7 +251,7 @@ class Connection(HttpToolsProtocol):
             return
         self._parts.append(body)
         if self._body_bytes > HIGH_WATER_LIMIT:
-            # Not more than uvicorn would take before anybody has asked who sends it.
+            # Before authentication, buffer no more than uvicorn would.
             self._hand_over()
 
     def on_message_complete(self) -> None:
@@ -292,7 +291,7 @@ class Connection(HttpToolsProtocol):
         finally:
             assert direct.task is not None, "it was set before this began"
             self.tasks.discard(direct.task)
-            # An answer that was cut off, or cannot be made.
+            # The answer was cut off, or cannot be completed.
             if not (direct.response_complete or direct.disconnected):
                 self.transport.close()
 
@@ -312,7 +311,7 @@ class Connection(HttpToolsProtocol):
             self._limit(LEFTOVER_TIMEOUT)
 
     def _unset_keepalive_if_required(self) -> None:
-        # Not the timer: to set one, and to take it back, for every request costs more than one that looks again.
+        # Keeps the timer: setting and cancelling one for every request costs more than a timer that looks again.
         self._idle_since = None
 
     def _look_at_idling(self) -> None:
@@ -329,7 +328,7 @@ class Connection(HttpToolsProtocol):
         if self._headers > MAX_HEADERS or self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_head()
         elif self.pipeline or (self._is_answering() and (self.cycle.response_started or not self.cycle.more_body)):
-            # It would be read as the answer, or as a part of the answer, to an earlier request.
+            # The client would read it as the answer to an earlier request, or as part of that answer.
             self.transport.abort()
         else:
             super().send_400_response(msg)
@@ -360,17 +359,17 @@ class Connection(HttpToolsProtocol):
             self._sending.cancel()
             self._sending = None
 
-    # ---- the end ----------------------------------------------------------------------------------------------
+    # ---- timeouts and refusals --------------------------------------------------------------------------------
 
     def _limit(self, timeout: int | None) -> None:
-        """Drop the connection after that many milliseconds, in place of what was said before."""
+        """Drop the connection after `timeout` ms, replacing an earlier limit; None: no limit."""
         if self._deadline is not None:
             self._deadline.cancel()
         self._deadline = None if timeout is None else self.loop.call_later(timeout / 1_000, self._late)
 
     def _late(self) -> None:
         if self._is_answering():
-            # It has sent something of its next request, which can wait until this one has its answer.
+            # It has sent a part of its next request, which can wait until this one is answered.
             self._limit(HEAD_TIMEOUT)
         else:
             self.transport.abort()
@@ -380,11 +379,11 @@ class Connection(HttpToolsProtocol):
 
     def _refuse_head(self) -> None:
         if self._is_answering():
-            # A second answer would be read as a part of the first.
+            # The client would read a second answer as part of the first.
             self.transport.abort()
             return
         self._say(b"431 Request Header Fields Too Large", b"text/plain; charset=utf-8", _TOO_LARGE)
-        # To close while the client still sends would take the answer from it.
+        # Closing while the client still sends would discard the answer.
         self._refused = True
         self._limit(LEFTOVER_TIMEOUT)
         if self.transport.can_write_eof():

@@ -12,7 +12,7 @@ from sluiceway.wire import json_consumers, shapes
 
 
 class ConsumerCalls:
-    """Show who consumes, and hear what queries tell of themselves."""
+    """List consumers, and receive the reports of streaming queries."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -52,7 +52,7 @@ class ConsumerCalls:
         return json_consumers.page(shown, following, seen.silent)
 
     def _page(self, request: Request, call: json_consumers.ConsumersListCall) -> tuple[list[QueueRecord], str | None]:
-        """The queues that are looked at, and where to go on."""
+        """Return one page of the readable queues, and the pivot of the next one."""
         pivot = check_queue_name(call.pivot, "pivot") if call.pivot else ""
         seen = (record for record in self._service.queues() if request.caller.may("read", record.queue_name))
         records = [record for record in seen if record.queue_name > pivot]

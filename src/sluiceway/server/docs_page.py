@@ -1,4 +1,4 @@
-"""The OpenAPI document and the table of errors as pages to read: HTML without scripts, from this server alone."""
+"""Documentation pages: the OpenAPI document and the table of errors as HTML without scripts, served entirely by this server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
 )
-"""Sent with each of these pages, so that a text that got into one by mistake could do nothing."""
+"""Headers of these pages, so that a text injected into one by mistake could do no harm."""
 
 _CODE: Final = re.compile(r"`([^`]*)`")
 _STRONG: Final = re.compile(r"\*([a-z]+)\*")
@@ -35,12 +35,12 @@ Json = Mapping[str, Any]
 
 
 def api_page(document: Json) -> bytes:
-    """Every call with its fields, answer and errors, and the types that they refer to."""
+    """Render all calls with their fields, answers and errors, and the types they refer to."""
     return _page("Sluiceway API", _ApiPage(document).body())
 
 
 def errors_page() -> bytes:
-    """Every error code, with what to do; a problem's `type` links to its section."""
+    """Render all error codes with advice; a problem's `type` links to its section."""
     links = "".join(f'<li><a href="#{code}">{code}</a> <small>{kind.status}</small></li>' for code, kind in KINDS.items())
     intro = _prose(
         "An error is `application/problem+json`. `code` never changes its meaning. `retryable` promises that the same call, repeated, is "
@@ -121,7 +121,7 @@ class _ApiPage:
         return f'<details><summary>Errors</summary><ul class="codes">{"".join(shown)}</ul></details>' if shown else ""
 
     def _fields(self, schema: Json, of_call: bool = False) -> str:
-        """A table of the fields of an object, or a word where there are none. In a call, those that are required come first."""
+        """Render an object's fields as a table, or a phrase if there are none. In a call, required fields come first."""
         name = _name(schema)
         whole = self._schemas[name] if name else schema
         required = whole.get("required", ()) if of_call else ()
@@ -143,7 +143,7 @@ class _ApiPage:
         )
 
     def _kind(self, field: Json) -> str:
-        """The type of a value, in short."""
+        """Render the type of a value in short form."""
         if name := _name(field):
             return f'<a href="#type-{name}">{name}</a>'
         if "anyOf" in field:
@@ -166,7 +166,7 @@ class _ApiPage:
         return f'<section id="type-{name}"><h3>{name}</h3>{_prose(schema.get("description", ""))}{self._fields(schema)}</section>'
 
     def _parts(self) -> set[str]:
-        """The types that a field refers to; those of whole calls and answers are shown there."""
+        """Names of the types that fields refer to. Types of whole calls and answers are shown with their calls."""
         found: set[str] = set()
         for schema in self._schemas.values():
             for field in schema.get("properties", {}).values():

@@ -1,4 +1,4 @@
-"""What the server answers: one table, from which requests are served, scopes are checked, and OpenAPI is written."""
+"""The table of endpoints, from which requests are served, scopes are checked, and OpenAPI is written."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Stream = Callable[[Request, Send], Awaitable[None]]
 class Endpoint:
     """A call: `POST` with a JSON object of type `call`, answered with JSON of type `answer`.
 
-    With `query` the body may be an Arrow stream instead, and the other fields are in the query string, as that type. With `gives_arrow` the
-    answer may be one. An answer of one type or another, as was asked, has a union of them. `action` is what a key must be allowed to do;
-    the handler checks it for each queue that the call names, by `request.permit`, before it looks for the queue. None: any key will do, for
-    a call on no queue. `errors` are the codes that this call may answer with beside those of every call. With `redirects` it answers with
-    where else to go, if it is asked to.
+    `query`: the body may be an Arrow stream instead, with the other fields in the query string, as that type. `gives_arrow`: the answer may
+    be one. An answer of several types, depending on the call, is a union. `action`: the right that a key needs; the handler checks it for
+    each queue that the call names, by `request.permit`, before it looks up the queue. None: any key may call; the call concerns no queue.
+    `errors`: its error codes beside those of every call. `redirects`: it answers with the address of another instance if the request allows
+    that.
     """
 
     path: str
@@ -44,12 +44,12 @@ class Endpoint:
 
     @property
     def takes_protobuf(self) -> bool:
-        """A call that Querator has; the answer is a protobuf message then, too."""
+        """Whether Querator has this call; then the answer to a protobuf message is one, too."""
         return self.path in protobuf.CALLS
 
 
 class Reply:
-    """The answer to a `GET`."""
+    """Answer to a `GET`."""
 
     __slots__ = ("body", "content_type", "headers", "status")
 
@@ -59,10 +59,10 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Something to `GET`. `action` None: for everybody, without a key. A `stream` sends its answer by itself, for as long as it takes.
+    """A resource to `GET`. `action` None: public, without a key. A `stream` sends its own answer, for as long as it takes.
 
-    For OpenAPI: the answer comes with one of `statuses`, JSON is of the type `answer`, `query` is the type of the query string, and
-    `errors` are the codes beside those of every page.
+    For OpenAPI: `statuses`: possible statuses; `answer`: type of the JSON; `query`: type of the query string; `errors`: its codes beside
+    those of every page.
     """
 
     path: str

@@ -1,4 +1,4 @@
-"""`/v1/events`: what happens, as a stream of server-sent events that a reader can take up again where it broke off."""
+"""`/v1/events`: a stream of server-sent events that a reader can resume after a disconnect."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from sluiceway.wire.decoding import from_query, given_queue
 
 CONTENT_TYPE: Final = "text/event-stream"
 HEARTBEAT: Final = 15.0
-"""Seconds: shorter than the minute after which proxies commonly give up a silent connection."""
+"""Seconds: less than the minute after which proxies commonly give up a silent connection."""
 
 _STATS: Final = "stats"
 _TYPES: Final = (*EVENT_TYPES, _STATS)
 _PART: Final = 64 << 10
-"""Bytes that are sent at a time: what a reader that does not read costs."""
+"""Bytes sent at a time: the memory that a stalled reader costs."""
 
 
 class EventsQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """`types`: which ones, separated by commas; all, if it is not there."""
+    """`types`: event types, separated by commas; all types if absent."""
 
     queue_name: QueueName | None = None
     types: str | None = None
 
     def wanted(self) -> frozenset[str]:
-        """Raises `invalid_request`."""
+        """Return the requested types. Raises `invalid_request`."""
         if self.types is None:
             return frozenset(_TYPES)
         given = self.types.split(",")
@@ -47,7 +47,7 @@ class EventsQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Reader:
-    """What one stream has sent, and so what is next. Pure: it is told who reads each time, as their rights may have changed."""
+    """State of one stream: the last event and counts sent. Does no I/O. Takes the caller each time, as its rights may change."""
 
     def __init__(self, watch: Watch, types: frozenset[str], queue_name: str | None, resume: bytes) -> None:
         self._watch = watch
@@ -59,7 +59,7 @@ class Reader:
         self._seen = int(number) if known else -1 if resume else watch.ring.last
 
     def parts(self, caller: Caller) -> Iterator[bytes]:
-        """What this caller has not been sent yet, in pieces of some 64 KiB."""
+        """Yield the events that this caller has not been sent yet, in pieces of some 64 KiB."""
         part = bytearray()
         for text in self._texts(caller):
             part += text
@@ -83,7 +83,7 @@ class Reader:
             yield from self._stats(caller)
 
     def place(self) -> bytes:
-        """Tells the reader where it is, without an event: so that it can come back before it has seen one."""
+        """Id of the present position, without an event, so that a reader can resume before it has seen one."""
         return b"id: %s-%d\n\n" % (self._watch.process.encode(), max(self._seen, 0))
 
     def _text(self, type: str, data: bytes, number: int) -> bytes:
@@ -99,7 +99,7 @@ class Reader:
         return _sees_all(caller)
 
     def _stats(self, caller: Caller) -> Iterator[bytes]:
-        """All counts of a queue that is new to the reader, then those that change. They have no id: a reader that comes back gets all."""
+        """Yield all counts of a queue new to the reader, then those that change. They have no id: a resumed stream sends all again."""
         counts = self._watch.counts
         for name in self._sent.keys() - counts.keys():
             del self._sent[name]
@@ -122,13 +122,13 @@ def _sees_all(caller: Caller) -> bool:
 
 
 class EventStreams:
-    """Serves the streams over one watch. `recheck` says who a request's caller is by now, or raises if they are not let in any more."""
+    """Event streams over one watch. `recheck` returns a request's current caller, or raises if the caller is no longer valid."""
 
     def __init__(self, watch: Watch, recheck: Callable[[Request], Awaitable[Caller]]) -> None:
         self._watch = watch
         self._recheck = recheck
         self._open: Counter[str] = Counter()
-        """Streams by the key of their reader."""
+        """Number of open streams, by key id."""
         self._stopped = False
 
     def pages(self) -> list[Page]:
@@ -153,7 +153,7 @@ class EventStreams:
         self._watch.wake()
 
     async def stream(self, request: Request, send: Send) -> None:
-        """Raises `invalid_request`, `forbidden`, `too_many_requests`, `unavailable`, and DisconnectedError to cut a reader off."""
+        """Serve a stream. Raises `invalid_request`, `forbidden`, `too_many_requests`, `unavailable`, DisconnectedError to cut it off."""
         reader = self._reader(request)
         if self._stopped:
             raise SluicewayError("unavailable", "the server is stopping")
@@ -186,10 +186,10 @@ class EventStreams:
         return Reader(self._watch, query.wanted(), queue_name, request.last_event_id)
 
     async def _follow(self, request: Request, reader: Reader, send: Send, gone: asyncio.Future[None]) -> None:
-        """Until the reader is gone, is not let in any more, or the server stops."""
+        """Send events until the reader is gone or no longer valid, or the server stops."""
         await send_part(send, reader.place())
         heard = stopwatch()
-        # What there is is not held back until the next look.
+        # Present events are not held back until the next look.
         looking: Callable[[], Awaitable[None]] = self._watch.begun
         while not (self._stopped or gone.done()):
             looked = asyncio.ensure_future(looking())
@@ -211,7 +211,7 @@ class EventStreams:
 
 
 async def send_part(send: Send, part: bytes, more: bool = True) -> None:
-    """A part of a stream. Raises DisconnectedError at a reader who does not read."""
+    """Send a part of a stream. Raises DisconnectedError if the reader takes nothing for STREAM_SEND_TIMEOUT."""
     try:
         async with asyncio.timeout(STREAM_SEND_TIMEOUT / 1000):
             await send({"type": "http.response.body", "body": part, "more_body": more})

@@ -1,4 +1,4 @@
-"""The direct path: a call that came whole is answered without the messages of ASGI."""
+"""The direct path: a call that arrived whole is answered without ASGI messages."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sluiceway.kernel.limits import BODY_TIMEOUT, MAX_BODY_BYTES
 from sluiceway.server.http import Body, BodyMemory, DisconnectedError, Message, Request, Scope
 
 _ONE_WRITE: Final = 16 << 10
-"""Bytes of a body that are copied behind the head, rather than written after it: one call of the system instead of two."""
+"""Bytes of a body up to which it is copied behind the head instead of written separately: one system call instead of two."""
 
 
 class _State(Protocol):
@@ -28,7 +28,7 @@ class _Flow(Protocol):
 
 
 class Connection(Protocol):
-    """The connection of a call, as far as its answer needs it; `server/connections.py` is one."""
+    """The part of a connection that an answer needs; `server/connections.py` has one."""
 
     @property
     def server_state(self) -> _State: ...
@@ -43,7 +43,7 @@ class Connection(Protocol):
 
 
 class _NoEvent:
-    """In place of the event that uvicorn sets when the connection is lost: `Direct.lost` is told of that."""
+    """Stands in for the event that uvicorn sets when the connection is lost; `Direct.lost` handles that."""
 
     def set(self) -> None: ...
 
@@ -52,9 +52,9 @@ _NO_EVENT: Final = _NoEvent()
 
 
 class Direct:
-    """A call and its answer on a connection, in place of uvicorn's cycle of ASGI messages, as far as the connection can tell them apart.
+    """A call and its answer on a connection, in place of uvicorn's cycle of ASGI messages.
 
-    What comes before a call, and keeps it waiting, is not here: the request is there whole, and nothing before it is unanswered.
+    It has no code to wait for a request: the request is complete, and no earlier one is unanswered.
     """
 
     __slots__ = (
@@ -71,7 +71,7 @@ class Direct:
 
     message_event: ClassVar[_NoEvent] = _NO_EVENT
     response_started = True
-    """Also before: nothing else that comes on the connection, such as half a request, can be answered in its place."""
+    """True from the start: no other input on the connection, such as half a request, may be answered in its place."""
 
     def __init__(self, connection: Connection, scope: Scope, body: bytes, keep_alive: bool) -> None:
         self._connection = connection
@@ -83,10 +83,10 @@ class Direct:
         self.task: asyncio.Task[None] | None = None
         self.disconnected = self.response_complete = False
 
-    # ---- what the connection tells it -------------------------------------------------------------------------
+    # ---- connection events ------------------------------------------------------------------------------------
 
     def lost(self) -> None:
-        """The client has gone."""
+        """Handle the loss of the client."""
         self.disconnected = True
         if self._gone is not None:
             self._gone()
@@ -94,7 +94,7 @@ class Direct:
     # ---- the request ------------------------------------------------------------------------------------------
 
     def watch(self, gone: Callable[[], None]) -> Callable[[], object]:
-        """Call `gone` when the client goes away, until what is returned is called. Raises DisconnectedError if it has."""
+        """Call `gone` when the client goes away, until the returned function is called. Raises DisconnectedError if it has gone."""
         if self.disconnected:
             raise DisconnectedError
         self._gone = gone
@@ -106,14 +106,14 @@ class Direct:
     # ---- the answer -------------------------------------------------------------------------------------------
 
     async def send(self, message: Message) -> None:
-        """As ASGI's, of an answer whose length is in its headers. Waits until the connection has room for more."""
+        """Send an ASGI message of an answer whose length is in its headers. Waits until the connection has room for more."""
         if message["type"] == "http.response.start":
             self._head = self._made(message["status"], message["headers"])
             return
         await self.write(message["body"], more=message.get("more_body", False))
 
     async def answer(self, status: int, headers: list[tuple[bytes, bytes]], body: Body) -> None:
-        """All of it."""
+        """Send a whole answer."""
         self._head = self._made(status, headers)
         await self.write(body)
 
@@ -149,7 +149,7 @@ class Direct:
 
 
 class WholeRequest(Request):
-    """A request whose body is there. It is counted, and can be used, once `read_body` has let it in."""
+    """A request whose body has arrived. The body counts, and is available, after `read_body`."""
 
     __slots__ = ("_direct",)
 
@@ -158,7 +158,7 @@ class WholeRequest(Request):
         self._direct = direct
 
     async def read_body(self, most: int = MAX_BODY_BYTES, body_timeout: Millis = BODY_TIMEOUT) -> None:
-        """As every request does; there is nothing to wait for."""
+        """Make the body available; there is no wait. Raises `body_too_large`, `too_many_requests`."""
         self._hold(len(self._direct.body), most)
         self.whole, self.body, self._direct.body = True, self._direct.body, b""
 

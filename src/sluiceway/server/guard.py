@@ -1,4 +1,4 @@
-"""Who is let in, and how fast: the doors that an application may have."""
+"""Guards: authentication and rate limits of callers."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from sluiceway.server.http import Request
 log = logging.getLogger("sluiceway.server")
 
 ADMIN: Final = Caller("admin", (Scope("admin"),))
-"""Who has the key that stands in the configuration."""
+"""Caller with the admin key of the configuration."""
 
 _LOG_INTERVAL: Final = 1_000
 _SCHEME: Final = b"bearer"
 
 
 class OpenDoor:
-    """Lets everybody in, to do everything.
+    """Guard of a server without authentication: every caller has all rights.
 
-    `hosts`: the names under which this server is called, besides localhost and addresses of this machine; a request to another name is
-    `forbidden`. So a web page whose name was made to point at this machine cannot use the reader's browser to call the server.
-    None: any name will do, for a server that other machines may call.
+    `hosts`: names under which this server may be called, besides localhost and loopback addresses; a request to another name is
+    `forbidden`. This keeps a web page whose name was pointed at this machine from calling the server through the reader's browser. None:
+    any name, for a server that other machines may call.
     """
 
     def __init__(self, hosts: Iterable[str] | None = None) -> None:
@@ -55,7 +55,7 @@ class OpenDoor:
 @lru_cache(16)
 def _is_here(host: bytes, names: frozenset[str]) -> bool:
     if not host:
-        # Every browser sends one.
+        # Not from a browser: every browser sends a Host.
         return True
     text = host.decode("latin-1").lower()
     name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
@@ -69,9 +69,9 @@ def _is_here(host: bytes, names: frozenset[str]) -> bool:
 
 
 class KeyGuard:
-    """Lets in who has an API key, as fast as that may go. Use from one event loop.
+    """Guard that requires an API key and applies its rates. Use from one event loop.
 
-    `admin_key` is good for the calls that need `admin`, and for no other; it is not in the meta store and has no rate.
+    `admin_key` is valid only for the calls that need `admin`; it is not in the meta store and has no rate.
     Raises `invalid_request` for an `admin_key` that could be guessed.
     """
 
@@ -84,11 +84,11 @@ class KeyGuard:
         self._refusals = _Refusals("API key")
 
     def configure(self, rates: Rates) -> None:
-        """Other rates from now on, for the keys that have none of their own."""
+        """Set the rates of keys without rates of their own."""
         self._rates = rates
 
     async def admit(self, request: Request) -> Caller:
-        """Raises `unauthenticated`, `rate_limited`. An admission counts as one request."""
+        """Authenticate the request, and count it. Raises `unauthenticated`, `rate_limited`."""
         text = _token(request.authorization)
         if not text:
             self._refusals.note(request, "none")
@@ -103,14 +103,14 @@ class KeyGuard:
         return holder.caller
 
     async def recheck(self, request: Request) -> Caller:
-        """Whether who was let in still would be, for an answer that goes on and on. Asks no store and counts as nothing."""
+        """Check an admitted caller again during a long answer. Asks no store, and does not count as a request. Raises `unauthenticated`."""
         caller = request.caller
         if caller.key_id and self._keys.known(caller.key_id) is None:
             raise _unauthenticated("the API key has expired or was revoked")
         return caller
 
     def charge(self, caller: Caller, size: int) -> None:
-        """Counts a body. One that is more than the key has left delays the requests after it."""
+        """Count a body. A body larger than the key's remaining allowance delays its later requests."""
         bucket = self._bytes.get(caller.key_id)
         if bucket is not None:
             bucket.take(size)
@@ -140,14 +140,14 @@ class KeyGuard:
 
 
 class PeerDoor:
-    """Lets in the other instances of the cluster, which know its secret."""
+    """Guard for the other instances of the cluster, which know its secret."""
 
     def __init__(self, secret: str) -> None:
         self._secret = _digest(secret)
         self._refusals = _Refusals("cluster secret")
 
     def admit(self, request: Request) -> None:
-        """Raises `unauthenticated`."""
+        """Check the cluster secret. Raises `unauthenticated`."""
         text = _token(request.authorization)
         if not hmac.compare_digest(_digest(text), self._secret):
             self._refusals.note(request, "unreadable" if text else "none")
@@ -155,7 +155,7 @@ class PeerDoor:
 
 
 class _Refusals:
-    """Logs requests without what they need: the first at once, then at most one line a second, however many come."""
+    """Log of refused requests: the first at once, then at most one line a second."""
 
     def __init__(self, needed: str) -> None:
         self._needed = needed
@@ -183,13 +183,13 @@ def _rates_of(key: ApiKey, rates: Rates) -> Rates:
 
 
 def _token(authorization: bytes) -> str:
-    """The text after `Bearer`; empty if there is none."""
+    """Return the token after `Bearer`; empty if there is none."""
     scheme, _, token = authorization.strip().partition(b" ")
     return token.strip().decode("latin-1") if scheme.lower() == _SCHEME else ""
 
 
 def _shown_id(text: str) -> str:
-    """The public part of what claims to be a key. Of anything else nothing is shown: it may be a password that was sent by mistake."""
+    """Return the public part of an apparent key. Other texts are not shown: one may be a password sent by mistake."""
     prefix, _, rest = text.partition("_")
     key_id = rest.partition("_")[0]
     return key_id if prefix == "slw" and key_id.isascii() and key_id.isalnum() and len(key_id) == 8 else "unreadable"

@@ -1,4 +1,4 @@
-"""Whether the server lives, and whether it is ready."""
+"""Liveness and readiness probes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ HEALTH_JSON: Final = b"application/health+json"
 
 
 class Door(Protocol):
-    """A guard, as far as it matters here."""
+    """The part of a guard that probes need."""
 
     async def admit(self, request: Request) -> Caller: ...
 
 
 class ReadyQuery(msgspec.Struct):
-    """`verbose`, whatever its value: with every check, to callers that may read all queues or are administrators."""
+    """`verbose`, with any value: include every check, for callers that may read all queues and for administrators."""
 
     verbose: str = ""
 
@@ -84,14 +84,14 @@ class Health:
         return Reply(msgspec.json.encode(answer), HEALTH_JSON, 503 if problems else 200)
 
     async def _problems(self, request: Request, may_see: bool) -> list[str]:
-        """Why the server is not ready; with a count in place of the causes for a caller that may not see them."""
+        """List the problems; their number in place of the causes for a caller without the right to see them."""
         problems = self._service.problems()
         if problems and not may_see and not await self._is_open(request):
             problems = [f"{len(problems)} problems: ask for /readyz?verbose with a key that has the scope read:* or admin"]
         return [*problems, "the server is stopping"] if self._is_stopping() else problems
 
     async def _is_open(self, request: Request) -> bool:
-        """Whether it tells this one everything without asking who it is. A guard that wants keys would count a probe as a refusal."""
+        """Whether the caller may see the causes without a key. A guard that requires keys would count a probe as a refusal."""
         if not isinstance(self._guard, OpenDoor):
             return False
         try:
@@ -101,7 +101,7 @@ class Health:
 
 
 def sees_all(caller: Caller) -> bool:
-    """Whether it may be told how the server is, whatever names that has in it."""
+    """Whether the caller may see the server's state, including all queue names."""
     return caller.may_all("read") or caller.may("admin")
 
 

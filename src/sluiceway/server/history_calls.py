@@ -11,7 +11,7 @@ from sluiceway.wire import json_history
 
 
 class HistoryCalls:
-    """Shows how a queue was, minute by minute."""
+    """Return a queue's history, minute by minute."""
 
     def __init__(self, history: history_recorder.QueueHistory) -> None:
         self._history = history

@@ -1,4 +1,4 @@
-"""One HTTP exchange over ASGI: the headers that matter, the body within its limits, the answer."""
+"""HTTP exchange over ASGI: relevant headers, the body within its limits, and the answer."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SHOWN: Final = 80
 
 
 class DisconnectedError(Exception):
-    """The client went away: there is nobody to answer."""
+    """The client went away, so there is no one to answer."""
 
 
 class BodyMemory:
-    """What all bodies may take together at one time, and those of one API key."""
+    """Memory budget of all request bodies together, and of those of one API key."""
 
     def __init__(self, most: int = MAX_BODIES_BYTES) -> None:
         self.left = most
@@ -45,7 +45,7 @@ class BodyMemory:
         self._held: Counter[str] = Counter()
 
     def take(self, size: int, key_id: str = "") -> None:
-        """Raises `too_many_requests`."""
+        """Reserve `size` bytes. Raises `too_many_requests`."""
         if size > self.left:
             raise SluicewayError("too_many_requests", "the server holds as many request bodies as it can; try later")
         if key_id:
@@ -55,7 +55,7 @@ class BodyMemory:
         self.left -= size
 
     def give_back(self, size: int, key_id: str = "") -> None:
-        """What was taken is free again."""
+        """Release reserved bytes."""
         self.left += size
         if key_id and size:
             self._held[key_id] -= size
@@ -64,12 +64,11 @@ class BodyMemory:
 
 
 class Request:
-    """A request whose headers were read once. `arrow` and `wants_arrow` say in which form the body is and the answer is wanted.
+    """A request with parsed headers. `arrow`, `wants_arrow`: whether the body is, and the answer should be, an Arrow stream.
 
-    With `protobuf` both are, errors too. `redirects`: the sender would rather be told where else to go than have the request passed on.
-
-    `caller` and `action`, what its endpoint needs to be allowed, are set by whoever lets it in. `queue_name` is the last queue that it
-    was permitted to touch, and `traceparent` the sender's place in a trace; empty: none.
+    `protobuf`: both are protobuf messages, also errors. `redirects`: the client prefers a redirect to another instance over forwarding.
+    `caller` and `action`, the right that the endpoint needs, are set on admission. `queue_name`: the last queue permitted.
+    `traceparent`: the client's place in a trace; empty: none.
     """
 
     __slots__ = (
@@ -141,12 +140,12 @@ class Request:
                 self._keys.append(value)
         self.arrow = self._type == ARROW
         self.protobuf = self._type == PROTOBUF
-        # The call is then made in JSON on its behalf.
+        # Such a call is then made in JSON on the client's behalf.
         self.wants_arrow = self.wants_arrow and not self.protobuf
 
     @property
     def scope(self) -> Scope:
-        """As ASGI has it."""
+        """The ASGI scope."""
         return self._scope
 
     @property
@@ -158,14 +157,14 @@ class Request:
 
     @property
     def peer(self) -> str:
-        """The address that it came from: of a proxy, if there is one."""
+        """Address of the remote end: that of a proxy, if there is one."""
         client = self._scope.get("client")
         return client[0] if client else "unknown"
 
     def check_type(self, takes_arrow: bool, takes_protobuf: bool = False) -> None:
-        """Raises `unsupported_media_type`.
+        """Check the content type. Raises `unsupported_media_type`, and `invalid_request` for fields in the query string of a JSON call.
 
-        The type must be said: a web page can send other types, and none, to a server on this machine without asking it first.
+        The type is required: a web page can send other types, and none, to a server on this machine without a preflight request.
         """
         if self._encoding not in (b"", b"identity"):
             raise SluicewayError("unsupported_media_type", "the body must not be compressed: leave out content-encoding")
@@ -179,24 +178,24 @@ class Request:
 
     @property
     def actor(self) -> Actor:
-        """Who is to be named for what this request changes."""
+        """Author of the request's changes, for the audit trail."""
         return Actor(self.caller.name, self.request_id.decode())
 
     def permit(self, queue_name: str, field: str = "queue_name") -> str:
-        """The name, if it is one and the caller may do this to that queue. Raises `invalid_request`, `forbidden`."""
+        """Return the name if it is valid and the caller has the right on that queue. Raises `invalid_request`, `forbidden`."""
         check_queue_name(queue_name, field)
         self.caller.require(self.action, queue_name)
         self.queue_name = queue_name
         return queue_name
 
     def keyed(self, given: str | None, field: str) -> str | None:
-        """The key that makes the call repeatable: that of the field, or of the header Idempotency-Key. Raises `invalid_request`."""
+        """Return the idempotency key from the field, or from the header Idempotency-Key. Raises `invalid_request`."""
         keys = {value.strip().decode("latin-1") for value in self._keys}
         if not keys:
             return given
         key = keys.pop()
         if len(key) > 1 and key[0] == key[-1] == '"':
-            # As the standard writes it.
+            # Quoted, as the standard writes it.
             key = key[1:-1]
         if keys or not key or len(key) > MAX_TEXT_BYTES or not (key.isascii() and key.isprintable()):
             raise invalid("Idempotency-Key", f"the header must be one key of 1 to {MAX_TEXT_BYTES:,} printable ASCII characters")
@@ -205,12 +204,12 @@ class Request:
         return key
 
     def flag(self, name: str) -> bool:
-        """Whether the query string has that name, alone or with another value than `false` or `0`."""
+        """Whether the query string has the name, alone or with a value other than `false` or `0`."""
         pairs = dict(parse_qsl(self._scope["query_string"].decode("latin-1"), keep_blank_values=True))
         return pairs.get(name, "false") not in ("false", "0")
 
     def query(self) -> dict[str, str]:
-        """The parameters of the query string. Raises `invalid_request` for one that is there twice or cannot be read."""
+        """Parse the query string. Raises `invalid_request` for a repeated parameter, or if it cannot be read."""
         try:
             pairs = parse_qsl(self._scope["query_string"].decode("ascii"), keep_blank_values=True, strict_parsing=True, errors="strict")
         except ValueError:
@@ -223,9 +222,9 @@ class Request:
         return found
 
     async def read_body(self, most: int = MAX_BODY_BYTES, body_timeout: Millis = BODY_TIMEOUT) -> None:
-        """Read the body whole; `let_go` gives its memory back.
+        """Read the whole body; `let_go` releases its memory.
 
-        Raises `body_too_large`, `too_many_requests`, `invalid_body` if it does not arrive in time, DisconnectedError.
+        Raises `body_too_large`, `too_many_requests`, `invalid_body` if it does not arrive within `body_timeout` ms, DisconnectedError.
         """
         if self._length is not None and int(self._length) > most:
             raise _too_large(most)
@@ -253,11 +252,11 @@ class Request:
 
     @property
     def received(self) -> int:
-        """Bytes of the body that have come."""
+        """Number of bytes of the body received."""
         return self._held
 
     def let_go(self) -> None:
-        """The body is not needed any more."""
+        """Release the body's memory."""
         self._memory.give_back(self._held, self.caller.key_id)
         self._held, self.body = 0, b""
 
@@ -268,12 +267,12 @@ class Request:
         return message
 
     async def disconnected(self) -> None:
-        """Returns when the client has gone away."""
+        """Wait until the client goes away."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
     def watch(self, gone: Callable[[], None]) -> Callable[[], object]:
-        """Call `gone` when the client goes away, until what is returned is called. For a request whose body was read.
+        """Call `gone` when the client goes away, until the returned function is called. For a request whose body was read.
 
         Raises DisconnectedError if it is known to have gone.
         """
@@ -292,10 +291,11 @@ def _too_large(most: int) -> SluicewayError:
 
 
 def headers_of(content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> list[tuple[bytes, bytes]]:
-    """Those of an answer with that body."""
+    """Headers of an answer with that body."""
     return [(b"content-type", content_type), (b"content-length", b"%d" % len(body)), (b"x-request-id", request_id), *more]
 
 
 async def respond(send: Send, status: int, content_type: bytes, body: Body, request_id: bytes, *more: tuple[bytes, bytes]) -> None:
+    """Send a whole answer."""
     await send({"type": "http.response.start", "status": status, "headers": headers_of(content_type, body, request_id, *more)})
     await send({"type": "http.response.body", "body": body})

@@ -21,7 +21,7 @@ from sluiceway.wire.decoding import request_timeout
 
 
 class InspectionCalls:
-    """Browse, list, import and delete items, and load partitions again."""
+    """Browse, list, import and delete items, and reload partitions."""
 
     def __init__(self, service: QueueService, memory: AnswerMemory) -> None:
         self._service = service
@@ -107,7 +107,7 @@ class InspectionCalls:
         async with self._memory.building(sum(batch.nbytes for batch, _ in page.rows)):
             if sum(batch.num_rows for batch, _ in page.rows) <= MAX_ITEMS_JSON:
                 return json_inspection.listed(record, call.partition, page)
-            # A long page takes a second of encoding, in which other calls are to be served.
+            # Encoding a long page takes a second, during which other calls must be served.
             return await asyncio.to_thread(json_inspection.listed, record, call.partition, page)
 
     async def _list_scheduled(self, request: Request) -> Body:
@@ -123,7 +123,7 @@ class InspectionCalls:
         return json_inspection.imported(record, produced, await self._stored(call.queue_name, produced))
 
     async def _stored(self, queue_name: str, produced: Produced) -> ItemsPage:
-        """The items as they are stored; without those that are gone already, or cannot be read. They were stored in any case."""
+        """List the imported items as stored, except any that are gone already or cannot be read. All of them were stored."""
         found = ItemsPage([])
         for scheduled in (False, True):
             wanted = ListItems(produced.partition, produced.first_offset, produced.items, scheduled)

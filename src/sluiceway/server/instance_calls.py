@@ -16,7 +16,7 @@ from sluiceway.wire.json_config import NoFields, decode_no_fields
 
 
 class ElsewhereError(Exception):
-    """The sender asked to be told: the instance at that address can do all of it. Nothing was done."""
+    """The client asked for a redirect, and the instance at this address can do all of the call. Nothing was done."""
 
     def __init__(self, address: str) -> None:
         super().__init__(address)
@@ -24,7 +24,7 @@ class ElsewhereError(Exception):
 
 
 def may_stay(service: QueueService, request: Request, record: QueueRecord, partitions: Iterable[int]) -> None:
-    """Raises ElsewhereError if the sender would rather go where these partitions are, and that is one other instance."""
+    """Raise ElsewhereError if the client wants redirects, and one other instance owns all of these partitions."""
     if request.redirects:
         address = service.instances.elsewhere(record, partitions)
         if address is not None:
@@ -32,7 +32,7 @@ def may_stay(service: QueueService, request: Request, record: QueueRecord, parti
 
 
 class InstanceCalls:
-    """Show who is there, and how they have divided the partitions; and change how they do."""
+    """List the instances and rounds, and change the cluster's parameters."""
 
     def __init__(self, service: QueueService) -> None:
         self._service = service
@@ -82,7 +82,7 @@ class InstanceCalls:
 
 
 async def explain_partition(service: QueueService, record: QueueRecord, partition: int) -> Body:
-    """Whose that partition of the queue is and why, and how it is."""
+    """Explain the partition's ownership, with its backend and state."""
     found = await service.instances.why(record, partition)
     backend = next(each.backend for each in record.partitions if each.partition == partition)
     counted = await service.count(record.queue_name)

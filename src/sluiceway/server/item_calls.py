@@ -1,4 +1,4 @@
-"""The calls on the items of one queue: bytes into a model request, an answer into bytes."""
+"""The calls on the items of one queue: bytes to a model request, a result to bytes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from sluiceway.wire.outcome_selection import belongs, check_partition
 
 
 class ItemCalls:
-    """Produce, lease, what settles, and what looks."""
+    """Produce, lease, settle and inspect items."""
 
     def __init__(self, service: QueueService, memory: AnswerMemory) -> None:
         self._service = service
@@ -137,7 +137,7 @@ class ItemCalls:
         ]
 
     def stop_waiting(self) -> None:
-        """End every long poll with `unavailable`, now and from now on. Calls that do not wait go on."""
+        """End every long poll with `unavailable`, now and from now on. Calls that do not wait continue."""
         self._waiting.stop()
 
     async def _queue(self, request: Request, queue_name: str) -> QueueRecord:
@@ -155,7 +155,7 @@ class ItemCalls:
             record = await self._queue(request, call.queue_name)
             wanted = call.request(record, now())
             if request.traceparent:
-                # Not with Arrow: there a column for it would cost every item of a bulk load some 80 bytes; who wants it sends headers.
+                # Not with Arrow: a column for it would cost every item of a bulk load some 80 bytes. A client that wants it sends headers.
                 wanted.batch = with_traceparent(in_columns(wanted.batch), request.traceparent)
         return answers.produced(record, await self._service.produce(record.queue_name, wanted))
 

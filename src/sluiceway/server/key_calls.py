@@ -16,7 +16,7 @@ from sluiceway.wire.shapes import Done
 
 
 class KeyCalls:
-    """Create, list and revoke, and tell callers who they are. `keys` is asked for at each call: there are some once it is started."""
+    """Create, list, revoke and show keys. `keys` is called each time: the keys exist once the service is started."""
 
     def __init__(self, keys: Callable[[], ApiKeys]) -> None:
         self._keys = keys

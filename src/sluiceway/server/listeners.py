@@ -1,4 +1,4 @@
-"""Where a server listens, and whom it lets in there."""
+"""Listeners: bound sockets, their addresses, and the decision whether callers need keys."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from sluiceway.model.configuration import Address, ServerSettings, parse_address
 
 _BACKLOG = 2_048
 _HESITATION = 0.002
-"""Seconds that another process has to take a connection, if it should."""
+"""Seconds in which another process with fewer connections may accept one first."""
 _PAUSE = 1.0
-"""Seconds without accepting after the system had no more files, or no memory: what waits stays in the backlog."""
+"""Seconds without accepting after the system ran out of files or memory; connections wait in the backlog."""
 
 
 def bind(host: str, port: int, field: str = "server.listen") -> socket.socket:
-    """A bound socket; port 0 takes a free one. Raises `invalid_request` for what is no address of this machine; OSError for one that is
-    taken."""
+    """Return a bound socket; port 0 takes a free one. Raises `invalid_request` for an address that is not this machine's, OSError for one
+    in use."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
@@ -38,7 +38,7 @@ def bind(host: str, port: int, field: str = "server.listen") -> socket.socket:
 
 
 def bind_all(server: ServerSettings) -> list[socket.socket]:
-    """The socket of the API, then that for administrators if there is one. Raises as `bind` does."""
+    """Bind the socket of the API, then the administrators' if configured. Raises as `bind` does."""
     socks = [bind(*parse_address(server.listen, "server.listen"))]
     if server.admin_listen:
         try:
@@ -50,11 +50,11 @@ def bind_all(server: ServerSettings) -> list[socket.socket]:
 
 
 class Listener:
-    """Accepts connections on a bound socket, each with a protocol of its own, until it is closed.
+    """Accepts connections on a bound socket, each with its own protocol, until closed.
 
-    With TLS, a connection becomes the protocol's only once both sides have agreed, within HEAD_TIMEOUT; so those that have not are counted
-    here, and while there is no `room` for them they are closed. Where other processes accept on the same socket, one that `hesitates`
-    leaves the next connection to them for a moment. Use from one event loop.
+    With TLS, a connection gets its protocol only after the handshake, within HEAD_TIMEOUT. Connections before that are counted here, and
+    closed while there is no `room` for them. If other processes accept on the same socket, one that `hesitates` leaves the next connection
+    to them for a moment. Use from one event loop.
     """
 
     def __init__(
@@ -75,12 +75,12 @@ class Listener:
         self._pause: asyncio.TimerHandle | None = None
         sock.setblocking(False)
         sock.listen(_BACKLOG)
-        # One connection each time round, so that many at once are not served all before anything else.
+        # One connection per loop iteration, so that a burst of them does not delay all else.
         self._loop.add_reader(sock, self._accept_next)
 
     @property
     def opening(self) -> int:
-        """Connections that were accepted and have no protocol yet."""
+        """Number of accepted connections without a protocol yet."""
         return len(self._opening)
 
     def _accept_next(self) -> None:
@@ -102,7 +102,7 @@ class Listener:
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError:
-                # At once it would fail again, as fast as the loop can go round.
+                # An immediate retry would fail again, as fast as the loop can run.
                 self._loop.remove_reader(self._sock)
                 self._pause = self._loop.call_later(_PAUSE, self._loop.add_reader, self._sock, self._accept_next)
                 return
@@ -127,14 +127,14 @@ class Listener:
                 ssl_shutdown_timeout=GOODBYE_TIMEOUT / 1_000,
             )
         except OSError:
-            # The client has gone, or does not speak TLS as it should: nobody is there to be told.
+            # The client has gone, or its TLS handshake failed: there is no one to answer.
             return
 
     async def close(self, patience: float) -> None:
-        """Accept no more. What clients have connected before is theirs, unless they do not agree on TLS within so many seconds."""
+        """Accept no more. Connections made before are kept, except those whose handshake takes longer than `patience` seconds."""
         if self._pause is not None:
             self._pause.cancel()
-        # Closing the socket would reset those that nobody has accepted yet.
+        # Closing the socket would reset connections that wait to be accepted.
         self._accept(_BACKLOG)
         self._loop.remove_reader(self._sock)
         if self._pause is not None:
@@ -147,28 +147,30 @@ class Listener:
 
 
 def url_of(sock: socket.socket, tls: bool = False) -> str:
+    """URL of the address that the socket is bound to."""
     return url_at(address_of(sock), tls)
 
 
 def url_at(address: Address, tls: bool) -> str:
+    """URL of an address; an IPv6 address gets brackets."""
     host, port = address
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def address_of(sock: socket.socket) -> Address:
-    """Where it listens."""
+    """Return the address that the socket is bound to."""
     return Address(*sock.getsockname()[:2])
 
 
 def is_loopback(address: Address) -> bool:
-    """Other machines cannot reach it."""
+    """Whether other machines cannot reach the address."""
     return ipaddress.ip_address(address.host.partition("%")[0]).is_loopback
 
 
 def asks_for_keys(server: ServerSettings, addresses: list[Address], insecure: bool) -> bool:
-    """Whether callers need an API key. Raises `invalid_request` where other machines could call without one, unless that is `insecure`."""
-    # Whoever has set a key means it to be asked for, wherever the server listens.
+    """Whether callers need an API key. Raises `invalid_request` if other machines could call without one, unless `insecure`."""
+    # A configured key is meant to be required, wherever the server listens.
     if server.auth == "keys" or (server.auth == "auto" and server.admin_key):
         return True
     public = [address.host for address in addresses if not is_loopback(address)]

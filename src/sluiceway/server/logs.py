@@ -1,4 +1,4 @@
-"""What the server tells about itself: one stream of lines, its own and its libraries', and the log of requests."""
+"""Logging: one stream for the server and its libraries, and the log of requests."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-
 _HANDLER: Final = "sluiceway"
 
 _SLOW: Final = 1.0
-"""Seconds after which a request is worth a line."""
+"""Seconds from which a request is logged as slow."""
 _WAITS: Final = frozenset({"/v1/queue.lease", "/v1/events", "/ui/live", peer.PATH})
-"""Requests that take long because that is what was asked for."""
+"""Requests that take long by design."""
 _LINES: Final = 20
-"""Lines about requests in a second, at the level info: when everything fails, to tell so must not be another load."""
+"""Maximum request lines per second at level info: when all requests fail, logging them must not add to the load."""
 
 
 def configure(format: Format = "text", level: Level = "info", stream: TextIO | None = None) -> None:
-    """Log to the stream (standard error) in that format, from that level on: whatever is logged in the process, by us or by others.
+    """Log to `stream` (default: standard error) in that format, from that level on; covers all loggers of the process.
 
-    May be called again, to change that. Nothing that is logged can look like another line, or hide what follows, and what looks like an
-    API key or a password is shown as ***.
+    May be called again to change that. No logged text can imitate another line or hide what follows, and texts that look like an API key or
+    a password are shown as ***.
     """
     stream = stream or sys.stderr
-    # Named before it is added, so that a second call replaces what the first has added and nothing else.
+    # Named before it is added, so that a second call replaces only the first one's handler.
     handler = logging.StreamHandler(stream)
     handler.name = _HANDLER
     handler.setFormatter(_formatter(format, colors=stream.isatty()))
@@ -55,11 +55,11 @@ def configure(format: Format = "text", level: Level = "info", stream: TextIO | N
         root.removeHandler(old)
     root.addHandler(handler)
     root.setLevel(level.upper())
-    # At the level info it tells the story of each start and stop in its own words; its debug lines have raw addresses and paths.
+    # At level info uvicorn reports each start and stop in its own words; its debug lines have raw addresses and paths.
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, root.level))
     for chatty in ("httpx", "httpcore", "urllib3"):
         logging.getLogger(chatty).setLevel(max(logging.WARNING, root.level))
-    # What it says of a Kafka that does not answer is in the answer to who has asked, once.
+    # Errors of an unreachable Kafka are already in the answer to the caller, once.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
 
 
@@ -76,7 +76,7 @@ def _formatter(format: Format, colors: bool) -> logging.Formatter:
         ],
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            # The library's other ways to show an exception show the values of variables too: payloads, and keys.
+            # The library's other exception formats show values of variables: payloads, and keys.
             structlog.processors.format_exc_info,
             _clean,
             *last,
@@ -91,13 +91,13 @@ def _clean(_: Any, __: str, event: _Event) -> Mapping[str, Any]:
         if isinstance(value, int | float | bool | None):
             continue
         text = _SECRETS.sub("***", value if isinstance(value, str) else str(value))
-        # An exception has lines of its own.
+        # An exception has several lines.
         event[name] = "\n".join(map(_escaped, text.split("\n"))) if name == "exception" else _escaped(text)
     return event
 
 
 def _set_in(_: Any, __: str, event: _Event) -> Mapping[str, Any]:
-    """So that no line of an exception can be taken for the beginning of an entry."""
+    """Indent exceptions, so that none of their lines can pass for the beginning of an entry."""
     if "exception" in event:
         event["exception"] = "  | " + event["exception"].replace("\n", "\n  | ")
     return event
@@ -108,10 +108,10 @@ def _escaped(text: str) -> str:
 
 
 class RequestLog:
-    """A meter that logs requests: at the level info those that failed on the server's side or were slow, all of them at debug.
+    """Meter that logs requests: at level info those that failed on the server's side or were slow, at debug all of them.
 
-    A line has the endpoint, the status, milliseconds, bytes, who asked, the queue and the request's id; never a payload or a header. More
-    than _LINES in a second are counted, not written.
+    A line has the endpoint, status, milliseconds, bytes, caller, queue and request id; never a payload or a header. Lines beyond _LINES a
+    second are counted, not written.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Requests that may take long on purpose, and end early when nobody waits for their answer any more."""
+"""Long polls: requests that wait by design, and end early when their client goes away or the server stops."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ T = TypeVar("T")
 
 
 class Waiting:
-    """The work of such requests. It is cancelled when the client goes away, and with `stop`."""
+    """Runs long polls, and cancels one when its client goes away, and all on `stop`."""
 
     def __init__(self) -> None:
         self._running: set[_Cut] = set()
         self._stopping = False
 
     def stop(self) -> None:
-        """End all that waits with `unavailable`, now and from now on."""
+        """End all waiting requests with `unavailable`, now and from now on."""
         self._stopping = True
         for cut in self._running:
             cut()
 
     async def run(self, request: Request, work: Coroutine[Any, Any, T], *, long: bool = True) -> T:
-        """What the work returns or raises. Not `long`: it goes on also after `stop`.
+        """Run the work, and return or raise its result. With `long` False, `stop` does not end it.
 
-        Raises `unavailable` if that ended it, and DisconnectedError if the client has gone.
+        Raises `unavailable` if `stop` ended it, and DisconnectedError if the client has gone.
         """
         if long and self._stopping:
             work.close()
@@ -44,7 +44,7 @@ class Waiting:
             return await work
         except asyncio.CancelledError:
             if not cut.made or task.cancelling() > 1:
-                # Somebody else wants this task to end.
+                # The task was cancelled for another reason.
                 raise
             raise (_stopping() if long and self._stopping else DisconnectedError()) from None
         finally:
@@ -56,7 +56,7 @@ class Waiting:
 
 
 class _Cut:
-    """Cancels that task, once, until its end."""
+    """Cancels the task at most once, and not after `end`."""
 
     __slots__ = ("_task", "made")
 

@@ -1,4 +1,4 @@
-"""What Prometheus reads of the cluster, as one of its instances sees it, and of what that asks of the others."""
+"""Prometheus metrics of the cluster, as this instance sees it, and of its requests to other instances."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluiceway.instance.service import Service
 
 
 class ClusterMetrics(Collector):
-    """The last look, which is to be taken on the event loop that serves. A server that is alone shows itself."""
+    """Snapshot of the cluster's metrics. Call `look` on the event loop that serves. A server that is alone reports itself."""
 
     def __init__(self, service: Service) -> None:
         self._service = service

@@ -1,4 +1,4 @@
-"""Which queues have metrics of their own, and what all the others come to. A pure machine: it is told the counts and does no I/O."""
+"""Selection of the queues with metrics of their own, and the totals of all others. Pure: gets the counts as arguments, does no I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluiceway.model.consumers import Query
 from sluiceway.model.queue import QueueRecord
 
 OTHER: Final = "(other)"
-"""In place of a queue's name: all queues without metrics of their own, together. No queue can be called so."""
+"""Label of all queues without metrics of their own, together. No queue can have this name."""
 
 COUNTERS: Final = {
     **queue_stats.COUNTERS,
@@ -26,7 +26,7 @@ COUNTERS: Final = {
 
 PARTITION_STATES: Final[tuple[str, ...]] = get_args(ShownState)
 _UNKNOWN: Final = ("unavailable", "error")
-"""The states of a partition that may never have been open."""
+"""States of a partition that may never have been open."""
 
 QUERY_STATES: Final[tuple[str, ...]] = get_args(QueryState)
 
@@ -35,7 +35,7 @@ _ZERO: Final[Counts] = (0,) * len(COUNTERS)
 
 
 class Seen(NamedTuple):
-    """A queue, or several, at one moment. `counters` are in the order of COUNTERS; None: what a partition has counted is not known yet."""
+    """Counts of one or more queues. `counters`: in the order of COUNTERS; None: a partition's are not known yet."""
 
     queue_name: str
     incarnation: str
@@ -48,16 +48,16 @@ class Seen(NamedTuple):
     commit_time: float
     counters: Counts | None
     draining: int = 0
-    """Items in partitions that are being drained."""
+    """Items in draining partitions."""
     parts: Mapping[int, Counts] = MappingProxyType({})
-    """What each partition has counted, of those of which `counters` are the sum."""
+    """Counters by partition; `counters` is their sum."""
     consumers: int = 0
     """Clients that asked for items within the last minute."""
     queries: dict[str, int] = dict.fromkeys(QUERY_STATES, 0)
-    """Those that told of themselves, by state."""
+    """Reporting streaming queries, by state."""
     query_rate: float = 0.0
     query_duration: float = 0.0
-    """Of the running ones: items a second together, and the longest batch (ms)."""
+    """Of the running queries: total items per second, and the longest batch (ms)."""
 
     @property
     def size(self) -> int:
@@ -65,10 +65,10 @@ class Seen(NamedTuple):
 
 
 def seen(record: QueueRecord, stats: LogicalQueueStats, consumers: int = 0, queries: Sequence[Query] = ()) -> Seen:
-    """The queue's partitions, and its queries, added up."""
+    """Add up the queue's partitions and queries."""
     running = [query for query in queries if query.state == "running"]
     parts = stats.partitions
-    # One that was open and has failed keeps its counts; one that never was has none, and would seem to have counted all at once later.
+    # A failed partition that was open keeps its counts. One that was never open has none yet, and would later seem to count all at once.
     known = all(part.state not in _UNKNOWN or part.produced for part in parts)
     counted = {part.partition: tuple(int(getattr(part, name)) for name in COUNTERS) for part in parts}
     states: dict[str, int] = dict.fromkeys(PARTITION_STATES, 0)
@@ -104,10 +104,10 @@ def _sum(counts: Iterable[Counts]) -> Counts:
 
 
 class QueueLabels:
-    """Keeps the number of label values bounded, and every counter from going backwards, which would be read as a restart.
+    """Bounds the number of label values, and keeps counters from decreasing, which would be read as a restart.
 
-    The first `most` queues, the biggest first, have metrics of their own until they are deleted. A queue beyond them adds to OTHER what
-    happens in it, not what had happened: so a queue that gets a place takes nothing away from OTHER.
+    The first `most` queues, biggest first, have metrics of their own until they are deleted. Any other queue adds its increments to OTHER,
+    not its totals, so a queue that gets its own metrics takes nothing away from OTHER.
     """
 
     def __init__(self, started_at: Millis, most: int = MAX_METRIC_QUEUES) -> None:
@@ -116,11 +116,11 @@ class QueueLabels:
         self._named: set[str] = set()
         self._last: dict[str, Counts] = {}
         self._parts: dict[str, dict[int, Counts]] = {}
-        """What each partition was last seen to have counted, also those that have been removed since: they take nothing away."""
+        """Last counters of each partition, including removed ones, whose counts remain."""
         self._others: Counts = _ZERO
 
     def divide(self, queues: Sequence[Seen]) -> list[Seen]:
-        """Those with metrics of their own, by name, and last, if there are more, all others as OTHER."""
+        """Return the queues with metrics of their own, by name, then all others, if any, as OTHER."""
         present = {queue.incarnation for queue in queues}
         self._named &= present
         free = [queue for queue in queues if queue.incarnation not in self._named]
@@ -137,21 +137,21 @@ class QueueLabels:
         return [*named, self._together(others)] if others or any(self._others) else named
 
     def _count(self, queue: Seen) -> Counts | None:
-        """The queue's counters, never lower than the last time: a commit that ended unknown may turn out not to have happened."""
+        """Return the queue's counters, never lower than before: a commit of unknown outcome may turn out not to have happened."""
         last = self._last.get(queue.incarnation)
         if queue.counters is None:
             return last
         counts = self._with_removed(queue) or queue.counters
         counts = counts if last is None else tuple(map(max, last, counts))
         if queue.incarnation not in self._named:
-            # One that is new here has all of its life behind it, or only what came since the process started.
+            # A queue that is new here counts in full if created after the process started; otherwise only later increments count.
             before = last or (_ZERO if queue.created_at >= self._started_at else counts)
             self._others = tuple(sum_ + now - then for sum_, now, then in zip(self._others, counts, before, strict=True))
         self._last[queue.incarnation] = counts
         return counts
 
     def _with_removed(self, queue: Seen) -> Counts | None:
-        """What the queue's partitions have counted, those included that it does not have any more."""
+        """Sum the counters of the queue's partitions, including removed ones."""
         if not queue.parts:
             return None
         parts = self._parts.setdefault(queue.incarnation, {})

@@ -1,4 +1,4 @@
-"""The requests that were answered, counted for Prometheus."""
+"""Prometheus metrics of answered requests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _BOUNDS: Final = (*map(str, map(float, _SECONDS)), "+Inf")
 
 
 class _Series:
-    """Those to one endpoint that had one status. Plain numbers: the counters of the library, with a lock each, take three times as long."""
+    """Requests to one endpoint with one status. Plain numbers: the library's counters, each with a lock, take three times as long."""
 
     __slots__ = ("buckets", "received", "seconds", "sent")
 
@@ -27,13 +27,13 @@ class _Series:
 
 
 class RequestCounts(Collector):
-    """Told of requests on the event loop; read from any thread."""
+    """Counters of requests, updated on the event loop and read from any thread."""
 
     def __init__(self) -> None:
         self._series: dict[tuple[str, int], _Series] = {}
 
     def answered(self, path: str, status: int, seconds: float, received: int, sent: int) -> None:
-        """`path` is an endpoint's, or empty for what is none; status 0: the client had gone."""
+        """Count a request. `path`: the endpoint's, or empty if there is none; `status` 0: the client had gone."""
         series = self._series.get((path, status))
         if series is None:
             series = self._series[path, status] = _Series()

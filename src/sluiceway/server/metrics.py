@@ -1,4 +1,4 @@
-"""What Prometheus reads: requests, queues, backends, the event loop and the process."""
+"""Prometheus metrics: requests, queues, backends, the event loop and the process."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from sluiceway.server.metric_requests import RequestCounts
 
 CONTENT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 _FRESH: Final = 1.0
-"""Seconds for which a scrape is answered with the text of the last one: however many ask, the work is done once."""
+"""Seconds for which scrapes get the text of the last one, so that many scrapers cost as much as one."""
 _SLICE: Final = 200
-"""Partitions that are counted in one go: about a millisecond, in which the event loop serves nobody."""
+"""Partitions counted in one step: about a millisecond, during which the event loop serves no requests."""
 _LAG_INTERVAL: Final = 0.5
-"""Seconds between two looks at the event loop's lag."""
+"""Seconds between two measurements of the event loop's lag."""
 _LAG_SECONDS: Final = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5)
 
 
@@ -44,11 +44,10 @@ class ScrapeTarget(msgspec.Struct, frozen=True):
 
 
 class Metrics:
-    """A meter of requests, the page `/metrics`, and one with the places where other instances have theirs.
+    """Meter of requests, with the page `/metrics`, and one that lists the metrics addresses of all instances.
 
-    `start` and `stop` on the event loop that serves.
-
-    No label has unbounded values: an endpoint is one of the table, or `other`; of queues, see QueueLabels.
+    Call `start` and `stop` on the event loop that serves.
+    Label values are bounded: an endpoint is one of the table, or `other`; for queues see QueueLabels.
     """
 
     def __init__(self, service: Service) -> None:
@@ -98,7 +97,7 @@ class Metrics:
         return Reply(msgspec.json.encode(targets_of(self._service.instances.cluster())))
 
     async def scrape(self) -> bytes:
-        """The metrics as text, at most a second old. Other requests are served meanwhile."""
+        """Return the metrics as text, at most a second old. Yields to other requests meanwhile."""
         async with self._scraping:
             if stopwatch() >= self._fresh_until:
                 self._queues.divided = self._labels.divide(await self._look())
@@ -116,7 +115,7 @@ class Metrics:
             try:
                 found.append(seen(record, self._service.stats(record.queue_name), *self._service.consumers.told(record)))
             except SluicewayError:
-                # Deleted while others were counted.
+                # Deleted while other queues were counted.
                 continue
             counted += len(record.partitions)
             if counted >= _SLICE:
@@ -138,13 +137,13 @@ def _check_right(request: Request) -> None:
 
 
 def targets_of(cluster: ClusterInfo) -> list[ScrapeTarget]:
-    """The instances whose address is known: of a server that is alone it is not, nor is there need to."""
+    """List the instances with a known address. A server that is alone has none, and needs no discovery."""
     found = ((each, urlsplit(each.address)) for each in cluster.instances if each.address)
     return [ScrapeTarget([url.netloc], {"__scheme__": url.scheme, "sluiceway_instance": each.name}) for each, url in found]
 
 
 class _Quiet(Collector):
-    """Leaves out when a series was begun, which nobody reads."""
+    """Drops the creation times of series, which are not used."""
 
     def __init__(self, own: Collector) -> None:
         self._own = own
@@ -162,7 +161,7 @@ class _Build(Collector):
 
 
 class _Queues(Collector):
-    """The last look at queues and backends, as metrics."""
+    """Metrics of the last look at queues, backends and disks."""
 
     def __init__(self) -> None:
         self.divided: list[Seen] = []

@@ -1,4 +1,4 @@
-"""What other instances of the cluster ask of this one. It is no part of the API: its callers are of the same release."""
+"""Requests from other instances of the cluster. Not part of the API: all instances run the same release."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class PeerService(Protocol):
     """An instance, as its peers see it."""
 
     async def answer(self, request: PeerRequest) -> Any:
-        """Of which type, `model.peers` says. Raises SluicewayError. It is cancelled when the peer does not wait any more."""
+        """Answer a request with the type that `model.peers` defines. Raises SluicewayError. Cancelled when the peer stops waiting."""
         ...
 
 
 class PeerCalls:
-    """`POST` to `wire.peer.PATH`, for who knows the cluster's secret. API keys and their rates do not count here."""
+    """`POST` to `wire.peer.PATH`, authenticated by the cluster's secret. API keys and their rates do not apply."""
 
     def __init__(self, service: PeerService, secret: str) -> None:
         self._service = service
@@ -40,7 +40,7 @@ class PeerCalls:
         self._waiting = Waiting()
 
     def stop_waiting(self) -> None:
-        """End leases and polls with `unavailable`, now and from now on. All else goes on."""
+        """End leases and polls with `unavailable`, now and from now on. All other requests continue."""
         self._waiting.stop()
 
     async def serve(self, request: Request, send: Send, memory: AnswerMemory) -> None:

@@ -16,7 +16,7 @@ from sluiceway.wire import answers, json_queues, shapes
 
 
 class QueueCalls:
-    """Create, change, show, pause, clear, redrive and delete."""
+    """Create, change, show, pause, clear, redrive and delete queues."""
 
     def __init__(self, service: QueueService) -> None:
         self._service = service
@@ -148,7 +148,7 @@ class QueueCalls:
     async def _redrive(self, request: Request) -> Body:
         call = json_queues.decode_redrive(request.body)
         queue_name, wanted = request.permit(call.queue_name), call.request()
-        # Without a target the items go to the queues that they came from.
+        # Without a target, items go back to their source queues.
         target = wanted.target or wanted.source
         if target is not None:
             request.permit(target, "target" if wanted.target else "source")
@@ -158,6 +158,6 @@ class QueueCalls:
 
 
 def _permit_dead_queue(request: Request, dead_queue: object) -> None:
-    """It will be sent items, so whoever names it must be allowed to manage it too."""
+    """Check the right to manage the dead queue, too, since it will be sent items."""
     if isinstance(dead_queue, str):
         request.permit(dead_queue, "dead_queue")

@@ -19,13 +19,13 @@ from sluiceway.wire.json_rebalances import Planned
 from sluiceway.wire.outcome_selection import check_partition
 
 _PATIENCE = 2.0
-"""Seconds that a queue waits to be shown with its rebalance: the meta store, or an instance, may hang."""
+"""Seconds to wait for a queue's open rebalance: the meta store, or an instance, may hang."""
 _UNKNOWN = ("unavailable", "error")
-"""The states of a partition whose items cannot be counted."""
+"""Partition states without counts."""
 
 
 class RebalanceCalls:
-    """Plan, begin, show and cancel rebalances; pause partitions."""
+    """Plan, begin, show and cancel rebalances; pause and resume partitions."""
 
     def __init__(self, service: QueueService) -> None:
         self._service = service
@@ -147,7 +147,7 @@ class RebalanceCalls:
         return json_rebalances.rebalance(await self._service.cancel_rebalance(found.id, request.actor))
 
     async def _of(self, request: Request) -> Rebalance:
-        """The rebalance that the call names. One of a queue that the caller has no right to is not there for them."""
+        """Return the rebalance named by the call. Raises `rebalance_not_found` also if the caller has no right on its queue."""
         id = json_rebalances.decode_id(request.body).checked()
         missing = SluicewayError("rebalance_not_found", f"there is no rebalance {id[:64]!r}", "id")
         try:
@@ -178,7 +178,7 @@ def _items(stats: PartitionStats) -> int:
 
 
 async def shown(service: QueueService, record: QueueRecord) -> Body:
-    """The queue, with its rebalance if one is open, and what is left to drain."""
+    """Encode the queue, with its open rebalance, if any, and the items left to drain."""
     brief = None if record.rebalance is None else await _brief(service, record.rebalance)
     return answers.encode(answers.queue_info(record, service.instances.owner, brief))
 
@@ -189,13 +189,13 @@ async def _brief(service: QueueService, id: str) -> OpenRebalance | None:
             found = await service.get_rebalance(id)
             left = (await service.rebalance_progress(found)).items_left
     except (TimeoutError, SluicewayError):
-        # The queue is shown all the same.
+        # The queue is shown even without its rebalance.
         return OpenRebalance(id=id)
     return answers.open_rebalance(found, left) if found.is_open else None
 
 
 async def open_ones(service: QueueService, records: list[QueueRecord]) -> dict[str, Rebalance]:
-    """The open rebalances of these queues, by their ids; those that are known without asking the partitions' owners."""
+    """Return the queues' open rebalances by id, without asking the partitions' owners."""
     if not any(record.rebalance for record in records):
         return {}
     try:

@@ -1,4 +1,4 @@
-"""A configuration that changes while the server runs."""
+"""Live reload of the configuration."""
 
 from __future__ import annotations
 
@@ -21,25 +21,27 @@ from sluiceway.server.tls import TlsFiles
 log = logging.getLogger("sluiceway.server")
 
 WATCH_INTERVAL: Millis = 1_000
-"""Between two looks at the files. What has changed is read when it looks the same at the next look: nobody is writing any more."""
+"""Interval between two looks at the files. A changed file is read once two looks agree, when it is no longer being written."""
 
 ON_SIGNAL = Actor("SIGHUP")
 ON_CHANGE = Actor("file watch")
 
 
 class Failure(NamedTuple):
+    """Failed reload: its time and error."""
+
     at: Millis
     detail: str
 
 
 class Stillness:
-    """Is shown again and again what files look like, and tells when they have changed and come to rest."""
+    """Detects that files have changed and come to rest, from repeated looks at them."""
 
     def __init__(self, looks: object) -> None:
         self._known = self._last = looks
 
     def look(self, looks: object) -> bool:
-        """Whether they are other than at the last time that this was so, and the same as at the last look."""
+        """Whether the files differ from the last reported state, and are the same as at the last look."""
         rests, self._last = looks == self._last, looks
         if not rests or looks == self._known:
             return False
@@ -48,10 +50,10 @@ class Stillness:
 
 
 class Reloader:
-    """Reads the configuration again, on demand or when its files change, and has it applied whole or not at all.
+    """Reloads the configuration, on demand or when its files change, and applies it whole or not at all.
 
-    `loaded` is what is in force, since `applied_at`; `last_error` why what was read since then is not. `apply` takes over the sections that
-    nothing can go wrong with.
+    `loaded`: the configuration in force, since `applied_at`; `last_error`: why a later one is not. `apply` takes over the sections that
+    cannot fail.
     """
 
     def __init__(self, loaded: Loaded, service: Service, apply: Callable[[Configuration], None], tls: TlsFiles | None = None) -> None:
@@ -68,7 +70,7 @@ class Reloader:
         self._files = [*([loaded.file] if loaded.file is not None else []), *self._tls_files]
 
     async def reload(self, by: Actor) -> list[str]:
-        """Read, check, compare, apply, and leave an audit entry. Returns the names of the keys that have changed.
+        """Read, check, compare and apply the configuration, with an audit entry. Returns the names of the changed keys.
 
         Raises `invalid_request`, `restart_required`, `unavailable`, `outcome_unknown`; then nothing has changed, and `last_error` says why.
         """
@@ -88,7 +90,7 @@ class Reloader:
         content = _content(self._tls_files)
         renewed = [] if content == self._tls_content else ["server.tls_certificate"]
         if renewed:
-            # Tried beside the one in use: from here on nothing must go wrong any more.
+            # Tested in a separate context: from here on nothing may fail.
             TlsFiles(*self._tls_files)
         changed = await self._service.reconfigure(old, new, renewed, by)
         self.loaded = loaded
@@ -100,12 +102,12 @@ class Reloader:
                 self._tls.reload()
                 self._tls_content = content
             except SluicewayError as error:
-                # Replaced again since it was tried, when the rest is in force: the next look at the files finds that, and says so.
+                # The files changed again after the test, when the rest was in force. The next look at them finds and reports that.
                 log.warning("the certificate in use stays: %s", error.detail)
         return changed
 
     async def reload_or_log(self, by: Actor) -> None:
-        """`reload`, for who waits for no answer: what is wrong is in `last_error` and in the log."""
+        """Reload, for callers without an answer: errors are in `last_error` and in the log."""
         try:
             await self.reload(by)
         except SluicewayError:
@@ -114,8 +116,8 @@ class Reloader:
             log.exception("the configuration was not reloaded (%s)", by.name)
 
     async def watch(self, watch_interval: Millis = WATCH_INTERVAL) -> None:
-        """Reload whenever the content of the files changes, until cancelled. What was wrong once is not tried again as it is."""
-        # Nothing is known at first: they may have changed while the server started.
+        """Reload whenever the content of the files changes, until cancelled. Failed content is not tried again unchanged."""
+        # No state is known at first: the files may have changed while the server started.
         stillness = Stillness(None)
         content: list[bytes | None] = []
         while True:
@@ -126,7 +128,7 @@ class Reloader:
 
 
 def _looks(files: Sequence[Path]) -> list[tuple[int, int, int] | None]:
-    """What changes when a file does, at no cost: None for one that is not there."""
+    """Cheap fingerprint of the files; None for a missing one."""
     found: list[tuple[int, int, int] | None] = []
     for path in files:
         try:

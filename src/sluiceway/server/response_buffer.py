@@ -1,4 +1,4 @@
-"""Large answers on their way to clients, which may be slow to take them: sent piece by piece, and not too many at one time."""
+"""Buffer of large answers to clients that may read slowly: sent in pieces, within a memory budget."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from sluiceway.kernel.limits import MAX_ANSWERS_BYTES
 from sluiceway.server.http import Body, DisconnectedError, Send
 
 PIECE: Final = 256 << 10
-"""Bytes that the connection is given at a time: what it holds of an answer twice."""
+"""Bytes passed to the connection at a time; it holds up to twice as much of an answer."""
 
 BUILT_ALONE: Final = 2 << 20
-"""Bytes from which on an answer is built while no other such is: a burst would make them all before one of them was counted."""
+"""Bytes from which answers are built one at a time: a burst could otherwise build all before one of them is counted."""
 _PASSES: Final = 3
-"""Passes of the event loop in which a sending that was cut off comes to its end, and lets go of its answer."""
+"""Passes of the event loop until a send that was cut off has ended and released its answer."""
 _AT_ONCE: Final = contextlib.nullcontext()
 
 
 class AnswerMemory:
-    """What all large answers may take together. Beyond it, those that have been on their way for longest are cut off to make room.
+    """Memory budget of all large answers. Beyond it, the oldest sends are cut off to make room.
 
-    To refuse new ones instead would let a few clients that do not read keep all others from being served.
+    Refusing new answers instead would let a few clients that do not read block all others.
     """
 
     def __init__(self, most: int = MAX_ANSWERS_BYTES) -> None:
         self._most = most
         self.held = 0
         self._sizes: dict[asyncio.Timeout, int] = {}
-        """By what ends the sending; the oldest first."""
+        """Sizes by the timeout that can end the send, oldest first."""
         self._alone = asyncio.Lock()
 
     def building(self, size: int) -> contextlib.AbstractAsyncContextManager[None]:
-        """For the time in which an answer of about so many bytes is made. It is to be sent at once."""
+        """Context in which an answer of about `size` bytes is built. Send it at once."""
         return _AT_ONCE if size < BUILT_ALONE else self._building_alone()
 
     @contextlib.asynccontextmanager
@@ -45,7 +45,7 @@ class AnswerMemory:
             yield
 
     async def send(self, send: Send, body: Body) -> None:
-        """Send a body as the end of an answer that was begun. Raises DisconnectedError if it is cut off."""
+        """Send a body as the end of an answer that has begun. Raises DisconnectedError if it is cut off."""
         if len(body) <= PIECE:
             await send({"type": "http.response.body", "body": body})
             return
@@ -61,7 +61,7 @@ class AnswerMemory:
             raise DisconnectedError from None
 
     async def _send_pieces(self, send: Send, body: memoryview) -> None:
-        # Each piece waits until the connection has room for more. A copy, as a part of the body would keep all of it in memory.
+        # Each piece waits until the connection has room. It is a copy, since a slice of the body would keep all of it in memory.
         for start in range(0, len(body), PIECE):
             more = start + PIECE < len(body)
             await send({"type": "http.response.body", "body": bytes(body[start : start + PIECE]), "more_body": more})

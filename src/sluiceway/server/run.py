@@ -1,4 +1,4 @@
-"""A server: binds, starts the service, in this process or in several, serves until told to stop, and stops in good order."""
+"""The server process: bind, start the service in one process or several, serve until stopped, and shut down gracefully."""
 
 from __future__ import annotations
 
@@ -55,30 +55,30 @@ from sluiceway.server.workers import Supervisor, WorkerOrder
 log = logging.getLogger("sluiceway.server")
 
 _KEEP_ALIVE = 75
-"""Seconds: longer than the minute after which proxies and pools commonly close idle connections, so that the server is not the first."""
+"""Seconds: longer than the minute after which proxies and pools commonly close idle connections, so that they close first."""
 
 _PATIENT = 0.8
-"""The part of `shutdown_timeout` after which requests are answered as they are, so that the rest is left for the answers to get through."""
+"""Fraction of `shutdown_timeout` after which unfinished requests are answered, so that the rest is left to deliver the answers."""
 _HANDING_OVER = 0.5
-"""The part of it in which the other instances take over what this one owns, while it goes on taking requests."""
+"""Fraction of it in which the other instances take over the partitions, while this one still takes requests."""
 _LINGER = 250
-"""Milliseconds after which an idle connection is closed once the server stops: a client that is busy has sent its next request by then."""
+"""Milliseconds until idle connections are closed at shutdown: a busy client has sent its next request by then."""
 _LOOK = 10
 MIN_FILES = 128
-"""Handles: some 40 for the process, the least that keeps partitions and connections going beside them."""
+"""File handles: some 40 for the process, and the minimum for partitions and connections beside them."""
 _GARBAGE = 10_000
-"""So many objects more than there were make the collector look through the youngest: some megabytes, if all of them are garbage."""
+"""Net new objects that trigger a collection of the youngest generation: some megabytes, if all of them are garbage."""
 _LOOPBACK = "127.0.0.1"
 
 
 def announce(url: str) -> None:
-    """Tell whoever started the process where it listens."""
+    """Print the URL for the parent process."""
     print(f"sluiceway listening on {url}", flush=True)
 
 
 class Own(NamedTuple):
-    """What is one process's alone of several that serve an address together: a socket, on which nobody speaks TLS if it is `plain`, and
-    its place among those that accept on the others."""
+    """Resources of one of several processes that share an address: its own socket, without TLS if `plain`, and its place in the connection
+    counts."""
 
     sock: socket.socket
     plain: bool
@@ -86,10 +86,10 @@ class Own(NamedTuple):
 
 
 class Server(uvicorn.Server):
-    """Ends long polls before it waits for requests in flight, and takes a signal as a wish to stop, not as a crash.
+    """Server that ends long polls before it waits for requests in flight, and treats a signal as a request to stop, not as a crash.
 
-    Requests in flight have `shutdown_timeout` to end once it stops; `before_close` is awaited first, while it still takes requests.
-    `on_hangup` is called at each SIGHUP. `own`: it is one of several processes.
+    At a stop, `before_close` is awaited first, while the server still takes requests; all requests in flight must end within
+    `shutdown_timeout`. `on_hangup` is called at each SIGHUP. `own`: set in one of several processes.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=-(-shutdown_timeout // 1_000),
         )
         config.load()
-        # Of its own accord it makes a context that cannot be given other files later.
+        # Uvicorn would make a context that cannot load other files later.
         config.ssl = None if tls is None else tls.context
         super().__init__(config)
         self._app = app
@@ -150,14 +150,14 @@ class Server(uvicorn.Server):
         loop.call_later((self.config.timeout_graceful_shutdown or 0) * _PATIENT, self._app.give_up)
         await self._hand_over((self.config.timeout_graceful_shutdown or 0) * _HANDING_OVER)
         await asyncio.gather(*(listener.close(_LINGER / 1_000) for listener in self._listeners))
-        # Who is between two requests learns from the next answer that the connection closes.
+        # A client between two requests learns from its next answer that the connection closes.
         for _ in range(_LINGER // _LOOK):
             if self.server_state.connections:
                 await asyncio.sleep(_LOOK / 1_000)
         await super().shutdown(sockets)
 
     async def _hand_over(self, seconds: float) -> None:
-        """What takes longer than that, others take over by themselves."""
+        """Run `before_close` for up to `seconds`. The other instances take over the rest by themselves."""
         if self._before_close is None:
             return
         try:
@@ -192,16 +192,16 @@ class Server(uvicorn.Server):
 
 
 def _ignore_hangups() -> None:
-    """SIGHUP asks to read the configuration again. Before and after there is something that can, its default would end the process."""
+    """Ignore SIGHUP, which means a reload, whenever no handler is installed: its default would end the process."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
 def _open_more_files() -> None:
-    """As many files at once as the process is allowed to. The usual soft limit, 1,024, is meant for programs that wait with `select`; here
-    it would be that of the connections and the stores together."""
+    """Raise the soft limit of open files to the hard limit. The usual 1,024 is meant for programs that use `select`; here connections and
+    stores together would have to share it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # Where the system has another limit that it does not tell, what there is has to do.
+    # If the system has another limit that it does not report, keep the present one.
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
@@ -224,8 +224,8 @@ def _check_files() -> None:
 
 
 def spare_the_collector() -> None:
-    """Nearly all garbage here is in no cycle, and goes at once. With Python's own thresholds up to a third of a small call's time went into
-    looking for the rest, mostly through modules, which stay."""
+    """Tune the garbage collector. Nearly all garbage here is acyclic and is freed at once. With Python's defaults, up to a third of a small
+    call's time went into collections, mostly over modules, which stay."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(_GARBAGE, 10, 10)
@@ -240,7 +240,7 @@ async def run(
     own: Own | None = None,
 ) -> None:
     """Start the service, serve it on the bound sockets until a signal, then stop it. `ready` is called once requests are taken."""
-    # Where pandas is installed, pyarrow imports it at its first conversion: a second of silence that belongs before the first request.
+    # If pandas is installed, pyarrow imports it at the first conversion: a second of delay that belongs before the first request.
     pa.array([b""])
     await service.start()
     try:
@@ -274,11 +274,11 @@ def serve(
     insecure: bool = False,
     url_file: Path | None = None,
 ) -> None:
-    """Serve the data directory until SIGTERM or SIGINT, then finish what is in flight (within `shutdown_timeout`) and return.
+    """Serve the data directory until SIGTERM or SIGINT, then finish requests in flight (within `shutdown_timeout`) and return.
 
-    `ready` is called with the URL once requests are taken; `url_file` gets it too, as one line. `insecure`: without keys also where other
-    machines can call. With several `workers` it starts so many processes, which do so together. Raises `invalid_request` for a
-    configuration with which it cannot serve, `unavailable` if another process serves that directory, and OSError for a port that is taken.
+    `ready` is called with the URL once requests are taken; `url_file` gets it, too, as one line. `insecure`: allow callers from other
+    machines without keys. With several `workers`, starts that many processes, which serve together. Raises `invalid_request` for an
+    unusable configuration, `unavailable` if another process serves that directory, and OSError for a port in use.
     """
     settings = loaded.configuration.server
     _prepare(loaded.configuration)
@@ -306,13 +306,13 @@ def serve(
 
 
 def serve_worker(order: WorkerOrder, ready: Callable[[str], None]) -> None:
-    """Serve as one of several processes, as `serve` does by itself. `ready` is called with the URL at which the others reach this one."""
+    """Serve as one of several processes started by `serve`. `ready` is called with the URL at which the others reach this one."""
     configuration, loaded = order.loaded.configuration, order.loaded
     _prepare(configuration)
     tls = _tls(configuration.server)
     with contextlib.ExitStack() as stack:
         socks = [stack.enter_context(socket.socket(fileno=number)) for number in order.listeners]
-        # A connection to the common address may reach any of the processes, so each has one of its own besides.
+        # A connection to the common address may reach any of the processes, so each also has its own address.
         near = not (configuration.cluster.advertise or configuration.cluster.spans_machines)
         own = stack.enter_context(bind(_LOOPBACK if near else parse_address(configuration.server.listen, "server.listen").host, 0))
         cluster = cluster_of(order.data, configuration, address_of(own), tls is not None and not near)
@@ -323,14 +323,14 @@ def serve_worker(order: WorkerOrder, ready: Callable[[str], None]) -> None:
 
 
 def cluster_of(data: Path, configuration: Configuration, at: Address, tls: bool) -> ClusterSettings | None:
-    """The cluster that the instance is in, with nothing left open; None: none. `at`: where it listens for the others."""
+    """Return the instance's cluster settings, completed; None: no cluster. `at`: address at which it listens for other instances."""
     if not configuration.is_clustered:
         return None
     cluster, (host, port) = configuration.cluster, at
     advertise = cluster.advertise.rstrip("/")
     if advertise and configuration.server.workers > 1:
         advertise = f"{advertise}:{port}"
-    # Who listens everywhere is reached by the others, which are on this machine, by way of loopback.
+    # The other instances, on this machine, reach a listener on all addresses over loopback.
     here = Address({"0.0.0.0": _LOOPBACK, "::": "::1"}.get(host, host), port)
     meta = cluster.meta or f"{SQLITE_META}{data.absolute() / 'meta.sqlite'}"
     return msgspec.structs.replace(cluster, meta=meta, advertise=advertise or url_at(here, tls))
@@ -381,7 +381,7 @@ def _tls(settings: ServerSettings) -> TlsFiles | None:
 
 
 def _door(settings: ServerSettings, socks: Sequence[socket.socket], insecure: bool, tls: TlsFiles | None) -> Door:
-    """How the server is reached; what is dangerous about it is said aloud."""
+    """Decide how the server is reached, and log a warning about anything dangerous."""
     addresses = [address_of(sock) for sock in socks]
     keys = asks_for_keys(settings, addresses, insecure)
     public = not all(map(is_loopback, addresses))
@@ -396,13 +396,14 @@ def _door(settings: ServerSettings, socks: Sequence[socket.socket], insecure: bo
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that nobody who waits for it reads half of it."""
+    """Write a file atomically, so that its readers never see half of it."""
     part = path.with_name(f".{path.name}.{os.getpid()}")
     part.write_text(text)
     part.replace(path)
 
 
 def main() -> None:
+    """Serve a data directory, as tests and benchmarks start it."""
     parser = argparse.ArgumentParser(prog="python -m sluiceway.server.run", description="Serve a data directory.")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--host", default="127.0.0.1")

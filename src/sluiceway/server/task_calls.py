@@ -1,4 +1,4 @@
-"""The calls on captures, whose tasks divide a change stream: those that have what they have in common in this server's own meta store."""
+"""The calls on captures, whose tasks divide a change stream: those registered in this server's own meta store."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PATIENCE: Final[Millis] = 5_000
-"""So long a call waits for a log, which may be in a Kafka that does not answer."""
+"""Maximum wait for a log, which may be in a Kafka that does not answer."""
 FRESH: Final = 1.0
-"""Seconds for which what was seen is shown again, so that many who watch cost as much as one. What took longer to see: as long as that."""
+"""Seconds for which a view is reused, so that many viewers cost as much as one. A view that took longer is reused that long."""
 AT_ONCE: Final = 4
-"""Captures that are looked at together: of those whose logs are in the meta store, and as many of the others."""
+"""Maximum number of captures viewed concurrently: of those with logs in the meta store, and as many of the others."""
 
 
 class TaskCalls:
-    """Show captures. `store` is asked for at each call: the service has one once it is started.
+    """List and show captures. `store` is called each time: the service has a store once it is started.
 
-    `break_off` when the server begins to stop: nobody waits any longer. `stop` before the store is closed.
+    Call `break_off` when the server begins to stop, to end all waits, and `stop` before the store is closed.
     """
 
     def __init__(self, store: Callable[[], MetaStore], patience: Millis = PATIENCE) -> None:
@@ -112,7 +112,7 @@ class TaskCalls:
         return "the server is stopping" if look.cancelled() else f"nothing was heard within {format_duration(self._patience)}"
 
     async def _asked(self, reading: Awaitable[T]) -> T:
-        """What the meta store says. Raises `invalid_request`, `unavailable`."""
+        """Await a read of the meta store. Raises `invalid_request`, `unavailable`."""
         try:
             async with asyncio.timeout(self._patience / 1000):
                 return await reading
@@ -124,22 +124,22 @@ class TaskCalls:
 
 
 class _Sight(NamedTuple):
-    """A capture as it was seen. `whole`: with each of its partitions, as JSON; of one that could not be seen nothing."""
+    """View of a capture. `whole`: JSON with each of its partitions; empty if the capture could not be viewed."""
 
     listed: TaskSummary | UnseenTasks
     whole: bytes = b""
 
 
 class Sights:
-    """Looks at captures: at each once at a time, for all who ask meanwhile and for a moment after. It makes nothing by that.
+    """Views of captures: one look at a time for each, shared by all callers meanwhile and for a moment after. Read-only.
 
-    Who does not wait any longer breaks off nothing: the logs have limits of their own.
+    A caller that stops waiting cancels no look: the logs have timeouts of their own.
     """
 
     def __init__(self, store: Callable[[], MetaStore]) -> None:
         self._store = store
         self._looks: dict[str, asyncio.Task[_Sight]] = {}
-        # Those who wait for a Kafka do not keep the others waiting.
+        # Separate slots, so that looks at an unresponsive Kafka do not delay the others.
         self._slots = {in_meta: asyncio.Semaphore(AT_ONCE) for in_meta in (True, False)}
 
     def of(self, name: str, begun: Begun) -> asyncio.Task[_Sight]:
@@ -156,7 +156,7 @@ class Sights:
             began = stopwatch()
             try:
                 seen = await look_in(self._store(), name, begun)
-                # Of thousands of partitions this takes a while, in which others are served.
+                # With thousands of partitions this takes a while, during which other calls must be served.
                 return await asyncio.to_thread(_shown, seen, now())
             except SluicewayError as error:
                 return _Sight(unseen(name, begun, error.detail))
@@ -176,7 +176,7 @@ class Sights:
 
 
 async def _load() -> None:
-    """What reads a capture, beside the loop and only once it is asked for: it brings the client along, which no other call needs."""
+    """Import the capture reader, off the loop and only on demand: it imports the client, which no other call needs."""
     await asyncio.to_thread(import_module, "sluiceway.capture.presenter")
 
 
@@ -188,7 +188,7 @@ def _shown(seen: Look, at: Millis) -> _Sight:
 
 
 def _result(look: asyncio.Task[_Sight]) -> _Sight | None:
-    """None: it has not come to an end, or was broken off."""
+    """Return the view; None if the look has not ended, or was cancelled."""
     return look.result() if look.done() and not look.cancelled() else None
 
 

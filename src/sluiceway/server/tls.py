@@ -15,8 +15,8 @@ _KEY = "server.tls_key"
 class TlsFiles:
     """The certificate (with its chain) and its private key, as PEM files.
 
-    `context` is the same object for life: a listener that has it serves the newest certificate that was loaded. Raises `invalid_request`,
-    which names the file at fault and never shows what is in it.
+    `context` stays the same object: a listener that has it serves the certificate loaded last. Raises `invalid_request`, which names the
+    file at fault and never shows its content.
     """
 
     def __init__(self, certificate: Path, key: Path) -> None:
@@ -25,11 +25,11 @@ class TlsFiles:
         self.reload()
 
     def reload(self) -> None:
-        """Read the files again. New connections get the new certificate, those that there are stay as they are.
+        """Read the files again. New connections get the new certificate, present ones keep theirs.
 
-        If the files do not fit together, nothing has changed. Raises as the constructor does.
+        If the files do not match, nothing changes. Raises as the constructor does.
         """
-        # A context into which a wrong key was loaded is of no use any more, so another one goes first.
+        # A failed load would spoil the context in use, so the files are tested in a new one first.
         self._load_into(_new_context())
         self._load_into(self.context)
 

@@ -1,4 +1,4 @@
-"""Spans of requests, for OpenTelemetry. Imported only where traces are wanted: it needs the extra `otel`."""
+"""Request spans for OpenTelemetry. Imported only if traces are configured, since it needs the extra `otel`."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _OPERATIONS: Final = {
     "/v1/queue.extend": "settle",
     "/v1/queue.settle": "settle",
 }
-"""What the semantic conventions for messaging call these endpoints."""
+"""Operation types of these endpoints in the semantic conventions for messaging."""
 _STREAM: Final = "/v1/events"
 _SEND_TIMEOUT: Final = 2
-"""Seconds that a batch of spans has to be taken; then it is dropped."""
+"""Seconds in which a batch of spans must be accepted; then it is dropped."""
 _LAST_WORDS: Final = 1.0
-"""Seconds that the last spans have to get out when the server stops."""
+"""Seconds to send the last spans when the server stops."""
 
 
 class Tracer:
-    """A meter that makes a span of each call, once it is answered. A call that names its place in a trace (`traceparent`) is put there.
+    """Meter that makes a span of each answered call, as a child of the span in the call's `traceparent`, if any.
 
-    Spans go in the background to `endpoint`, the URL of a collector that takes OTLP over HTTP, without its path `/v1/traces`; what it does
-    not take in time is dropped, and no request waits for it. The environment variables of OpenTelemetry's SDK (sampling, resource) hold.
-    Raises `invalid_request`.
+    Spans go in the background to `endpoint`, the URL of a collector for OTLP over HTTP, without its path `/v1/traces`. Spans not accepted
+    in time are dropped, and no request waits for them. The environment variables of OpenTelemetry's SDK (sampling, resource) apply. Raises
+    `invalid_request`.
     """
 
     def __init__(self, endpoint: str, processor: SpanProcessor | None = None) -> None:
@@ -53,8 +53,8 @@ class Tracer:
         self._tracer = self._provider.get_tracer("sluiceway.server", __version__)
 
     async def stop(self) -> None:
-        """Send what is left, in a second at most."""
-        # Its own patience is longer than that of whoever stops the server, so it is left behind, in a thread that holds up nobody.
+        """Send the remaining spans, for at most a second."""
+        # The exporter may wait longer than the caller of `stop` does, so it is left in a daemon thread, which delays no exit.
         sending = threading.Thread(target=self._provider.shutdown, name="last spans", daemon=True)
         sending.start()
         await asyncio.to_thread(sending.join, _LAST_WORDS)

@@ -1,4 +1,4 @@
-"""All that a server has beside its service, put together."""
+"""Wiring: the application with all parts of a server beside its service."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ log = logging.getLogger("sluiceway.server")
 
 @dataclass(frozen=True)
 class Door:
-    """How the server is reached. `keys`: whether callers need one; if not, `hosts` are the names by which they may call it (None: any).
-    `admin_port`: that of the listener for administrators, if there is one."""
+    """Access to the server. `keys`: whether callers need API keys; if not, `hosts` are the names by which they may call it (None: any).
+    `admin_port`: port of the administrators' listener, if there is one."""
 
     keys: bool
     hosts: frozenset[str] | None = None
@@ -48,9 +48,9 @@ class Door:
 
 
 class Assembly:
-    """The application over a service that is started, with keys, audit, events, metrics, and a configuration that can change.
+    """The application over a started service, with keys, audit, events, metrics, and live reload.
 
-    `start` before it serves; `stop` after, before the service is stopped.
+    Call `start` before it serves; `stop` after, before the service is stopped.
     """
 
     def __init__(self, service: Service, loaded: Loaded, door: Door) -> None:
@@ -101,7 +101,7 @@ class Assembly:
             self._key_guard.configure(_rates(configuration))
 
     async def start(self) -> None:
-        """Raises StoreUnavailableError."""
+        """Start the parts. Raises StoreUnavailableError."""
         await self._keys.start()
         self._metrics.start()
         self._history.start()
@@ -114,7 +114,7 @@ class Assembly:
             )
 
     def reload_soon(self) -> None:
-        """Read the configuration again, as on a signal."""
+        """Reload the configuration, as on a signal."""
         task = asyncio.get_running_loop().create_task(self.reloader.reload_or_log(ON_SIGNAL))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -134,7 +134,7 @@ class Assembly:
 
 def _tracer(endpoint: str) -> Tracer:
     try:
-        # Only here: without it nothing of OpenTelemetry is loaded, nor need be installed.
+        # Imported here, so that OpenTelemetry is loaded, and must be installed, only if it is configured.
         from sluiceway.server.tracing import Tracer
     except ImportError:
         raise invalid("trace.endpoint", "traces need OpenTelemetry; install it with: pip install 'sluiceway[otel]'") from None

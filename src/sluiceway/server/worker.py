@@ -19,10 +19,10 @@ from sluiceway.server.workers import BEAT, KILL_AFTER, Said, WorkerOrder
 
 
 def end_with_parent(shutdown_timeout: Millis) -> None:
-    """Stop in good order when the standard input ends: the supervisor has died, however it did. What does not stop is killed."""
+    """Stop gracefully when standard input ends, because the supervisor has died, however it did; then kill the process if need be."""
 
     def watch() -> None:
-        # Not by way of `sys.stdin`: a thread that holds its lock keeps the interpreter from ending.
+        # Not through `sys.stdin`: a thread that holds its lock keeps the interpreter from ending.
         while os.read(0, 1):
             pass
         os.kill(os.getpid(), signal.SIGTERM)
@@ -33,25 +33,28 @@ def end_with_parent(shutdown_timeout: Millis) -> None:
 
 
 def say(said: Said) -> None:
+    """Send the supervisor a message."""
     os.write(1, msgspec.json.encode(said) + b"\n")
 
 
 def beat() -> None:
-    """Tell the supervisor, from now on, that the event loop runs."""
-    # It may be frozen or gone, and is not waited for.
+    """Send the supervisor a heartbeat of the event loop, now and every BEAT ms."""
+    # The supervisor may be frozen or gone; do not wait for it.
     with contextlib.suppress(OSError):
         os.write(1, b"\n")
     asyncio.get_running_loop().call_later(BEAT / 1_000, beat)
 
 
 def serves(url: str) -> None:
+    """Report the URL to the supervisor, and begin the heartbeats."""
     say(Said(url=url))
     os.set_blocking(1, False)
     beat()
 
 
 def main() -> None:
-    # It comes from the supervisor, which has started this process and nobody else can write there.
+    """Read the order from standard input, and serve."""
+    # The order comes from the supervisor, which has started this process; no other process can write there.
     order: WorkerOrder = pickle.load(sys.stdin.buffer)
     end_with_parent(order.loaded.configuration.server.shutdown_timeout)
     try:

@@ -1,4 +1,4 @@
-"""Several processes that serve one address together: who starts them, starts them again, and ends them."""
+"""Supervisor of several processes that serve one address together: starts, restarts and ends them."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from sluiceway.server.wiring import Door
 
 log = logging.getLogger("sluiceway.server")
 
-# Not from the folder in which the server was started, whatever lies there.
+# With -P: modules in the folder where the server was started must not be imported.
 COMMAND = (sys.executable, "-P", "-m", "sluiceway.server.worker")
 FIRST_DELAY: Millis = 100
 LONGEST_DELAY: Millis = 10_000
 _SOME = 1 << 12
 KILL_AFTER: Millis = 10_000
-"""Beyond `shutdown_timeout`, which is for requests: what a process may take to close its stores and to leave the cluster."""
+"""Time beyond `shutdown_timeout`, which is for requests, for a process to close its stores and leave the cluster."""
 BEAT: Millis = 1_000
-"""How often a worker that serves tells its supervisor that its event loop runs, with a line that is empty."""
+"""Interval of the heartbeats of a worker's event loop to its supervisor, each an empty line."""
 MAX_MISSED = 30
-"""Beats in a row. What holds up an event loop for so long does not end by itself: a frozen process, or a disk that does not answer."""
+"""Consecutive missed heartbeats. An event loop blocked that long does not recover: its process is frozen, or a disk does not answer."""
 
 
 @dataclass(frozen=True)
 class WorkerOrder:
-    """What a process that is one of several needs to know. `listeners`: the bound sockets that it has inherited; `seats`: the file in which
-    they note how many connections they have."""
+    """Parameters of a worker process. `listeners`: file descriptors of the inherited bound sockets; `seats`: that of the file with the
+    workers' connection counts."""
 
     data: Path
     loaded: Loaded
@@ -49,11 +49,11 @@ class WorkerOrder:
 
 
 class Said(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a worker tells its supervisor first, as a line of JSON: its `url` now that it serves, or why it cannot."""
+    """First message of a worker to its supervisor, as a line of JSON: its `url` once it serves, or its error."""
 
     url: str = ""
     code: str = ""
-    """Of a SluicewayError; a detail without a code is that of an OSError."""
+    """Code of a SluicewayError; a detail without a code is an OSError's."""
     detail: str = ""
     field: str | None = None
 
@@ -62,12 +62,12 @@ class Said(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def next_delay(before: Millis, served: Millis) -> Millis:
-    """How long to wait until a worker that has ended is started again: twice as long each time, unless it had served for a while."""
+    """Return the delay before an ended worker is restarted: doubled each time, reset after it had served for LONGEST_DELAY."""
     return FIRST_DELAY if served >= LONGEST_DELAY else min(max(2 * before, FIRST_DELAY), LONGEST_DELAY)
 
 
 class Supervisor:
-    """The parent of so many processes. Each runs `command`, inherits the bound `socks` and the `files`, and reads the `order` from its
+    """Parent of `workers` processes. Each runs `command`, inherits the bound `socks` and the `files`, and reads the `order` from its
     standard input, which stays open as long as the parent lives. Used once, in the main thread.
     """
 
@@ -89,15 +89,15 @@ class Supervisor:
         self._children: dict[int, Process] = {}
         self._ready: set[int] = set()
         self._outdated: set[int] = set()
-        """Those whose configuration is that of the start, although it may have been read again since."""
+        """Workers that may have missed a reload: their configuration is that of the start."""
         self._started = False
         self._stopping = asyncio.Event()
 
     async def run(self, ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM or SIGINT, then end all within `shutdown_timeout` and KILL_AFTER. SIGHUP goes to each of them.
+        """Serve until SIGTERM or SIGINT, then end all workers within `shutdown_timeout` and KILL_AFTER. Passes SIGHUP on to each of them.
 
-        `ready` is called once all serve. From then on a worker that ends is started again, and one that stands still is killed. If one
-        ends before, all are ended, and what it said is raised: a SluicewayError or an OSError.
+        `ready` is called once all serve. From then on an ended worker is restarted, and an unresponsive one is killed. If one ends before,
+        all are ended, and its error is raised: a SluicewayError or an OSError.
         """
         stopping = asyncio.create_task(self._stopping.wait())
         with self._signals():
@@ -119,7 +119,7 @@ class Supervisor:
         finally:
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 loop.remove_signal_handler(number)
-            # Its default would end the process before it has ended in good order.
+            # Its default would end this process before a graceful stop.
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     def _stop(self, number: signal.Signals) -> None:
@@ -129,7 +129,7 @@ class Supervisor:
 
     def _reload(self) -> None:
         for number, child in self._children.items():
-            # Before it serves, the signal would end it.
+            # Before the worker serves, the signal would end it.
             if number in self._ready:
                 _send(child, signal.SIGHUP)
             else:
@@ -138,7 +138,7 @@ class Supervisor:
     async def _end(self, keepers: Sequence[asyncio.Task[None]]) -> None:
         self._stop(signal.SIGTERM)
         for sock in self._socks:
-            # Once the last worker has closed it too, nobody can connect any more.
+            # Once the last worker has closed its copy too, no client can connect any more.
             sock.close()
         _, late = await asyncio.wait(keepers, timeout=self._patience)
         for number, child in self._children.items():
@@ -148,7 +148,7 @@ class Supervisor:
             await asyncio.wait(late)
 
     async def _keep(self, number: int, ready: Callable[[], None]) -> None:
-        """Have that worker run until the server stops."""
+        """Keep the worker running until the server stops."""
         delay = 0
         while True:
             child = await self._start(number)
@@ -176,7 +176,7 @@ class Supervisor:
 
     async def _start(self, number: int) -> Process:
         fds = [*(sock.fileno() for sock in self._socks), *self._files]
-        # In a session of its own it does not get the signals of the terminal, which are for the parent to pass on.
+        # In its own session it does not get the terminal's signals, which the parent passes on.
         child = await asyncio.create_subprocess_exec(*self._command, stdin=PIPE, stdout=PIPE, pass_fds=fds, start_new_session=True)
         assert child.stdin is not None
         child.stdin.write(self._order)
@@ -202,10 +202,10 @@ async def _hear(child: Process) -> Said:
 
 
 async def _watch(number: int, child: Process) -> None:
-    """Returns when it has ended, or was killed because it stood still: frozen in a commit it would keep others from that partition."""
+    """Wait until the worker has ended, or kill it if unresponsive: frozen in a commit it would block the partition's other owners."""
     assert child.stdout is not None
     missed = 0
-    # Beats and not time: while this process is frozen itself, nobody misses any.
+    # Counts beats, not time: while this process is frozen itself, none are missed.
     while missed < MAX_MISSED:
         try:
             async with asyncio.timeout(BEAT / 1_000):

@@ -1,7 +1,7 @@
 """For your own tests: `server()`, an in-memory server within the process, whose time can be moved ahead (docs/testing.md).
 
-Beside it, the conformance suites of the ports: a store is correct when it passes. Subclass a suite under a name that begins with
-`Test` and override its fixture, `open_store` or the like. Only the suites need pytest.
+Also the conformance suites of the ports: a store that passes is correct. Subclass a suite under a name that begins with `Test` and
+override its fixture, such as `open_store`. Only the suites need pytest.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ __all__ = ["TestClock", "TestServer", "server"]
 with contextlib.suppress(ImportError):
     import pytest
 
-    # So that a failing assert of a suite shows its values, as in any test file.
+    # Makes a failing assert of a suite show its values, as in any test file.
     for suite in ("partition_store", "meta_store", "sync_log", "position_store"):
         pytest.register_assert_rewrite(f"sluiceway.testing.{suite}_suite")

@@ -1,4 +1,4 @@
-"""What every ChangeStream must do."""
+"""Conformance suite of ChangeStream."""
 
 from __future__ import annotations
 
@@ -14,51 +14,51 @@ from sluiceway.ports.change_stream import CHANGES, Batch, Born, BrokenOffError, 
 from sluiceway.testing.drive import driven
 
 PAUSE = 0.02
-"""Seconds between two readings of a partition that had nothing new."""
+"""Seconds between two reads of a partition without new records."""
 
 
 class World(Protocol):
-    """A source with a change stream in it, made for one test. It begins with at least one partition and no records."""
+    """A source with a change stream, made for one test. It begins with at least one partition and no records."""
 
     async def open(self) -> ChangeStream:
-        """Another opening of the same stream, as another process would make it."""
+        """Open the same stream once more, as another process would."""
         ...
 
     async def write(self, count: int) -> list[str]:
-        """So many new records, each by itself, spread over the partitions; returns when they are durable. The name of each, never used
+        """Write `count` new records, one by one, spread over the partitions; returns when they are durable. Returns their names, never used
         before."""
         ...
 
     def names(self, records: pa.RecordBatch) -> list[str]:
-        """The names of records, in their order."""
+        """Return the names of records, in order."""
         ...
 
     async def nowhere(self, position: str) -> str:
-        """A position that is written as the stream writes them, and that the partition which that one is of never had, or has lost."""
+        """Return a position in the stream's notation that the partition of `position` never had, or has lost."""
         ...
 
     async def interrupt(self) -> None:
-        """The stream cannot be reached."""
+        """Make the stream unreachable."""
         ...
 
     async def restore(self) -> None:
-        """It can again."""
+        """Make it reachable again."""
         ...
 
 
 class BranchingWorld(World, Protocol):
-    """One whose stream has partitions with children."""
+    """A world whose stream has partitions with children."""
 
     async def branch(self) -> None:
-        """Give some partitions children, of which one has two parents if the stream knows that."""
+        """Give some partitions children, one of them with two parents if the stream supports that."""
         ...
 
 
 class Follower:
-    """Reads a stream to wherever it is wanted, by the port alone and as tasks do: children after all of their parents.
+    """Reads a stream through the port alone, and as tasks do: children after all of their parents.
 
-    `positions` has where each partition is read to, `parents` those of each, `ended` the end of each that has ended, `read` the names of
-    the records in the order in which they came, by partition. What a stream may never say fails the test.
+    By partition: `positions`: where each is read to; `parents`: its parents; `ended`: its end, once it has ended; `read`: names of its
+    records in the order of arrival. A violation of the port's rules fails the test.
     """
 
     def __init__(self, names: Callable[[pa.RecordBatch], list[str]], limit: int = 10_000) -> None:
@@ -68,12 +68,12 @@ class Follower:
         self.read: dict[str, list[str]] = {}
         self.ended: dict[str, End] = {}
         self.order: list[str] = []
-        """Partitions, as they were begun and, with a `-` before the name, ended."""
+        """Partitions in the order in which they began and, with a leading `-`, ended."""
         self._waiting: dict[str, Born] = {}
         self._point = ""
 
     async def seek(self, stream: ChangeStream) -> None:
-        """Ask for seeds beyond those that are known."""
+        """Read the seeds after those already known."""
         seeds = await stream.seeds(self._point)
         assert seeds.upto or not seeds.partitions
         self._point = seeds.upto
@@ -99,7 +99,7 @@ class Follower:
 
     @property
     def open(self) -> list[str]:
-        """The partitions that are being read."""
+        """Partitions that are being read."""
         return [token for token in self.positions if token not in self.ended]
 
     @property
@@ -107,7 +107,7 @@ class Follower:
         return [name for names in self.read.values() for name in names]
 
     async def step(self, stream: ChangeStream, token: str, keep: bool = True) -> Batch:
-        """The next batch of one partition. `keep`: say that it is safe."""
+        """Read one partition's next batch. `keep`: report it as safe."""
         batch = await stream.read(token, self.positions[token], limit=self.limit)
         check_batch(batch, self.limit)
         self.read[token] += self.names(batch.records)
@@ -130,7 +130,7 @@ class Follower:
                 self._begin(self._waiting.pop(born.token))
 
     async def follow(self, stream: ChangeStream, done: Callable[[], bool], keep: bool = True) -> None:
-        """Read all partitions at once, until that holds."""
+        """Read all partitions concurrently until `done`."""
         reading: dict[str, asyncio.Task[None]] = {}
 
         async def read(token: str) -> None:
@@ -155,17 +155,17 @@ class Follower:
         finally:
             for task in reading.values():
                 if done():
-                    # It stops by itself; what it had been told would be lost otherwise.
+                    # It stops by itself; a cancellation would lose its last batch.
                     await task
                 task.cancel()
 
     async def until(self, stream: ChangeStream, written: Sequence[str]) -> None:
-        """Read until all of these have come, and check that nothing else did."""
+        """Read until all of these have arrived, and check that no others did."""
         await self.follow(stream, lambda: len(self.everything) >= len(written))
         assert sorted(self.everything) == sorted(written)
 
     def check_order(self) -> None:
-        """No partition was begun before all of its parents, as far as they were read, had ended."""
+        """Check that no partition began before all of its parents, as far as they were read, had ended."""
         at = {event: number for number, event in enumerate(self.order)}
         for token, parents in self.parents.items():
             for parent in parents:
@@ -174,6 +174,7 @@ class Follower:
 
 
 def check_batch(batch: Batch, limit: int | None = None) -> None:
+    """Check a batch against the port's rules."""
     assert batch.records.schema.equals(CHANGES)
     assert limit is None or batch.records.num_rows <= limit
     assert batch.upto is not None or not batch.records.num_rows, "records, and no position to go on from"
@@ -181,12 +182,12 @@ def check_batch(batch: Batch, limit: int | None = None) -> None:
 
 
 def family(partitions: Sequence[Born]) -> set[tuple[str, tuple[str, ...]]]:
-    """What of partitions must be the same whenever they are told. Where they begin may be said in other words."""
+    """The parts of partitions that must be the same in each announcement. The notation of their start may differ."""
     return {(born.token, tuple(sorted(born.parents))) for born in partitions}
 
 
 async def settled(read: Callable[[], Awaitable[Batch]], wanted: Callable[[Batch], bool]) -> Batch:
-    """Read until a batch is what is waited for; those before it must be empty."""
+    """Read until a batch is the wanted one; batches before it must be empty."""
     while True:
         batch = await read()
         check_batch(batch)
@@ -197,7 +198,7 @@ async def settled(read: Callable[[], Awaitable[Batch]], wanted: Callable[[Batch]
 
 
 async def next_batch(stream: ChangeStream, token: str, position: str, limit: int = 10_000) -> Batch:
-    """The next one with records in it, or the end."""
+    """Read until a batch has records, or the end."""
     here = position
 
     async def read() -> Batch:
@@ -210,9 +211,9 @@ async def next_batch(stream: ChangeStream, token: str, position: str, limit: int
 
 
 class ChangeStreamSuite:
-    """Needs a fixture `world` that makes a World for one test.
+    """Conformance suite. Needs a fixture `world` that makes a World for one test.
 
-    It is made outside of an event loop and used in one; whatever was opened in a test is closed by it.
+    It is made outside of an event loop and used in one; each test closes what it has opened.
     """
 
     # Seeds
@@ -273,7 +274,7 @@ class ChangeStreamSuite:
 
     @driven
     async def test_how_far_a_batch_is_behind_is_never_too_little(self, world: World) -> None:
-        """A reader that reads up to now ends by that: nothing may be left where it says that all which was durable then has been read."""
+        """A reader that reads up to now relies on it: no durable record may be left behind a batch that claims to be up to date."""
         stream, follower = await world.open(), Follower(world.names, limit=3)
         await follower.seek(stream)
         written = await world.write(40)
@@ -286,7 +287,7 @@ class ChangeStreamSuite:
                 batch = await follower.step(stream, token)
                 left = (began - durable_at) * 1_000
                 if batch.behind is not None and batch.behind < left:
-                    # Whatever it had was read by then.
+                    # All of its records had been read by then.
                     told.setdefault(token, len(follower.read[token]))
                 if batch.behind == 0 and not batch.records.num_rows:
                     done.add(token)
@@ -307,7 +308,7 @@ class ChangeStreamSuite:
 
     @driven
     async def test_partitions_are_read_at_once_and_with_others(self, world: World) -> None:
-        """What one opening reads of one partition has nothing to do with what others read of others."""
+        """An opening's reads of one partition do not affect those of other partitions by others."""
         one, two = await world.open(), await world.open()
         first, second = Follower(world.names), Follower(world.names)
         await first.seek(one)
@@ -337,7 +338,7 @@ class ChangeStreamSuite:
                     batches.append((token, position, batch))
         more = await world.write(10)
         assert len(batches) >= 2
-        # In the same opening, in one that knows nothing, and after the first has gone. Another limit is none of a batch that is told.
+        # In the same opening, in a fresh one, and after the first was closed. With a planned end, the limit does not matter.
         other = await world.open()
         for opened in (stream, other):
             for token, position, batch in batches:
@@ -347,7 +348,7 @@ class ChangeStreamSuite:
                     assert again.records.equals(batch.records)
                     assert again.upto == batch.upto
             await opened.close()
-        # And then it goes on.
+        # Reading continues after that.
         last = await world.open()
         for token, position, batch in batches:
             assert (await last.read(token, position, batch.upto)).records.equals(batch.records)
@@ -358,7 +359,7 @@ class ChangeStreamSuite:
     async def test_what_was_not_kept_is_read_again_from_the_same_position(self, world: World) -> None:
         written = await world.write(10)
         for _ in range(2):
-            # Nobody said that anything was safe: the next one reads all of it.
+            # Nothing was reported as safe, so the next opening reads all of it.
             stream, follower = await world.open(), Follower(world.names)
             await follower.seek(stream)
             await follower.follow(stream, lambda: len(follower.everything) >= len(written), keep=False)  # noqa: B023
@@ -383,7 +384,7 @@ class ChangeStreamSuite:
                 await stream.kept(token, position)
                 await stream.kept(token, position)
                 if number:
-                    # One that had been said long ago.
+                    # A late, outdated report.
                     await stream.kept(token, batches[number - 1][0])
                 assert (await stream.read(token, position, upto)).records.equals(batch.records)
         await follower.until(stream, written + await world.write(5))
@@ -397,7 +398,7 @@ class ChangeStreamSuite:
         for turn in range(20):
             for token in follower.open:
                 task = asyncio.create_task(stream.read(token, follower.positions[token], limit=4))
-                # At another moment each time: before it has begun, in its middle, and when it has its answer.
+                # Cancelled at a different moment each time: before it begins, halfway, and once it has its answer.
                 await asyncio.wait([task], timeout=0.001 * turn)
                 task.cancel()
                 await asyncio.wait([task])
@@ -420,7 +421,7 @@ class ChangeStreamSuite:
                     await opened.read(token, nowhere)
             with pytest.raises(UnknownPositionError):
                 await opened.read(token, nowhere, follower.positions[token])
-        # And whoever has one that is known goes on.
+        # Known positions can still be read from.
         assert (await other.read(token, follower.positions[token])).end is None
         await stream.close()
         await other.close()
@@ -443,7 +444,7 @@ class ChangeStreamSuite:
         await stream.close()
 
     async def _read_on(self, stream: ChangeStream, follower: Follower, token: str) -> None:
-        """What the stream has at hand may still be told."""
+        """Read until the stream breaks off; batches that it has buffered may come first."""
         for _ in range(20):
             await follower.step(stream, token, keep=False)
 
@@ -457,7 +458,7 @@ class ChangeStreamSuite:
 
 
 class BranchingStreamSuite(ChangeStreamSuite):
-    """Of a stream whose partitions have children: its `world` is a BranchingWorld."""
+    """Suite for a stream whose partitions have children: `world` is a BranchingWorld."""
 
     @driven
     async def test_children_come_after_their_parents_and_nothing_is_lost(self, world: BranchingWorld) -> None:
@@ -470,7 +471,7 @@ class BranchingStreamSuite(ChangeStreamSuite):
         await follower.follow(stream, lambda: len(follower.everything) >= len(written) and bool(follower.ended.keys() & seeds))
         assert sorted(follower.everything) == sorted(written)
         follower.check_order()
-        # They are no seeds beyond what was known before.
+        # Children are not seeds after those already known.
         known = set(follower.parents)
         await follower.seek(stream)
         assert set(follower.parents) == known
@@ -484,7 +485,7 @@ class BranchingStreamSuite(ChangeStreamSuite):
         written = await world.write(20)
         await follower.until(stream, written)
         await world.branch()
-        # Its end was committed and then nobody heard of it: whoever reads on from there is told again.
+        # A reader that committed the end, but did not learn of the children, is told again.
         await follower.follow(stream, lambda: bool(follower.ended.keys() & before.keys()))
         ended = dict(follower.ended)
         other = await world.open()

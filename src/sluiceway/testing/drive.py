@@ -1,4 +1,4 @@
-"""Running async tests without a pytest plugin."""
+"""Async tests without a pytest plugin."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
 TEST_TIMEOUT = 300.0
-"""Seconds after which a test that waits for something has failed. Only what hangs takes so long, on the slowest machine too."""
+"""Seconds until a waiting test fails. Only a test that hangs takes this long, even on the slowest machine."""
 
 
 class Closeable(Protocol):
@@ -21,11 +21,11 @@ class Closeable(Protocol):
 S = TypeVar("S", bound=Closeable)
 
 OpenStore = Callable[[], Awaitable[S]]
-"""Opens a store; called again, it opens another one on the same data. Every store is closed in the event loop that opened it."""
+"""Opens a store; each call opens another one on the same data. A store is closed in the event loop that opened it."""
 
 
 class Opened(AbstractAsyncContextManager[S]):
-    """A store for the length of a block."""
+    """A store, open for the duration of a block."""
 
     def __init__(self, open_store: OpenStore[S]) -> None:
         self._open_store = open_store
@@ -53,7 +53,7 @@ def driven(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def with_store(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
-    """The same for a test of one `store`, which is opened for it by the fixture `open_store`."""
+    """Turn an async test of a `store` into one for pytest; the fixture `open_store` opens the store."""
 
     async def opened(self: object, open_store: OpenStore[Any], **fixtures: Any) -> None:
         async with Opened(open_store) as store:

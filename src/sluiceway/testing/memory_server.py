@@ -1,4 +1,4 @@
-"""A server for tests: a real one, on a free port of this machine, that keeps everything in memory."""
+"""In-memory server for tests: a real one, on a free port of this machine."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sluiceway.server.wiring import Assembly, Door
 
 
 class TestClock:
-    """The server's time: the real one, until it is moved ahead."""
+    """Clock of the server: real time until it is moved ahead."""
 
     __test__ = False
 
@@ -32,9 +32,9 @@ class TestClock:
         self._service = service
 
     def advance(self, duration: Duration) -> None:
-        """Move the server's time ahead. Returns when all that fell due has happened: leases have run out, scheduled items are ready.
+        """Move the server's time ahead. Returns when all that is due has happened: leases have run out, scheduled items are ready.
 
-        The caller's own clock stays where it is.
+        The caller's own clock does not move.
         """
         asyncio.run_coroutine_threadsafe(self._advance(millis(duration, "duration")), self._loop).result()
 
@@ -44,7 +44,7 @@ class TestClock:
 
 
 class TestServer:
-    """`url` is where it listens, `client` a client of it, `clock` its time."""
+    """A running server: its `url`, a `client` for it, and its `clock`."""
 
     __test__ = False
 
@@ -56,9 +56,9 @@ class TestServer:
 
 @contextmanager
 def server() -> Iterator[TestServer]:
-    """A server on a free port of the loopback address until the block ends. It asks nobody for a key, and forgets everything.
+    """Run a server on a free port of the loopback address until the block ends. It needs no API key, and keeps nothing.
 
-    Each has queues and a clock of its own; several can run at once.
+    Each server has its own queues and clock; several can run at once.
     """
     ready: Future[tuple[asyncio.AbstractEventLoop, Server]] = Future()
     with bind("127.0.0.1", 0) as sock, tempfile.TemporaryDirectory(prefix="sluiceway-") as folder:

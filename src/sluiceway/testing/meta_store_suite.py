@@ -1,4 +1,4 @@
-"""What every MetaStore must do."""
+"""Conformance suite of MetaStore."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from sluiceway.ports.meta_store import MAX_COMMIT_BYTES, MAX_COMMIT_KEYS, Confli
 from sluiceway.testing.drive import Opened, OpenStore, driven, with_store
 
 PREFIXES = ["q/", "%", "_", "a%", "a_", "\\", "é", "e", "\ud7ff", "\U0010ffff", "ab", "AB", "'", "a\x7f", "*", "["]
-"""Each with something that a pattern language, a collation or a wrong upper bound would stumble over."""
+"""Prefixes that would trip a pattern language, a collation or a wrong upper bound."""
 
 NEIGHBOURS = ["A", "a", "ac", "b", "éx", "d", "f", "\ue000", "\U0010fffe", "~", "q", "q0", "p/"]
 
 
 def check_visible_in_order(views: Sequence[View], stamps: set[Stamp]) -> None:
-    """For commits that each put one key of their own: a view shows exactly those up to its stamp. `stamps` are those of all commits."""
+    """Check that a view shows exactly the commits up to its stamp, each of which puts one key of its own. `stamps`: of all commits."""
     for view in views:
         assert {entry.stamp for entry in view.entries.values()} == {stamp for stamp in stamps if stamp <= view.stamp}
 
 
 async def next_hint(watching: AsyncIterator[Stamp], at_least: Stamp) -> Stamp:
-    """The first hint of a stamp not below `at_least`."""
+    """Return the first hint with a stamp of at least `at_least`."""
     async for stamp in watching:
         if stamp >= at_least:
             return stamp
@@ -31,7 +31,7 @@ async def next_hint(watching: AsyncIterator[Stamp], at_least: Stamp) -> Stamp:
 
 
 class MetaStoreSuite:
-    """Needs a fixture `open_store` that returns an async function without arguments: it opens a store on the data of this test."""
+    """Conformance suite. Its fixture `open_store` returns an async function without arguments that opens a store on the test's data."""
 
     # Reading and writing
 
@@ -224,7 +224,7 @@ class MetaStoreSuite:
         await next_hint(watching, stamp)
         for number in range(50):
             waiting = asyncio.create_task(next_hint(watching, stamp + 1))
-            # Every number of steps into the wait, so that a change which falls between looking and waiting is met.
+            # With each number of steps into the wait, to hit a change that falls between look and wait.
             for _ in range(number % 8):
                 await asyncio.sleep(0)
             stamp = await store.commit(puts={"q/a": b"%d" % number})

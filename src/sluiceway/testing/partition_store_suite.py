@@ -1,4 +1,4 @@
-"""What every PartitionStore must do."""
+"""Conformance suite of PartitionStore."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FENCE = Fence(1, 1, 1)
 EMPTY = Snapshot(0, None, {})
 
 LOWER = [Fence(1, 2, 1), Fence(1, 1, 9), Fence(0, 9, 9)]
-"""Each below Fence(1, 2, 2), by another place of the tuple."""
+"""Fences below Fence(1, 2, 2), each by another element of the tuple."""
 
 ODD_KEYS = [
     "",
@@ -50,7 +50,7 @@ ODD_KEYS = [
 
 
 def turn(txn: int, name: str = "a") -> Changes:
-    """A turn that leaves its number in the header, a record and a blob, and takes the turn before last away again."""
+    """A turn that writes its number into the header, a record and a blob, and removes those of the turn before the last."""
     changes = Changes(
         txn, b"header %d" % txn, puts={(RecordKind.EXTENT, f"{name}{txn}"): b"extent %d" % txn}, blobs={txn: b"blob %d" % txn}
     )
@@ -61,13 +61,14 @@ def turn(txn: int, name: str = "a") -> Changes:
 
 
 def after(txn: int, name: str = "a") -> Snapshot:
-    """What is there after the turns 1 to `txn`."""
+    """Expected state after the turns 1 to `txn`."""
     left = range(max(1, txn - 1), txn + 1)
     return Snapshot(txn, b"header %d" % txn, {(RecordKind.EXTENT, f"{name}{number}"): b"extent %d" % number for number in left})
 
 
 class PartitionStoreSuite:
-    """Needs a fixture `open_store` that returns an async function without arguments: it opens a store on the data of this test.
+    """Conformance suite. Its fixture `open_store` returns an async function without arguments that opens a store on the test's data.
+
     The data must outlive the store, for the tests that open it again.
     """
 
@@ -316,7 +317,7 @@ class PartitionStoreSuite:
         assert await store.read(REF, [1]) == {1: b"blob 1"}
         await store.release(REF)
         assert await store.apply(REF, turn(2), FENCE) is Outcome.DONE
-        # While something is under way.
+        # Concurrently with a commit.
         _, done, _ = await asyncio.gather(store.release(REF), store.apply(REF, turn(3), FENCE), store.release(REF))
         assert done is Outcome.DONE
         assert await store.browse(REF) == after(3)
@@ -388,7 +389,7 @@ class PartitionStoreSuite:
         for least in (Least(Fence(0, 0, 0)), Least(FENCE), Least(FENCE, 1)):
             with pytest.raises(LostError, match=f"{REF.incarnation}-{REF.partition} is not there"):
                 await store.open(REF, FENCE, least)
-        # Nothing was made on the way.
+        # The failed opens have created nothing.
         assert await store.apply(REF, turn(1), FENCE) is Outcome.REFUSED
         assert await store.open(REF, LOWER[0]) == EMPTY
         await store.drop(REF)
@@ -411,14 +412,14 @@ class PartitionStoreSuite:
         for least in (Least(Fence(1, 2, 3)), Least(Fence(1, 3, 0)), Least(Fence(2, 0, 0)), Least(Fence(1, 2, 2), 2), Least(FENCE, 2)):
             with pytest.raises(LostError, match=f"{REF.incarnation}-{REF.partition} "):
                 await store.open(REF, Fence(9, 0, 0), least)
-        # Its fence has stayed: the owner that it has goes on.
+        # The fence is unchanged: the present owner continues.
         assert await store.apply(REF, turn(2), Fence(1, 2, 2)) is Outcome.DONE
         with pytest.raises(FencedError):
             await store.open(REF, LOWER[0], Least(Fence(9, 9, 9)))
 
     @driven
     async def test_no_fence_opens_twice(self, open_store: OpenStore[PartitionStore]) -> None:
-        """A copy of a server with the same grants has the same fences: of its turns each of the two would take the other's for its own."""
+        """A copy of a server has the same grants and so the same fences: each of the two would take the other's turns for its own."""
         for is_first in (True, False):
             async with Opened(open_store) as store:
                 if is_first:

@@ -1,4 +1,4 @@
-"""What every PositionStore must do."""
+"""Conformance suite of PositionStore."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluiceway.ports.position_store import FencedError, Kept, Opening, PositionS
 from sluiceway.testing.drive import driven
 
 OpenPositions = Callable[[], AbstractAsyncContextManager[PositionStore]]
-"""Opens the position store of this test for the length of a block, over a connection of its own; called again, another on the same data."""
+"""Opens the test's position store for the duration of a block, over its own connection; each call opens another on the same data."""
 
 NOTHING = Kept()
 FULL = Kept(position="16/B374D848", plan="16/B374D900", batch=7, at=1_790_000_000_123, behind=0, records=70_001)
@@ -53,7 +53,7 @@ def at(position: int, plan: int | None = None) -> Kept:
 
 
 class PositionStoreSuite:
-    """Needs a fixture `open_positions` that returns a function without arguments: an async context manager around a store."""
+    """Conformance suite. Its fixture `open_positions` returns a function without arguments: an async context manager of a store."""
 
     # Keeping
 
@@ -188,7 +188,7 @@ class PositionStoreSuite:
 
     @driven
     async def test_positions_never_go_back_whoever_opens_meanwhile(self, open_positions: OpenPositions) -> None:
-        """Each goes on where its opening found it, as readers do, and steps on until it is refused."""
+        """Each continues from the position its opening found, as readers do, and advances until it is refused."""
         async with open_positions() as one, open_positions() as two, open_positions() as three:
             random = Random(8)
             grants, positions = [1], [0]
@@ -207,7 +207,7 @@ class PositionStoreSuite:
                         continue
 
             await asyncio.gather(*(live(store) for store in (one, two, three)))
-            # Each position was committed once: whoever committed it, nobody else did from the same place.
+            # Each position was committed once: no two owners committed from the same place.
             assert len(positions) == len(set(positions)) > 1
             assert (await one.read())["p"].kept == at(max(positions))
 

@@ -1,4 +1,4 @@
-"""What every SyncLog must do."""
+"""Conformance suite of SyncLog."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from sluiceway.ports.sync_log import SyncLog
 from sluiceway.testing.drive import driven
 
 OpenLog = Callable[[], AbstractAsyncContextManager[SyncLog]]
-"""Opens the log of this test for the length of a block, over a connection of its own; called again, once more on the same data."""
+"""Opens the test's log for the duration of a block, over its own connection; each call opens another on the same data."""
 Entries = list[tuple[int, bytes]]
 
 LONG = 100_000
-"""Milliseconds to wait for what comes at once: who needs them all has failed."""
+"""Milliseconds to wait for an event that is immediate: a test that needs all of them has failed."""
 LARGE = 1_000_000
-"""Bytes of a record that every log takes. A snapshot of 2,000 partitions has a third of that."""
+"""Bytes of a record that every log must accept. A snapshot of 2,000 partitions has a third of that."""
 
 
 async def read_all(log: SyncLog, after: int = 0, limit: int = 1_000) -> Entries:
-    """Everything after that number, page by page."""
+    """Read all records after that number, page by page."""
     found: Entries = []
     while True:
         page = await log.read(after, limit)
@@ -38,7 +38,7 @@ async def read_all(log: SyncLog, after: int = 0, limit: int = 1_000) -> Entries:
 
 
 async def follow(log: SyncLog, enough: Callable[[Entries], bool], limit: int = 1_000) -> Entries:
-    """What comes, as it comes, from the beginning until it is enough."""
+    """Follow the log from the beginning until `enough`."""
     found: Entries = []
     while not enough(found):
         after = found[-1][0] if found else 0
@@ -51,6 +51,7 @@ async def follow(log: SyncLog, enough: Callable[[Entries], bool], limit: int = 1
 
 
 def check_order(entries: Sequence[tuple[int, bytes]]) -> None:
+    """Check that the numbers are positive and rise."""
     numbers = [number for number, _ in entries]
     assert numbers == sorted(set(numbers)), "numbers rise"
     assert not numbers or numbers[0] >= 1
@@ -61,12 +62,12 @@ def records(name: str, count: int) -> list[bytes]:
 
 
 def of(name: str, entries: Iterable[tuple[int, bytes]]) -> list[bytes]:
-    """Those of that author, in the order of the log."""
+    """Records of that author, in the order of the log."""
     return [record for _, record in entries if record.startswith(name.encode() + b" ")]
 
 
 class SyncLogSuite:
-    """Needs a fixture `open_log` that returns a function without arguments: an async context manager around a log."""
+    """Conformance suite. Needs a fixture `open_log` that returns a function without arguments: an async context manager around a log."""
 
     too_large = (1 << 20) + 1
     """Bytes of a record that this log refuses."""
@@ -191,7 +192,7 @@ class SyncLogSuite:
                 appending.cancel()
                 await asyncio.wait([appending])
                 await log.append([b"kept %d" % steps])
-            # What is late has come by then, and it would do no harm if it had not.
+            # Late appends have arrived by then, and it would be no error if they had not.
             await other.append([b"last 0"])
             entries = await read_all(other)
             assert of("kept", entries) == records("kept", 12)

@@ -1,4 +1,4 @@
-"""The systems that are compared, each in a module that is imported when the system is used: not every machine has all clients.
+"""The compared systems, each in a module that is imported only when used: not every machine has all clients.
 
 The peers are in `bench/systems/`, beside the package: only a checkout has them.
 """
@@ -34,39 +34,39 @@ MODULES = {
     "in-memory": "sluiceway.bench.systems.floors",
     "disk": "sluiceway.bench.systems.floors",
 }
-"""The module of each system, by the system's name."""
+"""Module of each system, by the system's name."""
 
 
 class System(Protocol):
-    """What a module here has."""
+    """Interface of a system's module."""
 
     GUARANTEES: Mapping[str, str]
-    """Of each system of the module: what is certain when it has confirmed an item; a sentence."""
+    """Guarantee of each of the module's systems once it has confirmed an item, as a sentence."""
 
     @staticmethod
     def found() -> str | None:
-        """Why it cannot run on this machine, and what would help; None: it can."""
+        """Return why the system cannot run on this machine, and a remedy; None if it can."""
 
     @staticmethod
     def version() -> str:
-        """The server's name and version."""
+        """Return the server's name and version."""
 
     @staticmethod
     def serve(name: str, folder: Path) -> AbstractContextManager[Served]:
-        """A server of its own on loopback, on a free port, durable, with its data in that folder, which is empty; stopped at the end."""
+        """Run a private, durable server on loopback, on a free port, with its data in the empty folder, until the block ends."""
 
     @staticmethod
     def drive(name: str, address: str, work: Work, seconds: float) -> Done:
-        """Do the work for so long; runs in the client's own process. Setting up is not a part of it (`work.timed`)."""
+        """Do the work for `seconds`, in the client's own process. Its setup is not part of the slice (`work.timed`)."""
 
 
 def module(name: str) -> System:
-    """The module of the system of that name. Raises KeyError if there is none such, ImportError if a client of it is not installed."""
+    """Import the system's module. Raises KeyError for an unknown system, ImportError if its client is not installed."""
     return cast(System, importlib.import_module(MODULES[name]))
 
 
 def found(name: str) -> str | None:
-    """Why that system cannot run here; None: it can."""
+    """Return why the system cannot run here; None if it can."""
     try:
         return module(name).found()
     except ImportError as error:

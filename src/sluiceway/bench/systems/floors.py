@@ -1,10 +1,10 @@
-"""How far each layer of ours is from what lies below it.
+"""Distance of each of our layers from the one below it.
 
-`in-process`: the same instance and stores as `sluiceway`, but in its client's own process, without HTTP: batches go in and out as they are.
-`in-memory`: the same server, whose partitions are in memory. `disk`: what a cycle has to write at least, and nothing else. Each client has
-a file of its own, and writes and syncs (fdatasync) the batch's payload once, and PAGE bytes each for the lease and for the completion; the
-file is as long from the beginning, so that no sync has to record its length. The server shares a commit among the clients that wait for
-it, so with many clients and small batches it may be faster than this.
+`in-process`: the same instance and stores as `sluiceway`, but in its client's own process, without HTTP: batches are passed as objects.
+`in-memory`: the same server, with its partitions in memory. `disk`: only the minimum of writes of a cycle. Each client has its own file,
+and writes and syncs (fdatasync) the batch's payload once, and PAGE bytes each for the lease and the completion; the file has its full
+length from the beginning, so that no sync has to record it. The server shares a commit among the clients that wait for it, so with many
+clients and small batches it may be faster than this.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def version() -> str:
 @contextmanager
 def serve(name: str, folder: Path) -> Iterator[Served]:
     if name != "in-memory":
-        # The client does it all; it is only told where.
+        # The client does all the work, and needs only the folder.
         yield Served(str(folder))
         return
     config = folder / "memory.toml"
@@ -77,7 +77,7 @@ async def _in_process(folder: Path, work: Work, seconds: float) -> Done:
 
 
 class Here:
-    """One task of the instance's own process."""
+    """A client task in the instance's own process."""
 
     def __init__(self, service: Service, work: Work) -> None:
         self._service, self._payload = service, work.payload
@@ -115,7 +115,7 @@ async def _on_disk(folder: Path, work: Work, seconds: float) -> Done:
 
 
 class File:
-    """One file that is written round and round. Without `threads` on the loop, where nobody else waits."""
+    """One file, overwritten cyclically: in `threads`, or without them on the loop, where no other task waits."""
 
     def __init__(self, path: Path, threads: ThreadPoolExecutor | None, work: Work) -> None:
         self._threads, self._batch = threads, work.batch
@@ -124,7 +124,7 @@ class File:
         self._length = max(len(self._payload), FILE // work.clients)
         self._at = 0
         self._file = os.open(path, os.O_CREAT | os.O_RDWR)
-        # Written, not only reserved: the first write into reserved space has to be recorded, too.
+        # Written, not only reserved: the first write into reserved space would have to be recorded, too.
         os.pwrite(self._file, bytes(self._length), 0)
         os.fsync(self._file)
 

@@ -1,9 +1,9 @@
 """Ours: one instance with PARTITIONS SQLite partitions.
 
-`sluiceway` is driven by a hand-written HTTP client (`bench/load.py`) that makes its bodies once, and looks at what it leases no more than
-it must: how many items there are, of what size. As Arrow and JSON a whole lease is completed by its id, as protobuf (Querator's messages)
-each item by its own. `sluiceway-client` is driven by the Python client that users have. `sluiceway-workers-2` is two processes that
-share the data directory and the port, as many as the cores of a peer that uses both; each connection stays with the one that took it.
+`sluiceway` is driven by a hand-written HTTP client (`bench/load.py`) that makes its bodies once, and reads only the number and size of
+leased items. In Arrow and JSON a whole lease is completed by its id, in protobuf (Querator's messages) each item by its own.
+`sluiceway-client` is driven by the Python client for users. `sluiceway-workers-2` is two processes that share the data directory and the
+port, as many as the cores of a peer that uses both; each connection stays with the process that accepted it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from sluiceway.wire.protobuf import message_class
 PARTITIONS = 4
 _ON_DISK = "An item is confirmed when its transaction is synced to the disk (SQLite, synchronous=FULL); so are leases and completions."
 WORKERS = {"sluiceway-workers-2": 2}
-"""The processes of a system that has more than one."""
+"""Number of processes, for systems with more than one."""
 GUARANTEES = dict.fromkeys(("sluiceway", "sluiceway-client", *WORKERS), _ON_DISK)
 PATIENCE = "5s"
-"""How long a lease waits for items: another client may have taken what this one produced."""
+"""Maximum wait of a lease: another client may have taken the items that this one produced."""
 PROTOBUF = "application/protobuf"
 
 
@@ -56,7 +56,7 @@ def drive(name: str, address: str, work: Work, seconds: float) -> Done:
 
 
 async def lean(url: str, work: Work, seconds: float, queue: str | None = None) -> Done:
-    """The work by the hand-written client, on that queue or else on one of its own, so that no slice meets what another one left."""
+    """Drive the work by the hand-written client, on that queue or a fresh one, so that no slice meets another one's items."""
     admin = Connection(url)
     await admin.open()
     name = queue or f"bench-{secrets.token_hex(4)}"
@@ -76,7 +76,7 @@ async def lean(url: str, work: Work, seconds: float, queue: str | None = None) -
 
 
 class Arrow:
-    """Payloads in columns, both ways."""
+    """Client with payloads in columns, both ways."""
 
     def __init__(self, connection: Connection, queue: str, work: Work) -> None:
         self._connection, self._queue, self._work = connection, queue, work
@@ -139,7 +139,7 @@ class Json:
 
 
 class Protobuf:
-    """Querator's messages: it completes items by their ids, and tells nobody how many there were."""
+    """Client with Querator's messages: it completes items by their ids, and its answers have no count."""
 
     def __init__(self, connection: Connection, queue: str, work: Work) -> None:
         self._connection, self._queue, self._work = connection, queue, work
@@ -178,7 +178,7 @@ async def _complete(connection: Connection, queue: str, count: int, leases: list
 
 
 def _offsets(column: pa.BinaryArray) -> memoryview:
-    """Where each payload of the column begins; at the end, where the last one ends."""
+    """Offsets of the column's payloads: the start of each, and the end of the last."""
     start = column.offset
     return memoryview(column.buffers()[1]).cast("i")[start : start + len(column) + 1]
 
@@ -189,7 +189,7 @@ def _check(payload: int, expected: int) -> None:
 
 
 async def _python(url: str, work: Work, seconds: float) -> Done:
-    """The work on a queue of its own, by one `AsyncClient` for all."""
+    """Drive the work on a fresh queue, by one `AsyncClient` for all clients."""
     queue = f"bench-{secrets.token_hex(4)}"
     async with AsyncClient(url) as client:
         await client.create_queue(queue, requested_partitions=PARTITIONS)
@@ -202,7 +202,7 @@ async def _python(url: str, work: Work, seconds: float) -> Done:
 
 
 class Python:
-    """A call of the client for each call of the API, JSON."""
+    """Client with one call of the Python client per API call, in JSON."""
 
     def __init__(self, client: AsyncClient, queue: str, work: Work) -> None:
         self._client, self._queue, self._work = client, queue, work
@@ -221,7 +221,7 @@ class Python:
 
 
 class PythonArrow:
-    """The same with tables."""
+    """Client with one call of the Python client per API call, in Arrow tables."""
 
     def __init__(self, client: AsyncClient, queue: str, work: Work) -> None:
         self._client, self._queue, self._work = client, queue, work
