@@ -99,7 +99,7 @@ audit: $(UV) ## Known vulnerabilities of the locked dependencies, and what there
 	@.tools/audit/bin/pip-audit --strict --requirement dist/requirements.txt --require-hashes --disable-pip $(ARGS)
 
 explore: setup ## The property tests on examples that no run has seen
-	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "not slow" $$(grep -lE '^(from|import) hypothesis' tests/test_*.py) $(ARGS)
+	@HYPOTHESIS_PROFILE=explore $(BIN)/python -m pytest -m "not slow" $$(grep -rlE '^(from|import) hypothesis' tests --include='test_*.py') $(ARGS)
 
 bench: setup $(BENCH_STAMP) ## Measure, side by side with the peers that are installed (ARGS='--cases single-cycle-c64 --rounds 3': some of it)
 	@$(BIN)/python -m bench $(ARGS)
@@ -113,23 +113,23 @@ bench-scale: setup ## What size costs: long lines, single leases, mass expiry, m
 	@$(BIN)/python -m bench hung
 
 crash: setup ## Kill real processes in mid-work and check that nothing is lost (ROUNDS=n: as often)
-	@PYTHONPATH=.:tests $(BIN)/python $(if $(ROUNDS),tests/crash/campaign.py $(ROUNDS),-m pytest -m crash) $(ARGS)
+	@$(BIN)/python $(if $(ROUNDS),-m tests.campaigns.crash.campaign $(ROUNDS),-m pytest -m crash) $(ARGS)
 
 test-cluster: setup ## Kill, freeze, cut off and stop instances of real clusters under load (ARGS='kills --seconds 30': some of it)
-	@PYTHONPATH=.:tests:tests/crash $(BIN)/python -m cluster.campaign $(ARGS)
+	@$(BIN)/python -m tests.campaigns.cluster.campaign $(ARGS)
 
 test-rebalance: setup ## Add, remove and move partitions of real servers under load, and kill them at every step (ARGS='order copies': some of it)
-	@PYTHONPATH=.:tests:tests/crash $(BIN)/python -m rebalance.campaign $(ARGS)
+	@$(BIN)/python -m tests.campaigns.rebalance.campaign $(ARGS)
 
 test-tasks: setup ## Simulated schedules, and captures of real streams whose tasks are killed and frozen (ARGS='schedules --seeds 2000': some of it)
-	@PYTHONPATH=.:tests:tests/crash $(BIN)/python -m tasks_campaign.campaign $(ARGS)
+	@$(BIN)/python -m tests.campaigns.tasks.campaign $(ARGS)
 
 test-spark: setup ## Kill drivers, tasks and servers at every stage of real Spark queries, with a ledger over the sinks (ARGS='kills --rounds 1': some of it)
-	@PYTHONPATH=.:tests:tests/crash $(BIN)/python -m spark_campaign.campaign $(ARGS)
+	@$(BIN)/python -m tests.campaigns.spark.campaign $(ARGS)
 
 fuzz: setup ## 400,000 damaged bodies, and 30,000 requests made from the OpenAPI document (ARGS='--seed 1': the same again)
-	@PYTHONPATH=.:tests $(BIN)/python -m fuzz.decoders 100000 $(ARGS)
-	@PYTHONPATH=.:tests $(BIN)/python -m fuzz.openapi_requests 30000 $(ARGS)
+	@$(BIN)/python -m tests.fuzz.decoders 100000 $(ARGS)
+	@$(BIN)/python -m tests.fuzz.openapi_requests 30000 $(ARGS)
 
 hostile: setup ## Attack a real server in some forty ways while others are to be served
 	@$(BIN)/python -m pytest tests/hostile -rP $(ARGS)

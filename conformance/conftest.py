@@ -9,7 +9,7 @@ import pytest
 
 from conformance.api import Api
 from conformance.servers import OwnServer, Server
-from postgres_server import server_or_skip
+from tests.servers.postgres_server import server_or_skip
 
 GIVEN = os.environ.get("SLUICEWAY_URL", "")
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from postgres_server import PostgresServer
+from tests.servers.postgres_server import PostgresServer
 
 PASSWORD_VARIABLE = "SLUICEWAY_CONFORMANCE_URL"
 

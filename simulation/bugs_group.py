@@ -19,7 +19,7 @@ from sluiceway.core.group.rounds import Rounds
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
 RARE: list[Bug] = []
-"""Bugs that need a coincidence too rare for random histories; tests/test_assignment_holes.py has a history for each."""
+"""Bugs that need a coincidence too rare for random histories; tests/group/test_assignment_holes.py has a history for each."""
 rare = shelf(RARE)
 
 

@@ -17,7 +17,7 @@ from sluiceway.core.group.plan import sticky
 BUGS: list[Bug] = []
 bug = shelf(BUGS)
 RARE: list[Bug] = []
-"""Bugs that random histories hardly ever show; tests/test_assignment_holes.py has a history for each."""
+"""Bugs that random histories hardly ever show; tests/group/test_assignment_holes.py has a history for each."""
 rare = shelf(RARE)
 
 

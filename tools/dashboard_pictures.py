@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from e2e.harness import started
+from tests.e2e.harness import started
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 QUEUE = "demo-orders"

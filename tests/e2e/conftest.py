@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.harness import ROOT, WIDE, Look, Reader, started
-from e2e.servers import BACKENDS, fill, guarded
-from test_server_reload import Child, child
+from tests.e2e.harness import ROOT, WIDE, Look, Reader, started
+from tests.e2e.servers import BACKENDS, fill, guarded
+from tests.server.test_server_reload import Child, child
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

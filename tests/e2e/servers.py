@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from e2e.harness import Reader
 from sluiceway.client import Client, Item, Retry
-from test_server_reload import Child, child
+from tests.e2e.harness import Reader
+from tests.server.test_server_reload import Child, child
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -40,7 +40,7 @@ def key(server: Child, name: str, *scopes: str) -> str:
 def fill(server: Child) -> None:
     """Queues in every state, a rebalance that is done, and a capture `feed`, nobody of which is at work."""
     # Heavy, and only needed here.
-    from test_cli_tasks import KEPT, RECORDS, write_capture
+    from tests.cli.test_cli_tasks import KEPT, RECORDS, write_capture
 
     # The browser has this thread's event loop.
     with ThreadPoolExecutor(1) as pool:

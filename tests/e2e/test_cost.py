@@ -13,10 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from e2e.servers import BACKENDS, fill
-from server_process import PATIENCE, wait_until
 from sluiceway.client import Client
-from test_server_reload import Child, child
+from tests.e2e.servers import BACKENDS, fill
+from tests.server.server_process import PATIENCE, wait_until
+from tests.server.test_server_reload import Child, child
 
 pytestmark = pytest.mark.e2e
 

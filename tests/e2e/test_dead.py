@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.conftest import Opens
-from e2e.harness import PHONE_DARK, WIDE, Look, axe, changes, fits, is_shown
-from e2e.servers import EVIL, key, sign_in
-from server_process import wait_until
 from sluiceway.client import Client, Retry
-from test_server_reload import Child
+from tests.e2e.conftest import Opens
+from tests.e2e.harness import PHONE_DARK, WIDE, Look, axe, changes, fits, is_shown
+from tests.e2e.servers import EVIL, key, sign_in
+from tests.server.server_process import wait_until
+from tests.server.test_server_reload import Child
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from e2e.conftest import Opens
-from e2e.harness import PHONE, STILL, is_shown
-from e2e.test_pages import PAGES, path_of
-from test_server_reload import Child
+from tests.e2e.conftest import Opens
+from tests.e2e.harness import PHONE, STILL, is_shown
+from tests.e2e.test_pages import PAGES, path_of
+from tests.server.test_server_reload import Child
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

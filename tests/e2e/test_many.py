@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.conftest import Opens
-from e2e.harness import FIRST_PAINT, PHONE_DARK, WEIGHT, WIDE, Look, axe, changes, first_paint, fits, is_shown
 from sluiceway.client import Client
-from test_server_reload import Child, child
+from tests.e2e.conftest import Opens
+from tests.e2e.harness import FIRST_PAINT, PHONE_DARK, WEIGHT, WIDE, Look, axe, changes, first_paint, fits, is_shown
+from tests.server.test_server_reload import Child, child
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

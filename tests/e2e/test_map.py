@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.conftest import Opens
-from e2e.harness import LOOKS, PHONE, WIDE_DARK, Look, axe, changes, fits, is_shown
-from e2e.servers import BACKENDS, key, sign_in
 from sluiceway.client import Client
-from test_server_reload import Child
+from tests.e2e.conftest import Opens
+from tests.e2e.harness import LOOKS, PHONE, WIDE_DARK, Look, axe, changes, fits, is_shown
+from tests.e2e.servers import BACKENDS, key, sign_in
+from tests.server.test_server_reload import Child
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.conftest import Opens
-from e2e.harness import FIRST_PAINT, LOOKS, STILL, WEIGHT, WIDE, Look, axe, first_paint, fits
-from e2e.servers import tell
-from test_server_reload import Child
+from tests.e2e.conftest import Opens
+from tests.e2e.harness import FIRST_PAINT, LOOKS, STILL, WEIGHT, WIDE, Look, axe, first_paint, fits
+from tests.e2e.servers import tell
+from tests.server.test_server_reload import Child
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

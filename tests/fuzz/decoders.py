@@ -21,9 +21,9 @@ from pathlib import Path
 from random import Random
 from typing import Final, NamedTuple
 
-from fuzz import arrow_bodies, json_bodies, peer_bodies, protobuf_bodies
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.wire import answers
+from tests.fuzz import arrow_bodies, json_bodies, peer_bodies, protobuf_bodies
 
 FORMATS: Final[dict[str, Callable[[Random], Callable[[], None]]]] = {
     "json": json_bodies.attempt,
@@ -42,7 +42,7 @@ class Findings(NamedTuple):
     faults: list[str]
 
 
-def attack(kind: str, seed: int, count: int, most_faults: int = 5, program: str = "fuzz.decoders") -> Findings:
+def attack(kind: str, seed: int, count: int, most_faults: int = 5, program: str = "tests.fuzz.decoders") -> Findings:
     """Put inputs 0 to `count` through a child process, and what is left through another one after a crash, up to so many faults."""
     findings = Findings(Counter(), [])
     first = 0
@@ -51,7 +51,7 @@ def attack(kind: str, seed: int, count: int, most_faults: int = 5, program: str 
         while first < count and len(findings.faults) < most_faults:
             place.write_bytes(bytes(8))
             child = [sys.executable, "-m", program, "--child", kind, str(seed), str(first), str(count), str(place)]
-            done = subprocess.run(child, cwd=Path(__file__).parent.parent, stdout=subprocess.PIPE, text=True, check=False)
+            done = subprocess.run(child, cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True, check=False)
             for line in done.stdout.splitlines():
                 end, _, times = line.rpartition(" ")
                 if end == "fault":

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from random import Random
 from typing import Any, Final
 
-from fuzz.arrow_bodies import NOW, RECORD
 from sluiceway.model.requests import DONE, RELEASE
 from sluiceway.wire import browse_call, json_audit, json_inspection, json_items, json_keys, json_outcomes, json_queues
+from tests.fuzz.arrow_bodies import NOW, RECORD
 
 Put = Callable[[bytes], object]
 ITEM: Final = "k7f3q2ma.0.7"

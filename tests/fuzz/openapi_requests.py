@@ -27,11 +27,11 @@ from schemathesis.checks import CheckFunction
 from schemathesis.core.result import Ok
 from schemathesis.specs.openapi import checks as known
 
-from server_process import PATIENCE, ServerProcess
 from sluiceway.kernel.clock import parse_duration
 from sluiceway.kernel.errors import SluicewayError
 from sluiceway.kernel.ids import parse_item_id, parse_lease_id
 from sluiceway.kernel.names import check_queue_name
+from tests.server.server_process import PATIENCE, ServerProcess
 
 ARROW = "application/vnd.apache.arrow.stream"
 QUEUES = ["fuzz-0", "fuzz-1", "fuzz-dead"]

@@ -10,7 +10,6 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from fuzz.arrow_bodies import NOW, damaged
 from sluiceway.contract.queue_stats import LogicalQueueStats, PartitionStats
 from sluiceway.kernel.errors import OtherQueueError, RateLimitedError, SluicewayError
 from sluiceway.model.inspection import Browse, BrowsedPage, Deleted, DeleteItems, ItemsPage, ListItems, Standing
@@ -32,6 +31,7 @@ from sluiceway.model.requests import (
     Settled,
 )
 from sluiceway.wire import peer
+from tests.fuzz.arrow_bodies import NOW, damaged
 
 _INCARNATION: Final = "k7f3q2ma"
 _ROWS: Final = batch_from_rows(

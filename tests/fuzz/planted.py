@@ -7,7 +7,7 @@ import signal
 from collections.abc import Callable
 from random import Random
 
-from fuzz import decoders
+from tests.fuzz import decoders
 
 
 def attempt(chance: Random) -> Callable[[], None]:

@@ -19,9 +19,9 @@ from typing import Any, Final, NamedTuple
 
 import httpx
 
-from server_process import PATIENCE, wait_until
 from sluiceway.adapters.meta.opening import open_meta_store
 from sluiceway.cluster.cluster_secret import secret_of
+from tests.server.server_process import PATIENCE, wait_until
 
 MIB: Final = 1 << 20
 CEILING: Final = 1_024 * MIB

@@ -6,9 +6,8 @@ import json
 import socket
 import threading
 
-from arena import MIB, QUEUE, Arena, answer, answer_or_end, ended, head, pour, reset, send, stats_call
-
-from server_process import PATIENCE, wait_until
+from tests.hostile.arena import MIB, QUEUE, Arena, answer, answer_or_end, ended, head, pour, reset, send, stats_call
+from tests.server.server_process import PATIENCE, wait_until
 
 BIG = 24
 

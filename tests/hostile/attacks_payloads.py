@@ -8,9 +8,9 @@ import struct
 from collections.abc import Iterator
 
 import pyarrow as pa
-from arena import MIB, QUEUE, Arena, answer_or_end, head
 
 from sluiceway.kernel.limits import MAX_CALL_BYTES
+from tests.hostile.arena import MIB, QUEUE, Arena, answer_or_end, head
 
 ARROW = "application/vnd.apache.arrow.stream"
 FIELDS = f"?queue_name={QUEUE}"

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from functools import cache
 
 import msgspec
-from arena import MIB, QUEUE, Answer, Arena, answer, pour, send
 
 from sluiceway.kernel.limits import MAX_PEER_BYTES
 from sluiceway.model.inspection import Browse, ListItems
@@ -15,6 +14,7 @@ from sluiceway.model.items import batch_from_rows
 from sluiceway.model.peers import Ask, Explain, Learn, PeerRequest, Poll
 from sluiceway.model.requests import DONE, Extend, Lease, Peek, Produce, Selection, Settle
 from sluiceway.wire import peer
+from tests.hostile.arena import MIB, QUEUE, Answer, Arena, answer, pour, send
 
 FAR = (1 << 62, (1 << 63) - 1, -1, -(1 << 63))
 ROWS = batch_from_rows([{"payload": b"one", "kind": "k"}, {"payload": b"two", "kind": None}])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 
-from arena import MIB, QUEUE, Arena, answer, answer_or_end, head, pour, send, stats_call
+from tests.hostile.arena import MIB, QUEUE, Arena, answer, answer_or_end, head, pour, send, stats_call
 
 PRODUCE = json.dumps({"queue_name": QUEUE, "items": [{"utf8": "smuggled"}]}).encode()
 LINE = b"GET /livez HTTP/1.1\r\nhost: localhost\r\n"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import attacks_connections as connections
-import attacks_payloads as payloads
-import attacks_peers as peers
-import attacks_requests as requests
 import pytest
-from arena import MIB, Arena, Attack
+
+from tests.hostile import attacks_connections as connections
+from tests.hostile import attacks_payloads as payloads
+from tests.hostile import attacks_peers as peers
+from tests.hostile import attacks_requests as requests
+from tests.hostile.arena import MIB, Arena, Attack
 
 FAST: list[Attack] = [
     connections.cut_off,

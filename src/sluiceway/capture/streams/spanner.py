@@ -1,4 +1,4 @@
-"""Cloud Spanner change stream as a ChangeStream. **Tested only against a fake of its API**, in `tests/spanner_fake.py`.
+"""Cloud Spanner change stream as a ChangeStream. **Tested only against a fake of its API**, in `tests/capture/spanner_fake.py`.
 
 Requires a `ChangeReader`, which runs the queries; `docs/capture.md` shows one with the real client. None is shipped.
 

@@ -1,0 +1,80 @@
+"""Small rounds of the campaign on honest servers, and on some that are not, which must be found out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.cluster.fleet import started
+from tests.campaigns.cluster.report import Report
+from tests.campaigns.crash.ledger import Tally
+from tests.campaigns.rebalance import sabotaged
+from tests.campaigns.rebalance.fleet import SHARED, MixedFleet
+from tests.campaigns.rebalance.moving import Moves
+from tests.campaigns.rebalance.order import move_in_order
+from tests.campaigns.rebalance.traffic import MovingTraffic
+from tests.server.server_process import COMMAND
+from tests.servers.postgres_server import PostgresServer, server_or_skip
+
+pytestmark = [pytest.mark.crash, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[PostgresServer]:
+    with server_or_skip() as server:
+        yield server
+
+
+def move_under_load(folder: Path, postgres: PostgresServer, command: list[str]) -> Report:
+    report = Report("control")
+    fleet = MixedFleet(folder, postgres, 1, command=command)
+    traffic = MovingTraffic(fleet, Tally(), {"orders": 2, "single": 1}, by_client=True)
+    moves = Moves(report, fleet)
+    with started(fleet):
+        try:
+            traffic.create_queues()
+            traffic.start()
+            traffic.progress(200)
+            moves.do("orders", traffic.tally, requested_partitions=4)
+            fleet.settle_on(SHARED)
+            moves.do("orders", traffic.tally, requested_partitions=3)
+            traffic.progress(300)
+            traffic.drain(0)
+            moves.judge_audit()
+            report.judge(traffic, fleet, None)
+        except AssertionError as error:
+            # The ledger may have stopped it all.
+            report.judge(traffic, fleet, None)
+            if not report.wrong:
+                report.fail(str(error))
+        finally:
+            traffic.end()
+    return report
+
+
+def move_the_line(folder: Path, postgres: PostgresServer, command: list[str]) -> Report:
+    report = Report("control")
+    fleet = MixedFleet(folder, postgres, 1, command=command)
+    with started(fleet):
+        move_in_order(report, fleet, 1_000)
+    return report
+
+
+@pytest.mark.parametrize("judge", [move_under_load, move_the_line])
+def test_an_honest_server_is_judged_clean(
+    tmp_path: Path, postgres: PostgresServer, judge: Callable[[Path, PostgresServer, list[str]], Report]
+) -> None:
+    assert judge(tmp_path, postgres, COMMAND).wrong == []
+
+
+@pytest.mark.parametrize(
+    ("what", "judge", "word"),
+    [("seals", move_under_load, "lost"), ("keys", move_under_load, "doubled"), ("order", move_the_line, "was served where")],
+)
+def test_a_server_that_does_not_do_what_it_must_is_found_out(
+    tmp_path: Path, postgres: PostgresServer, what: str, judge: Callable[[Path, PostgresServer, list[str]], Report], word: str
+) -> None:
+    report = judge(tmp_path, postgres, sabotaged.command(what))
+    assert any(word in line for line in report.wrong), report.wrong

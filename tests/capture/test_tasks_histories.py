@@ -1,0 +1,125 @@
+"""Tasks in the simulated world: many histories without a broken promise, and each planted bug and missing rule found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from simulation.bank import TASK_BANK
+from simulation.bugs_tasks import ABLATIONS
+from simulation.planting import Bug, planted
+from simulation.runner import main
+from simulation.task_world import TasksWorld, Weather, run_tasks
+from simulation.world import EventLog
+from tests.simulation.planted_bugs import found
+
+SEEDS = 150
+KNOWN = {
+    "no_fence": 35,
+    "no_number_of_the_opening": 29,
+    "no_grant_on_cancel": 15,
+    "counts_a_rival_of_the_same_term": 36,
+    "follows_decisions_of_any_term": 6,
+    "follows_a_leader_who_has_left": 6,
+    "listens_to_owners_of_before": 15,
+    "hands_over_to_those_who_have_gone": 28,
+    "follows_any_hint": 67,
+    "sows_twice": 13,
+    "says_everything_once": 10,
+    "learns_of_children_after_the_end": 51,
+    "opens_before_the_old_reader_has_stopped": 23,
+}
+"""Seeds that have shown a bug (`planted_bugs.found`)."""
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, 10))
+def test_no_promise_is_broken(first: int) -> None:
+    for seed in range(first, first + 10):
+        run_tasks(seed)
+
+
+@pytest.mark.parametrize("bug", TASK_BANK, ids=lambda bug: bug.name)
+def test_a_planted_bug_is_found(bug: Bug) -> None:
+    found(bug, KNOWN)
+
+
+@pytest.mark.parametrize(
+    ("bug", "promise"), [("no_parent_gate", "S3"), ("no_fence", "S2"), ("no_number_of_the_opening", "S13"), ("no_grant_on_cancel", "S12")]
+)
+def test_without_a_rule_the_promise_that_rests_on_it_is_broken(bug: str, promise: str) -> None:
+    assert found(next(each for each in ABLATIONS if each.name == bug), KNOWN).how.startswith(promise)
+
+
+def test_there_are_enough_of_them_and_each_has_a_name_and_a_reason() -> None:
+    assert len(TASK_BANK) >= 29
+    assert len({bug.name for bug in TASK_BANK}) == len(TASK_BANK)
+    assert all(bug.what.endswith(".") for bug in TASK_BANK)
+
+
+@pytest.mark.parametrize(
+    "has",
+    [
+        lambda weather: weather.lost > 0.3,
+        lambda weather: weather.doubled > 0.5,
+        lambda weather: weather.slow >= 150,
+        lambda weather: weather.kills > 1,
+        lambda weather: weather.freezes > 2,
+        lambda weather: weather.deafs > 2,
+        lambda weather: weather.leaves > 2,
+        lambda weather: weather.joins > 2,
+        lambda weather: weather.rivals > 0,
+        lambda weather: weather.whims > 0,
+        lambda weather: weather.snapshots > 4,
+        lambda weather: weather.forgetful > 0,
+        lambda weather: weather.laggards > 0,
+        lambda weather: weather.early == 1.0,
+        lambda weather: weather.breaks,
+    ],
+)
+def test_every_kind_of_weather_comes(has: Callable[[Weather], bool]) -> None:
+    assert sum(has(TasksWorld(seed).weather) for seed in range(400)) > 20
+
+
+def test_every_kind_of_record_counts_often() -> None:
+    counted: Counter[str] = Counter()
+    for seed in range(60):
+        world = TasksWorld(seed)
+        world.live()
+        counted += world.log.counted
+    kinds = ("Join", "Leave", "Term", "Seeds", "Assign", "Move", "CancelMove", "Supersede", "Release", "Finish", "Snapshot")
+    assert all(counted[kind] > 10 for kind in kinds), counted
+
+
+def test_a_seed_is_the_same_history_in_every_process() -> None:
+    def replay(hash_seed: str) -> str:
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, "-m", "simulation", "--tasks", "--seed", "7"]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    log = EventLog()
+    run_tasks(7, log)
+    assert log.digest() in replay("1")
+    assert log.digest() in replay("2")
+
+
+def test_the_command_counts_what_it_ran(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--tasks", "--seeds", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "tasks: 2 of 2 seeds, 0 failed" in said
+    assert "groups" not in said
+
+
+def test_a_failing_seed_says_how_to_replay_it(capsys: pytest.CaptureFixture[str]) -> None:
+    bug = next(bug for bug in TASK_BANK if bug.name == "removes_nothing")
+    with planted(bug):
+        assert main(["--tasks", "--seeds", "1"]) == 1
+        assert "python -m simulation --tasks --seed 0 --trace" in capsys.readouterr().out
+        assert main(["--tasks", "--seed", "0", "--trace"]) == 1
+    trace = capsys.readouterr().out.splitlines()
+    assert any("counts: Finish" in line for line in trace)
+    assert "BrokenPromiseError" in trace[-1]

@@ -1,0 +1,506 @@
+"""Every command against a running server, for people and as JSON. A command without such a test fails the last test here."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from sluiceway.client import Client
+from tests.cli.cli_shell import ARCHIVES, CAPTURES, COPIES, DEMO, JOBS, REBALANCES, REDRIVES, WITHOUT_JSON, Shell, covering, leaves
+from tests.cli.test_cli_tasks import KEPT, RECORDS, write_capture
+from tests.server.server_process import COMMAND, PATIENCE, ServerProcess, wait_until
+
+COVERED: set[str] = set()
+verb = covering(COVERED)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cli") / "data"
+
+
+@pytest.fixture(scope="module")
+def url(data: Path) -> Iterator[str]:
+    with ServerProcess(data) as server:
+        yield server.url
+
+
+@pytest.fixture
+def shell(url: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]) -> Shell:
+    monkeypatch.setenv("SLUICEWAY_URL", url)
+    name = str(request.node.name)[:60]
+    with Client(url) as client:
+        client.create_queue(f"{name}.dead")
+        client.create_queue(name, requested_partitions=2, dead_queue=f"{name}.dead")
+    return Shell(name, monkeypatch, capsysbinary)
+
+
+@contextmanager
+def child(shell: Shell, *arguments: str, cwd: Path | None = None) -> Iterator[subprocess.Popen[str]]:
+    """A command in a process of its own, with pipes. Noted as done if the block ends well."""
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, cwd=cwd
+    ) as process:
+        try:
+            yield process
+        except BaseException:
+            process.kill()
+            raise
+    shell.note(*arguments)
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def interrupted(process: subprocess.Popen[str]) -> int:
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=PATIENCE)
+    return process.returncode
+
+
+# -- queues -----------------------------------------------------------------------------------------------------------
+
+
+@verb("queue create", "queue list", "queue info", "queue update", "queue delete")
+def test_queues(shell: Shell) -> None:
+    assert shell.says("queue", "create", "one") == "created one with 1 partition\n"
+    assert shell.json("queue", "create", "two", "--partitions", "2")[0]["requested_partitions"] == 2
+    assert re.search(r"(?m)^one ", shell.says("queue", "list"))
+    assert {"one", "two"} <= {each["queue_name"] for each in shell.json("queue", "list")}
+    assert shell.says("queue", "update", "one", "--max-attempts", "3") == "updated one; its version is 2\n"
+    assert shell.json("queue", "update", "one", "--max-attempts", "4")[0]["max_attempts"] == 4
+    assert re.search(r"max attempts +4", shell.says("queue", "info", "one"))
+    assert shell.json("queue", "info", "one")[0]["version"] == 3
+    assert shell.says("queue", "delete", "one") == "deleted one\n"
+    assert shell.json("queue", "delete", "two") == [{}]
+
+
+@verb("queue pause", "queue resume", "queue clear")
+def test_pausing_and_clearing(shell: Shell) -> None:
+    assert shell.says("queue", "pause", shell.queue).startswith(f"paused in {shell.queue}: ")
+    assert shell.ends("produce", shell.queue, "x")[0] == 4
+    assert shell.json("queue", "pause", shell.queue)[0]["paused"] == ["lease", "produce"]
+    assert shell.says("queue", "resume", shell.queue, "--lease") == f"paused in {shell.queue}: produce\n"
+    assert shell.json("queue", "resume", shell.queue)[0]["paused"] == []
+    shell.says("produce", shell.queue, "a", "b")
+    assert shell.says("queue", "clear", shell.queue, "--yes") == "dropped 2 ready\n"
+    assert shell.json("queue", "clear", shell.queue, "--yes") == [{"ready": 0, "scheduled": 0}]
+
+
+# -- items ------------------------------------------------------------------------------------------------------------
+
+
+@verb("produce", "peek", "lease", "extend", "complete")
+def test_items_from_beginning_to_end(shell: Shell) -> None:
+    assert shell.says("produce", shell.queue, "first").startswith("stored 1 in partition")
+    assert shell.json("produce", shell.queue, "second")[0]["count"] == 1
+    assert {"first", "second"} == {each["utf8"] for each in shell.json("peek", shell.queue)}
+    assert "first" in shell.says("peek", shell.queue)
+    assert shell.ends("peek", shell.queue, "--partition", "0", "-n", "1")[0] == 0
+    (one,) = shell.json("lease", shell.queue)
+    assert "attempt" in shell.says("lease", shell.queue, "--client-id", "other")
+    assert shell.json("peek", shell.queue) == []
+    assert [each["id"] for each in shell.json("peek", shell.queue, "--lease", one["lease_id"])] == [one["id"]]
+
+    (extended,) = shell.json("extend", shell.queue, "--lease", one["lease_id"], "--lease-timeout", "1h")
+    assert extended["leases"][0]["lease_deadline"] > one["lease_deadline"]
+    assert re.fullmatch(rf"extended {one['lease_id']}: 1 until [\d:]+\n", shell.says("extend", shell.queue, one["id"]))
+
+    assert shell.json("complete", shell.queue, one["id"], "--client-id", "other")[0]["ignored"][0]["reason"] == "not_yours"
+    assert shell.says("complete", shell.queue, one["id"], "--client-id", "cli", "--strict") == "completed 1\n"
+    assert "extended nothing\nignored" in shell.says("extend", shell.queue, one["id"])
+
+
+@verb("retry", "release", "redrive")
+def test_items_that_come_back(shell: Shell) -> None:
+    def leased() -> str:
+        return str(shell.json("lease", shell.queue, "--wait", "1m")[0]["id"])
+
+    shell.says("produce", shell.queue, "x")
+    assert shell.says("release", shell.queue, leased()) == "released 1\n"
+    assert shell.json("release", shell.queue, leased(), "--strict") == [{"released": 1, "ignored": []}]
+    assert shell.says("retry", shell.queue, leased()) == "put back 1\n"
+    item = leased()
+    assert shell.json("retry", shell.queue, item, "--client-id", "other")[0]["ignored"][0]["reason"] == "not_yours"
+    assert shell.json("retry", shell.queue, item, "--dead", "--reason", "bad")[0]["dead"] == 1
+    dead = f"{shell.queue}.dead"
+    wait_until(lambda: bool(shell.json("peek", dead)), "the burial")
+    assert shell.says("redrive", dead, "--dry-run").startswith("would send back 1\n")
+    assert shell.json("redrive", dead) == [{"matched": 1, "redriven": 1, "targets": {shell.queue: 1}}]
+
+
+def test_strict_is_3_and_names_what_was_ignored(shell: Shell) -> None:
+    shell.says("produce", shell.queue, "x", "y")
+    one, two = (each["id"] for each in shell.json("lease", shell.queue, "-n", "2"))
+    shell.says("complete", shell.queue, one)
+    for arguments in (("complete",), ("release",), ("retry",), ("extend",)):
+        code, out, err = shell.ends(*arguments, shell.queue, one, "--strict")
+        assert (code, out) == (3, "")
+        assert f"ignored {one}: completed\n" in err
+        assert "leave out --strict" in err
+    code, _, err = shell.ends("complete", shell.queue, one, two, "--strict", "--json")
+    problem = json.loads(err)
+    assert (code, problem["code"], problem["ignored"]) == (3, "stale_ids", [{"id": one, "reason": "completed"}])
+    assert shell.json("complete", shell.queue, two)[0]["ignored"][0]["reason"] == "completed"
+
+
+@verb("drop")
+def test_items_that_are_deleted(shell: Shell) -> None:
+    one, two = (shell.json("produce", shell.queue, each)[0]["first_id"] for each in "ab")
+    assert shell.says("drop", shell.queue, one) == "deleted 1\n"
+    assert shell.json("drop", shell.queue, one, two) == [{"deleted": 1, "ignored": [{"id": one, "reason": "gone"}]}]
+    assert shell.json("peek", shell.queue) == []
+
+
+@verb("stats", "explain", "partition list", "partition explain", "top")
+def test_looking(shell: Shell) -> None:
+    item = shell.json("produce", shell.queue, "x")[0]["first_id"]
+    assert re.search(r"(?m)^all +1 ", shell.says("stats", shell.queue))
+    assert shell.json("stats", shell.queue)[0]["queue_name"] == shell.queue
+    assert re.search(r"state +ready", shell.says("explain", shell.queue, item))
+    assert shell.json("explain", shell.queue, item)[0]["ahead"] == 0
+    assert re.search(r"(?m)^1 +default +available +instance ", shell.says("partition", "list", shell.queue))
+    assert [(each["partition"], each["backend"], each["owner"]) for each in shell.json("partition", "list", shell.queue)] == [
+        (0, "default", "instance"),
+        (1, "default", "instance"),
+    ]
+    assert re.search(r"why +this server is alone", shell.says("partition", "explain", shell.queue, "1"))
+    (why,) = shell.json("partition", "explain", shell.queue, "1")
+    assert (why["partition"], why["owner"], why["state"], why["era"]) == (1, "instance", "available", 1)
+    assert shell.ends("partition", "explain", shell.queue, "2")[0] == 3
+    assert re.search(rf"(?m)^{re.escape(shell.queue)} +2 +1 +0 +0 ", shell.says("top", shell.queue, "--once"))
+    (look,) = shell.json("top", shell.queue, "--once")
+    assert [(row["queue_name"], row["ready"], row["produced_per_second"]) for row in look["queues"]] == [(shell.queue, 1, None)]
+
+
+@verb("queue history")
+def test_history(shell: Shell) -> None:
+    # Nobody has looked since the queue was created: a server does so once a minute.
+    code, out, err = shell.ends("queue", "history", shell.queue)
+    assert code == 0
+    assert "nothing is known" in err or re.search(r"(?m)^ready ", out)
+    (found,) = shell.json("queue", "history", shell.queue, "--minutes", "5")
+    assert (found["queue_name"], found["every"], len(found["series"]["ready"])) == (shell.queue, "1m", 5)
+    assert shell.ends("queue", "history", shell.queue, "--minutes", "1441")[0] == 2
+    assert shell.ends("queue", "history", "none")[0] == 3
+
+
+@verb("consumer list")
+def test_consumers(shell: Shell) -> None:
+    shell.json("produce", shell.queue, "x")
+    shell.json("lease", shell.queue, "--client-id", "worker-7")
+    assert "worker-7" in shell.says("consumer", "list", shell.queue)
+    (seen,) = shell.json("consumer", "list", shell.queue)
+    assert (seen["queue_name"], [(each["client_id"], each["items"]) for each in seen["consumers"]]) == (shell.queue, [("worker-7", 1)])
+
+
+# -- whoever runs the server ------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_alone_has_no_times_of_a_cluster(shell: Shell) -> None:
+    """That of a cluster changes them: tests/cluster/test_cluster_times.py."""
+    code, out, err = shell.ends("instance", "update", "--member-timeout", "9s")
+    assert (code, out) == (3, "")
+    assert "this server is alone" in err
+
+
+@verb("instance list", "instance rounds")
+def test_instances(shell: Shell) -> None:
+    assert re.search(r"(?m)^\* +instance +- +alive ", shell.says("instance", "list"))
+    (seen,) = shell.json("instance", "list")
+    assert ([each["instance"] for each in seen["items"]], seen["strategy"], seen["round"]) == (["instance"], "static", None)
+    code, out, err = shell.ends("instance", "rounds")
+    assert (code, out) == (0, "")
+    assert err.startswith("no rounds")
+    assert shell.json("instance", "rounds") == []
+
+
+@verb("backend list")
+def test_backends(shell: Shell) -> None:
+    assert "default" in shell.says("backend", "list")
+    assert len(shell.json("backend", "list")) == 1
+
+
+@verb("backend accept")
+def test_a_storage_is_accepted(shell: Shell, data: Path) -> None:
+    told = shell.says("backend", "accept", "default", "--data", str(data), "--queue", shell.queue)
+    assert told.startswith("accepted 2 partitions of backend default as they are.")
+    (answer,) = shell.json("backend", "accept", "default", "--data", str(data), "--queue", shell.queue, "--partition", "1")
+    assert answer == {"backend": "default", "accepted": [{"queue_name": shell.queue, "partition": 1}]}
+    newest, before = shell.json("audit", "list", "--action", "backend.accept")[::-1][:2]
+    assert (newest["actor"], newest["queue_name"], newest["detail"]) == (
+        "command line",
+        shell.queue,
+        {"backend": "default", "partitions": 1, "partition": [1]},
+    )
+    assert before["detail"] == {"backend": "default", "partitions": 2}
+    for arguments, said in (
+        (("default", "--queue", "none"), "there is no queue 'none'"),
+        (("default", "--queue", shell.queue, "--partition", "9"), "partition 9 does not lie in backend 'default'"),
+        (("other",), "no partition lies in backend 'other'"),
+        (("default", "--partition", "1"), "--partition is one of a queue"),
+    ):
+        code, _, err = shell.ends("backend", "accept", *arguments, "--data", str(data))
+        assert code != 0
+        assert said in err
+    code, _, err = shell.ends("backend", "accept", "default", "--data", str(data.parent))
+    assert code != 0
+    assert "there is no" in err
+
+
+@verb("key create", "key list", "key revoke")
+def test_keys(shell: Shell) -> None:
+    code, text, note = shell.ends("key", "create", "reader", "--scope", "read:orders-*")
+    assert code == 0
+    assert re.fullmatch(r"slw_\w+_\S+\n", text)
+    assert "it is not shown again" in note
+    (made,) = shell.json("key", "create", "writer", "--scope", "produce:*", "--scope", "read:*", "--expires-after", "1d")
+    assert made["key"].startswith("slw_")
+    listed = shell.json("key", "list")
+    assert {("reader", ("read:orders-*",)), ("writer", ("produce:*", "read:*"))} == {
+        (each["name"], tuple(each["scopes"])) for each in listed
+    }
+    table = shell.says("key", "list")
+    assert re.search(r"reader .* never +read:orders-\*", table)
+    assert text.strip() not in table
+    assert made["key"] not in table + json.dumps(listed)
+    ids = {each["name"]: each["key_id"] for each in listed}
+    assert shell.says("key", "revoke", "reader") == f"revoked {ids['reader']}\n"
+    assert shell.json("key", "revoke", ids["writer"]) == [{"key_id": ids["writer"]}]
+    code, _, err = shell.ends("key", "revoke", ids["writer"])
+    assert code == 3
+    assert "`sluiceway key list`" in err
+
+
+@verb("audit list", "audit tail")
+def test_the_audit_trail(shell: Shell) -> None:
+    assert re.search(rf"queues\.create {re.escape(shell.queue)} ", shell.says("audit", "list", "--queue", shell.queue))
+    (entry,) = shell.json("audit", "list", "--queue", shell.queue)
+    assert (entry["action"], entry["queue_name"]) == ("queues.create", shell.queue)
+    assert shell.json("audit", "list", "--queue", shell.queue, "--action", "queues.delete") == []
+    with child(shell, "audit", "list", "--queue", shell.queue, "--follow", "--json") as following:
+        assert json.loads(line_of(following))["id"] == entry["id"]
+        shell.says("queue", "pause", shell.queue)
+        shell.says("queue", "resume", shell.queue)
+        assert [json.loads(line_of(following))["action"] for _ in range(2)] == ["queue.pause", "queue.resume"]
+        assert interrupted(following) == 130
+    about = ("audit", "list", "--queue", shell.queue)
+    assert [each["action"] for each in shell.json(*about, "--action", "queue.")] == ["queue.pause", "queue.resume"]
+    assert len(shell.json(*about, "--since", "1h", "--actor", "anybody")) == 3
+    assert shell.json(*about, "--until", "1h") == shell.json(*about, "--actor", "nobody") == []
+    assert shell.json(*about, "--until", entry["at"]) == []
+    assert len(shell.json(*about, "--since", entry["at"])) == 3
+    code, _, err = shell.ends(*about, "--since", "yesterday")
+    assert code == 2
+    assert "neither a time" in err
+    assert shell.ends(*about, "--until", "1h", "--follow")[0] == 2
+
+    assert "queue.resume" in shell.says("audit", "tail", "--queue", shell.queue, "-n", "1")
+    with child(shell, "audit", "tail", "-f", "-n", "1", "--queue", shell.queue, "--json") as following:
+        assert json.loads(line_of(following))["action"] == "queue.resume"
+        shell.says("queue", "pause", shell.queue)
+        assert json.loads(line_of(following))["action"] == "queue.pause", "what was there before is not told"
+        assert interrupted(following) == 130
+
+
+@verb("events")
+def test_events(shell: Shell) -> None:
+    for more in ((), ("--json",)):
+        with child(shell, "events", "--queue", shell.queue, "--type", "queue.updated", "-n", "1", *more) as listening:
+            told = first_line(listening)
+            numbers = itertools.count()
+            # There is no telling when it listens; so something happens until it has heard of it.
+            while not told:
+                shell.says("queue", "update", shell.queue, "--reference", f"{more}{next(numbers)}")
+            assert listening.wait(PATIENCE) == 0
+        if more:
+            assert json.loads(told[0])["type"] == "queue.updated"
+        else:
+            assert told[0].startswith("queue.updated {")
+
+
+def first_line(process: subprocess.Popen[str]) -> list[str]:
+    """Gets the process's first line once there is one."""
+    found: list[str] = []
+    threading.Thread(target=lambda: found.append(line_of(process)), daemon=True).start()
+    return found
+
+
+@verb("config show", "config check", "config schema", "config reload")
+def test_configuration(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "sluiceway.toml"
+    file.write_text('[server]\nlisten = "127.0.0.1:0"\nadmin_key = "env:ADMIN"\n')
+    os.environ["ADMIN"] = "a-secret-that-nobody-should-ever-see-anywhere"
+    try:
+        text = shell.says("config", "show", "--config", str(file))
+        assert tomllib.loads(text)["server"]["listen"] == "127.0.0.1:0"
+        (shown,) = shell.json("config", "show", "--config", str(file), "--origin")
+        assert shown["server"]["listen"]["origin"] == "sluiceway.toml:2"
+        origins = shell.says("config", "show", "--config", str(file), "--origin")
+        assert re.search(r'(?m)^listen = "127.0.0.1:0"  # sluiceway.toml:2; a change needs a restart$', origins)
+        assert os.environ["ADMIN"] not in text + json.dumps(shown) + origins
+        assert shell.says("config", "check", str(file)) == f"{file} is fine\n"
+        assert shell.json("config", "check", str(file)) == [{"valid": True, "problems": []}]
+    finally:
+        del os.environ["ADMIN"]
+    file.write_text('[server]\nlisten = "nowhere"\n')
+    code, out, _ = shell.ends("config", "check", str(file), "--json")
+    assert (code, json.loads(out)["valid"]) == (3, False)
+    code, out, _ = shell.ends("config", "check", str(file))
+    assert code == 3
+    assert "listen" in out
+    assert json.loads(shell.says("config", "schema"))["title"] == "sluiceway.toml"
+    assert "server" in shell.json("config", "schema")[0]["properties"]
+    assert re.search(r'(?m)^# no file, applied .*\n\[server\]\nlisten = "127.0.0.1:0"$', shell.says("config", "show", "--running"))
+    assert shell.json("config", "show", "--running")[0]["configuration"]["server"]["listen"]["origin"] == "--listen"
+    assert shell.says("config", "reload") == "nothing had changed\n"
+    assert shell.json("config", "reload") == [{"changed": []}]
+
+
+@verb("doctor")
+def test_a_healthy_server_is_found_healthy(shell: Shell) -> None:
+    text = shell.says("doctor")
+    assert re.search(r"(?m)^ok +ready +every partition serves", text)
+    assert "failed" not in text
+    (found,) = shell.json("doctor")
+    assert found["healthy"]
+    assert {"target", "server", "tls", "clock", "server time", "key", "ready", "python", "libraries", "java"} == {
+        each["name"] for each in found["checks"]
+    }
+
+
+@verb("tasks list", "tasks show", "tasks forget")
+def test_tasks(shell: Shell, tmp_path: Path) -> None:
+    meta = f"sqlite:{tmp_path / 'meta'}"
+    asyncio.run(write_capture(tmp_path / "meta", "feed", RECORDS, KEPT))
+    assert re.search(r"(?m)^feed +kinesis +1 +one ", shell.says("tasks", "list", "--meta", meta))
+    assert shell.json("tasks", "list", "--meta", meta)[0]["name"] == "feed"
+    assert re.search(r"(?m)^shard-0 +owned +one ", shell.says("tasks", "show", "feed", "--meta", meta))
+    assert shell.json("tasks", "show", "feed", "--meta", meta)[0]["leader"] == "one"
+    assert shell.says("tasks", "forget", "feed", "--meta", meta, "--yes").startswith("forgot feed: ")
+    asyncio.run(write_capture(tmp_path / "meta", "feed", RECORDS, KEPT))
+    assert shell.json("tasks", "forget", "feed", "--meta", meta, "--yes")[0]["keys"] > 3
+
+
+# -- on this machine --------------------------------------------------------------------------------------------------
+
+
+@verb("context add", "context use", "context list", "context show", "context remove")
+def test_contexts(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    server = os.environ["SLUICEWAY_URL"]
+    monkeypatch.delenv("SLUICEWAY_URL")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    for verb_of, more in (("add", ("--url", server)), ("use", ()), ("show", ()), ("remove", ()), ("add", ("--url", server))):
+        assert "here" in shell.says("context", verb_of, "here", *more)
+    assert "here" in shell.says("context", "list")
+    for arguments in (("add", "here", "--url", server), ("use", "here"), ("show", "here"), ("list",)):
+        assert shell.json("context", *arguments)[0]["url"] == server
+    assert shell.queue in [each["queue_name"] for each in shell.json("queue", "list")]
+    assert shell.json("context", "remove", "here") == [{"name": "here"}]
+
+
+@verb("completion")
+def test_completion(shell: Shell) -> None:
+    for name in ("bash", "zsh", "fish"):
+        assert "_SLUICEWAY_COMPLETE" in shell.says("completion", name)
+
+
+@verb("serve")
+def test_serve(shell: Shell, tmp_path: Path) -> None:
+    for name, more in (("one", ()), ("two", ("--json",))):
+        with child(shell, "serve", "--data", str(tmp_path / name), "--listen", "127.0.0.1:0", *more) as server:
+            line = line_of(server)
+            url = json.loads(line)["url"] if more else line.split()[-1]
+            assert shell.json("queue", "list", "--url", url) == []
+            assert interrupted(server) == 0
+
+
+@verb("dev")
+def test_dev(shell: Shell, tmp_path: Path) -> None:
+    for more in ((), ("--json",)):
+        with child(shell, "dev", "--no-demo", *more, cwd=tmp_path) as server:
+            line = line_of(server)
+            url = json.loads(line)["url"] if more else line.split()[-1]
+            assert shell.json("queue", "list", "--url", url) == []
+            assert interrupted(server) == 0
+    assert (tmp_path / ".sluiceway-data").is_dir()
+
+
+@verb("bench")
+def test_bench(shell: Shell, tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    short = ("bench", "--rounds", "1", "--seconds", "0.1")
+    with child(shell, *short, "--output", str(file)) as people:
+        out, _ = people.communicate(timeout=PATIENCE)
+    assert "items/s" in out
+    with child(shell, *short, "--json") as program:
+        out, _ = program.communicate(timeout=PATIENCE)
+    assert json.loads(out)["cases"].keys() == json.loads(file.read_text())["cases"].keys()
+
+
+@pytest.mark.spark
+@verb("spark run")
+def test_spark_run(shell: Shell, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "rows = spark.range(5).selectExpr('cast(id as string) as value')\n"
+        "rows.write.format('sluiceway').mode('append').options(url=url, queue=sys.argv[1]).save()\n"
+        "print(sys.argv[1:])\n"
+    )
+    for more in ((), ("--json",)):
+        with child(shell, "spark", "run", *more, str(program), shell.queue, "--mine") as running:
+            out, err = running.communicate(timeout=PATIENCE)
+        assert running.returncode == 0, err
+        assert out == f"{[shell.queue, '--mine']}\n"
+    assert sum(part["ready"] for part in shell.json("partition", "list", shell.queue)) == 10
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+
+CLUSTERS = {"instance update"}
+"""That it is refused by a server that is alone is tested above; what it does in a cluster, by its call, in tests/cluster/test_cluster_times.py."""
+
+
+def test_every_command_has_a_test() -> None:
+    assert set(leaves()) == COVERED | REBALANCES | CAPTURES | ARCHIVES | REDRIVES | COPIES | JOBS | DEMO | CLUSTERS
+
+
+def test_every_command_speaks_json() -> None:
+    silent = {name for name, command in leaves().items() if not any(option.name == "as_json" for option in command.params)}
+    assert silent == WITHOUT_JSON
+
+
+def test_a_call_loads_nothing_that_it_does_not_need(shell: Shell) -> None:
+    program = """
+import sys
+from sluiceway.cli.main import main
+sys.argv = ["sluiceway", "queue", "list", "--json"]
+try:
+    main()
+except SystemExit as ended:
+    assert ended.code == 0, ended.code
+unwanted = {"pyarrow", "numpy", "rich", "uvicorn", "pyspark", "apsw", "sluiceway.instance", "sluiceway.cluster", "sluiceway.local"}
+unwanted |= {"sluiceway.server", "sluiceway.cli.doctor"}
+assert not unwanted & set(sys.modules), unwanted & set(sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert shell.queue in done.stdout

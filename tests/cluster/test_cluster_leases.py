@@ -1,0 +1,356 @@
+"""Consumers at one instance, items at another."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from sluiceway.cluster.remote_demand import AFTER_NOTHING
+from sluiceway.core.partition.key_slots import slot
+from sluiceway.instance.service import Service
+from sluiceway.kernel.errors import SluicewayError
+from sluiceway.model.peers import Ask, LeaseAnywhere, PeerRequest, Poll
+from sluiceway.model.requests import Lease, Leased, ProduceKey, Settle
+from sluiceway.model.small_batch import in_columns
+from tests.cluster.cluster_rig import Cluster, Gate, cluster, counts, put, shares
+from tests.instance.node_rig import eventually, lease, payloads, settle, spec
+
+
+def waits(service: Service, queue: str) -> bool:
+    """A lease waits there."""
+    return service.stats(queue).lease_waiting > 0
+
+
+def without(made: Cluster, queue: str, number: int) -> Service:
+    """An instance that does not own that partition."""
+    owner = made.owner(queue, number)
+    return next(service for service in made.services if service is not owner)
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_what_is_produced_anywhere_reaches_who_waits_anywhere(tmp_path: Path, count: int) -> None:
+    """Also who waits at an instance that has no partition at all."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (_, services):
+            await services[0].create_queue(spec("q", count))
+            for consumer in services:
+                for number in range(count):
+                    work = asyncio.create_task(consumer.lease("q", Lease("c", 10, 60_000)))
+                    await eventually(lambda consumer=consumer: waits(consumer, "q"))  # type: ignore[misc]
+                    await put(services[1], "q", number, f"for {number}")
+                    leased = await work
+                    assert payloads(leased.batches) == [f"for {number}"]
+                    assert (await settle(services[2], "q", leased)).completed == 1
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("key", [None, "k"])
+def test_a_lease_up_to_offsets_takes_what_was_there_wherever_it_is_and_no_more(tmp_path: Path, key: str | None) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (_, services):
+            await services[0].create_queue(spec("q", 6))
+            for number in range(6):
+                await put(services[0], "q", number, f"{number}")
+            stats = await services[1].count("q")
+            before = {each.partition: each.next_offset for each in stats.partitions}
+            assert before == dict.fromkeys(range(6), 1)
+            for number in range(6):
+                await put(services[0], "q", number, f"later {number}")
+            found: list[str] = []
+            for turn in range(20):
+                asked = Lease("c", 100, 0, None, 100, f"{key}{turn}" if key else None, before=dict.fromkeys(range(6), 1))
+                leased = await services[turn % 3].lease("q", asked)
+                if not leased.leases:
+                    break
+                found += payloads(leased.batches)
+            assert sorted(found) == [str(number) for number in range(6)]
+
+    asyncio.run(run())
+
+
+def test_a_lease_that_does_not_wait_finds_what_is_elsewhere(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (_, services):
+            await services[0].create_queue(spec("q", 6))
+            for consumer in services:
+                assert (await lease(consumer, "q")).leases == []
+            for number in range(6):
+                await put(services[0], "q", number, f"{number}")
+            found = []
+            while (leased := await lease(services[1], "q")).leases:
+                found += payloads(leased.batches)
+            assert sorted(found) == [f"{number}" for number in range(6)]
+
+    asyncio.run(run())
+
+
+def test_many_who_wait_and_one_item(tmp_path: Path) -> None:
+    """One gets it. The others wait on, and get what comes next."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, services):
+            await services[0].create_queue(spec("q", 3))
+            waiting = {asyncio.create_task(services[n % 3].lease("q", Lease(f"c{n}", 1, 60_000))) for n in range(12)}
+            await eventually(lambda: sum(service.stats("q").lease_waiting for service in services) == 12)
+            got = []
+            for number in range(12):
+                await put(services[number % 2], "q", number % 3, f"{number}")
+                done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                assert len(done) == 1
+                got += [item for task in done for item in payloads(task.result().batches)]
+            assert got == [f"{number}" for number in range(12)]
+            assert not made.wires.requests(Settle)
+
+    asyncio.run(run())
+
+
+def test_one_item_is_offered_to_one_of_those_who_wait(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            consumer = without(made, "q", 0)
+            waiting = [asyncio.create_task(lease(consumer, "q", 1, 60_000)) for _ in range(6)]
+            await eventually(lambda: consumer.stats("q").lease_waiting == 6)
+            await put(a, "q", 0, "x")
+            done, pending = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            assert [payloads(task.result().batches) for task in done] == [["x"]]
+            assert len(made.wires.requests(Lease)) == 1
+            for task in pending:
+                task.cancel()
+
+    asyncio.run(run())
+
+
+def test_a_paused_queue_gives_nothing_out_wherever_its_items_are(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
+            await a.create_queue(spec("q", 2))
+            await put(a, "q", 0, "zero")
+            await put(a, "q", 1, "one")
+            await a.pause("q", ["lease"], True)
+            for service in (a, b):
+                assert (await lease(service, "q")).leases == []
+            work = [asyncio.create_task(lease(service, "q", timeout=60_000)) for service in (a, a, b, b)]
+            await eventually(lambda: waits(a, "q") and waits(b, "q"))
+            made.wires.asked.clear()
+            done, _pending = await asyncio.wait(work, timeout=0.05)
+            assert not done
+            assert not made.wires.requests(Lease)
+            await b.pause("q", ["lease"], False)
+            done, pending = await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            while len(done) < 2:
+                more, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+                done |= more
+            assert sorted(item for task in done for item in payloads(task.result().batches)) == ["one", "zero"]
+            for task in pending:
+                task.cancel()
+
+    asyncio.run(run())
+
+
+def test_what_is_paused_is_not_offered(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            consumer = without(made, "q", 0)
+            await put(a, "q", 0, "x")
+            await a.pause("q", ["lease"], True)
+            work = asyncio.create_task(lease(consumer, "q", timeout=60_000))
+            await eventually(lambda: any(isinstance(request, Poll) and request.wanted for _, request in made.wires.asked))
+            await asyncio.wait([work], timeout=0.05)
+            assert not made.wires.requests(Lease)
+            await a.pause("q", ["lease"], False)
+            assert payloads((await work).batches) == ["x"]
+
+    asyncio.run(run())
+
+
+def test_what_is_fetched_for_a_client_that_has_gone_is_given_back(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            owner = made.owner("q", 0)
+            consumer = without(made, "q", 0)
+            gate = made.wires.on_answer = Gate(only=lambda _, request: isinstance(request, Ask) and isinstance(request.request, Lease))
+            work = asyncio.create_task(lease(consumer, "q", timeout=60_000))
+            await put(a, "q", 0, "x")
+            await gate.reached.wait()
+            assert owner.stats("q").partitions[0].total_leased == 1
+            work.cancel()
+            gate.open()
+            await eventually(lambda: owner.stats("q").partitions[0].ready == 1)
+            # It was not touched: the attempt does not count.
+            again = await lease(consumer, "q", timeout=60_000)
+            assert in_columns(again.batches[0]).column("attempts").to_pylist() == [1]
+
+    asyncio.run(run())
+
+
+def test_a_client_that_goes_before_anything_was_fetched_leaves_nothing_behind(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
+            await a.create_queue(spec("q", 2))
+            work = asyncio.create_task(lease(a, "q", timeout=60_000))
+            await eventually(lambda: waits(a, "q"))
+            await eventually(lambda: any(isinstance(request, Poll) and request.wanted for _, request in made.wires.asked))
+            work.cancel()
+            await asyncio.wait([work])
+            assert not waits(a, "q")
+            await put(a, "q", shares(b, "q")[0], "x")
+            assert payloads((await lease(b, "q", timeout=60_000)).batches) == ["x"]
+            assert not made.wires.requests(Lease)
+
+    asyncio.run(run())
+
+
+def test_offers_that_come_to_nothing_do_not_spin(tmp_path: Path) -> None:
+    """The other says it has items, and gives none out."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            consumer = without(made, "q", 0)
+            await put(a, "q", 0, "x")
+
+            async def refuse(_: str, request: PeerRequest) -> None:
+                if isinstance(request, Ask) and isinstance(request.request, Lease):
+                    raise SluicewayError("unavailable", "not now")
+
+            made.wires.on_ask = refuse
+            work = asyncio.create_task(lease(consumer, "q", timeout=300))
+            assert (await work).leases == []
+            # One in AFTER_NOTHING at most, however fast the machine is.
+            most = 300 // AFTER_NOTHING + 5
+            assert 1 <= len(made.wires.requests(Lease)) <= most
+            assert len([1 for address, request in made.wires.asked if isinstance(request, Poll)]) <= 2 * most + 10
+
+    asyncio.run(run())
+
+
+def test_who_waits_for_a_queue_that_is_deleted_is_answered(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, b)):
+            await a.create_queue(spec("q", 1))
+            consumer = without(made, "q", 0)
+            work = asyncio.create_task(lease(consumer, "q", timeout=60_000))
+            await eventually(lambda: waits(consumer, "q"))
+            await made.owner("q", 0).delete_queue("q", force=False)
+            assert (await work).leases == []
+            # Nothing of it is wanted any more.
+            await a.create_queue(spec("q", 1))
+            await put(a, "q", 0, "x")
+            assert counts(await b.count("q")) == {0: (1, 0)}
+
+    asyncio.run(run())
+
+
+# ---- with a key -----------------------------------------------------------------------------------------------
+
+
+def told(leased: Leased) -> list[tuple[int, int]]:
+    return sorted((each.partition, each.number) for each in leased.leases)
+
+
+def test_a_lease_key_gives_the_same_leases_at_every_instance(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (_, services):
+            await services[0].create_queue(spec("q", 6))
+            for number in range(6):
+                await put(services[0], "q", number, f"{number}")
+            for key in ("k1", "k2", "k3"):
+                first = await services[0].lease("q", Lease("c", 1, lease_key=key))
+                assert len(first.leases) == 1
+                for service in services:
+                    again = await service.lease("q", Lease("c", 1, lease_key=key))
+                    assert (told(again), payloads(again.batches)) == (told(first), payloads(first.batches))
+            stats = await services[1].count("q")
+            assert sum(each.total_leased for each in stats.partitions) == 3
+
+    asyncio.run(run())
+
+
+def test_one_lease_key_at_all_instances_at_once(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (_, services):
+            await services[0].create_queue(spec("q", 6))
+            for number in range(6):
+                await put(services[0], "q", number, f"{number}")
+            for round_ in range(3):
+                asked = (service.lease("q", Lease("c", 2, 10_000, lease_key=f"k{round_}")) for service in services * 3)
+                answers = await asyncio.gather(*asked)
+                assert len({tuple(told(each)) for each in answers}) == 1
+                assert (await settle(services[round_], "q", answers[0])).completed >= 1
+
+    asyncio.run(run())
+
+
+def test_a_lease_key_after_its_home_or_its_leases_have_moved(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b", "c") as (made, services):
+            await services[0].create_queue(spec("q", 6))
+            for number in range(6):
+                await put(services[0], "q", number, f"{number}")
+            first = {key: told(await services[0].lease("q", Lease("c", 1, lease_key=key))) for key in ("k1", "k2", "k3", "k4")}
+            await made.leave("b")
+            for service in (services[0], services[2]):
+                for key, leases in first.items():
+                    assert told(await service.lease("q", Lease("c", 1, 20_000, lease_key=key))) == leases
+
+    asyncio.run(run())
+
+
+def home_partition(service: Service, key: str) -> int:
+    return slot(ProduceKey(f"c\n{key}"), len(service.queue("q").partitions))
+
+
+def test_an_instance_that_is_not_a_keys_home_does_not_take_its_leases(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 2))
+            wrong = without(made, "q", home_partition(a, "k"))
+            with pytest.raises(SluicewayError) as raised:
+                await wrong.answer(Ask(a.queue("q").incarnation, LeaseAnywhere(Lease("c", 1, lease_key="k"))))
+            assert raised.value.code == "not_here"
+
+    asyncio.run(run())
+
+
+def test_a_keyed_lease_whose_answer_was_lost_is_found_again(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 2))
+            number = home_partition(a, "k")
+            await put(a, "q", number, "x", "y")
+            home, other = made.owner("q", number), without(made, "q", number)
+            made.wires.loses.add(made.name(home))
+            work = asyncio.create_task(other.lease("q", Lease("c", 1, 60_000, lease_key="k")))
+            await eventually(lambda: len(made.wires.requests(LeaseAnywhere)) >= 2)
+            made.wires.loses.clear()
+            assert payloads((await work).batches) == ["x"]
+            assert counts(await a.count("q"))[number] == (1, 1)
+
+    asyncio.run(run())
+
+
+def test_leased_items_whose_partition_went_before_they_were_read(tmp_path: Path) -> None:
+    """The client is not told what instances tell each other."""
+
+    async def run() -> None:
+        async with cluster(tmp_path, "a", "b") as (made, (a, _)):
+            await a.create_queue(spec("q", 1))
+            owner = made.owner("q", 0)
+            await put(owner, "q", 0, "x")
+            owner._cache.capacity = 0
+            await put(owner, "q", 0, "y")
+            gate = made.stores[made.name(owner)].on_read = Gate()
+            work = asyncio.create_task(lease(owner, "q", timeout=20_000))
+            await gate.reached.wait()
+            await owner.hand_over()
+            gate.open()
+            assert payloads((await work).batches) == ["x", "y"]
+
+    asyncio.run(run())

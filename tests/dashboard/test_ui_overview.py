@@ -1,0 +1,100 @@
+"""The first page, and what it shares with others: what is wrong is said, and so is what is not known or not for this reader."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sluiceway.server.ui.counts import Counts
+from sluiceway.server.ui.pages.overview import _problems
+from tests.dashboard.test_ui import ORIGIN, browser, signed
+from tests.dashboard.test_ui_dead import words
+from tests.server.server_guarded import Guarded, guarded
+from tests.server.server_running import eventually
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    with guarded(tmp_path_factory.mktemp("overview-keyed") / "data") as found:
+        found.client("manage:*").post("/v1/queues.create", json={"queue_name": "mine"})
+        yield found
+
+
+def figures(page: str) -> list[str]:
+    return re.findall(r'class="figure">([^<]*)<', page)
+
+
+def test_a_partition_that_is_damaged_needs_attention(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    with guarded(data, keys=False) as server:
+        whole = server.queue(requested_partitions=2)
+        damaged = server.queue(requested_partitions=2)
+        incarnation = server.ask("queues.info", queue_name=damaged)["incarnation"]
+        for name in (whole, damaged):
+            server.ask("storage/items.import", queue_name=name, partition=1, items=[{"payload": "eA=="}])
+    (file,) = [each for each in data.rglob("*.sqlite") if incarnation in str(each) and each.stem.endswith("1")]
+    file.write_bytes(b"garbage" * 1_000)
+    with guarded(data, keys=False) as server:
+        eventually(lambda: "Needs attention" in server.http.get("/ui").text)
+        shown = words(server.http.get("/ui").text)
+        assert f"partly unavailable {damaged} : 1 of 2 partitions are not available" in shown
+        assert f"unavailable {whole}" not in shown
+        for path in ("/ui/queues", f"/ui/queues/{damaged}"):
+            assert "✖ partly unavailable" in words(server.http.get(path).text)
+        assert "✖ error" in words(server.http.get(f"/ui/queues/{damaged}/partitions").text)
+
+
+def test_what_is_not_known_yet_is_no_number(keyed: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    with signed(keyed, "read:*") as page:
+        with monkeypatch.context() as patch:
+            # As in the first second.
+            patch.setattr(Counts, "rates", lambda *_: {})
+            assert figures(page.get("/ui").text)[3:] == ["–", "–", "–"]
+        eventually(lambda: figures(page.get("/ui").text) == ["0", "0", "0", "0/s", "0/s", "0/s"])
+
+
+def test_an_instance_that_is_silent_is_told_of_in_the_same_words_each_second() -> None:
+    instances = [
+        {"instance": name, "state": state, "silent_for": "0s"} for name, state in (("a", "alive"), ("b", "silent"), ("c", "leaving"))
+    ]
+    first = _problems([], [], instances)
+    assert [(each["what"], each["state"]) for each in first] == [("b", "silent"), ("c", "leaving")]
+    assert _problems([], [], [{**each, "silent_for": "17s"} for each in instances]) == first
+
+
+def test_what_the_key_may_not_see_is_said(keyed: Guarded) -> None:
+    with signed(keyed, "read:mine") as page:
+        shown = words(page.get("/ui").text)
+        assert "The instances are shown to a key with the scope read:*" in shown
+        assert "The backends are shown to a key with the scope admin" in shown
+    with signed(keyed, "read:*", "admin") as page:
+        assert "are shown to a key" not in words(page.get("/ui").text)
+    for scope in ("admin", "produce:mine"):
+        with signed(keyed, scope) as page:
+            for path in ("/ui", "/ui/queues"):
+                shown = words(page.get(path).text)
+                assert "Queues are shown to a key that may read them" in shown
+                assert "sluiceway queue create" not in shown
+
+
+def test_where_there_is_nothing_for_administrators_the_pages_have_the_rest(keyed: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at the first of two listeners: the calls for administrators are not there, whatever the key."""
+    with signed(keyed, "read:*", "admin") as page:
+        monkeypatch.setattr(keyed.app, "_admin_port", 1)
+        shown = page.get("/ui")
+        assert shown.status_code == 200
+        assert "The backends are shown to a key with the scope admin" in words(shown.text)
+        assert page.get("/ui/map?queue=mine").status_code == 200
+
+
+def test_who_is_not_asked_for_a_key_is_not_signed_in(tmp_path: Path) -> None:
+    with guarded(tmp_path / "data", keys=False) as server, browser(server) as page:
+        page.post("/ui/sign-in", data={"key": "any text"}, headers={ORIGIN: "same-origin"})
+        assert page.cookies
+        shown = page.get("/ui").text
+        assert "everybody may do everything" in shown
+        assert "Sign out" not in shown
+        assert "asks nobody for a key" in page.get("/ui/settings/keys").text

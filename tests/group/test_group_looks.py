@@ -1,0 +1,134 @@
+"""What a member shows of its group to the process that it is in: each look, and that one has been carried out."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+
+import msgspec
+import pytest
+
+from sluiceway.cluster.group_member import Change
+from sluiceway.core.group.group_records import Keys, Look, Strategy, owners, read_group
+from sluiceway.core.group.item_placement import place, remove
+from sluiceway.group import GroupMember, MetaStore, define
+from sluiceway.ports.meta_store import Stamp
+from tests.group.test_group_member import ITEMS, QUICK, Notes, group_of, until
+from tests.server.server_process import PATIENCE
+
+KEYS = Keys("exporters")
+
+
+async def changed(store: MetaStore, placed: list[str], removed: list[str]) -> Stamp:
+    """Place those and remove these, by a process that is no member."""
+    look = read_group(await store.read(prefixes=[KEYS.prefix]), KEYS, 0)
+    writes = place(look, KEYS, placed) if placed else remove(look, KEYS, removed)
+    assert writes.puts.keys() != {KEYS.resource} or writes.deletes
+    return await store.commit(writes.checks, puts=writes.puts, deletes=writes.deletes)
+
+
+@pytest.mark.parametrize("strategy", ["rounds", "claims"])
+def test_when_it_has_refreshed_its_handler_has_been_told(strategy: Strategy) -> None:
+    async def story() -> None:
+        async with group_of("memory:", 0) as group:
+            await define(group.store, "exporters", ITEMS, strategy=strategy)
+            await group.join(2)
+            await until(lambda: group.divided(0, 1))
+            for n in range(5):
+                stamp = await changed(group.store, [f"new-{n}", f"newer-{n}"], [])
+                await asyncio.gather(*(member.refresh(stamp) for member in group.members))
+                assert {f"new-{n}", f"newer-{n}"} <= group.told().keys()
+            stamp = await changed(group.store, [], ["new-3"])
+            await asyncio.gather(*(member.refresh(stamp) for member in group.members))
+            assert "new-3" not in group.told()
+            await group.members[0].refresh(0)
+
+    asyncio.run(story())
+
+
+def test_who_waits_for_a_look_is_let_go_when_the_member_stops() -> None:
+    async def story() -> None:
+        async with group_of("memory:", 1) as group:
+            waiting = asyncio.create_task(group.members[0].refresh(10**9))
+            await asyncio.sleep(0)
+            await group.members[0].stop()
+            async with asyncio.timeout(PATIENCE):
+                await waiting
+                await group.members[0].refresh(10**9)
+
+    asyncio.run(story())
+
+
+def test_each_look_that_shows_something_new_is_told_before_what_follows_from_it() -> None:
+    shown: list[Look] = []
+
+    async def story() -> None:
+        async with group_of("memory:", 1) as group:
+            told: list[str] = []
+
+            def tell(change: Change) -> None:
+                # It is known here already who has it.
+                assert owners(shown[-1]).get(change.item) == member.name
+                told.append(change.item)
+
+            member = GroupMember(group.store, "exporters", tell, address="http://here:1", on_look=shown.append)
+            await member.join()
+            await until(lambda: bool(told))
+            assert member.look is not None
+            assert member.look.members[member.name].address == "http://here:1"
+            pairs = list(itertools.pairwise(shown))
+            assert all(
+                one.plan != two.plan or one.resource != two.resource or one.members.keys() != two.members.keys() for one, two in pairs
+            )
+            # It beats, which is nothing new.
+            count, stamp = len(shown), member.look.view.stamp
+            await until(lambda: member.look is not None and member.look.view.stamp >= stamp + 4)
+            assert len(shown) == count
+            await member.stop()
+
+    asyncio.run(story())
+
+
+def test_what_is_called_at_each_look_may_raise(caplog: pytest.LogCaptureFixture) -> None:
+    def fails(look: Look) -> None:
+        raise ValueError("not today")
+
+    async def story() -> None:
+        async with group_of("memory:", 0) as group:
+            notes = Notes()
+            member = GroupMember(group.store, "exporters", notes, on_look=fails)
+            await member.join()
+            await until(lambda: notes.items.keys() == set(ITEMS))
+            assert "not today" in caplog.text
+            await member.stop()
+
+    asyncio.run(story())
+
+
+def test_a_member_that_says_nothing_any_more_is_late_long_before_it_is_given_up() -> None:
+    async def story() -> None:
+        async with group_of("memory:", 0) as group:
+            await define(group.store, "exporters", ITEMS, parameters=msgspec.structs.replace(QUICK, member_timeout=600_000))
+            await group.join(2)
+            assert group.members[1].late() == frozenset()
+            await until(lambda: group.divided(0, 1))
+            await group.members[0].stop()
+            await until(lambda: group.members[1].late() == {group.members[0].name})
+            assert group.members[1].look is not None
+            assert group.members[0].name in group.members[1].look.members
+
+    asyncio.run(story())
+
+
+def test_after_a_restore_tokens_are_greater_than_any_before() -> None:
+    async def story() -> None:
+        async with group_of("memory:", 0) as group:
+            before = await define(group.store, "exporters", ITEMS)
+            restored = await define(group.store, "exporters", ITEMS, restored=True)
+            assert restored.era > before.era + 1
+            assert restored.parameters == QUICK
+            await group.join()
+            await until(lambda: group.divided(0))
+            assert {token.era for token in group.told().values()} == {restored.era}
+
+    asyncio.run(story())

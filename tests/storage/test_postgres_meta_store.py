@@ -1,0 +1,194 @@
+"""PostgresMetaStore: the suite of its port, and what becomes of a commit whose line is cut or whose server is hung."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+from sluiceway.adapters.meta import postgres
+from sluiceway.adapters.meta.commit import HISTORY
+from sluiceway.adapters.meta.postgres import PostgresMetaStore
+from sluiceway.ports.meta_store import ConflictError, MetaStore, MetaUnknownError
+from sluiceway.ports.partition_store import StoreUnavailableError
+from sluiceway.testing.drive import Opened, OpenStore, driven
+from sluiceway.testing.meta_store_suite import MetaStoreSuite, next_hint
+from tests.servers.postgres_server import PostgresServer, server_or_skip
+from tests.storage.test_postgres_faults import Proxy
+
+numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[PostgresServer]:
+    with server_or_skip() as server:
+        yield server
+
+
+@pytest.fixture
+def schema() -> str:
+    return f'Odd "{next(numbers)}"; DROP SCHEMA public; --'
+
+
+@pytest.fixture
+def open_store(server: PostgresServer, schema: str) -> OpenStore[MetaStore]:
+    async def open_store() -> MetaStore:
+        return PostgresMetaStore(server.dsn(), schema=schema)
+
+    return open_store
+
+
+class TestPostgresMetaStore(MetaStoreSuite):
+    @pytest.fixture
+    def open_store(self, server: PostgresServer, schema: str) -> OpenStore[MetaStore]:
+        async def open_store() -> MetaStore:
+            return PostgresMetaStore(server.dsn(), schema=schema)
+
+        return open_store
+
+
+@pytest.mark.parametrize("landed", [True, False])
+@driven
+async def test_a_commit_whose_line_is_cut_is_unknown(server: PostgresServer, schema: str, landed: bool) -> None:
+    proxy = Proxy()
+    async with proxy.to(server.port) as port:
+        store = PostgresMetaStore(server.dsn(port), schema=schema)
+        await store.commit(puts={"a": b"1"})
+
+        def treat(data: bytes) -> bytes:
+            # Every commit names the channel of its notification.
+            if b"sluiceway Odd" not in data:
+                return data
+            if landed:
+                proxy.answers = False
+                return data
+            proxy.cut()
+            return b""
+
+        proxy.treat = treat
+        with pytest.raises(MetaUnknownError):
+            await store.commit(puts={"a": b"2"})
+        proxy.treat, proxy.answers = bytes, True
+        assert (await store.read(["a"])).entries["a"].value == (b"2" if landed else b"1")
+        await store.close()
+
+
+@driven
+async def test_a_server_that_is_gone_and_comes_back(server: PostgresServer, open_store: OpenStore[MetaStore]) -> None:
+    async with Opened(open_store) as store:
+        # A watch shows what comes after it, so it is there first.
+        watching = store.watch("a")
+        first = await store.commit(puts={"a": b"1"})
+        await next_hint(watching, first)
+        await asyncio.to_thread(server.kill)
+        with pytest.raises(StoreUnavailableError):
+            await store.read(["a"])
+        with pytest.raises(MetaUnknownError):
+            await store.commit(puts={"a": b"2"})
+        await asyncio.to_thread(server.start)
+        assert (await store.read(["a"])).entries["a"].value == b"1"
+        waiting = asyncio.create_task(next_hint(watching, first + 1))
+        stamp = await store.commit(puts={"a": b"3"})
+        assert await waiting >= stamp
+
+
+@driven
+async def test_a_hung_server_is_given_up_on(server: PostgresServer, schema: str) -> None:
+    store = PostgresMetaStore(server.dsn(), schema=schema, statement_timeout=500)
+    await store.commit(puts={"a": b"1"})
+    await asyncio.to_thread(server.pause)
+    try:
+        with pytest.raises(StoreUnavailableError):
+            await store.read(["a"])
+        with pytest.raises(MetaUnknownError):
+            await store.commit(puts={"a": b"2"})
+    finally:
+        await asyncio.to_thread(server.resume)
+    assert (await store.read(["a"])).entries["a"].value in (b"1", b"2")
+    await store.close()
+
+
+@driven
+async def test_a_notification_wakes_a_watch_that_hardly_ever_looks(server: PostgresServer, schema: str) -> None:
+    one, two = (PostgresMetaStore(server.dsn(), schema=schema, poll_interval=86_400_000) for _ in range(2))
+    stamp = await two.commit(puts={"a": b"1"})
+    watching = one.watch("a")
+    await next_hint(watching, stamp)
+    for number in range(5):
+        waiting = asyncio.create_task(next_hint(watching, stamp + 1))
+        stamp = await two.commit(puts={"a": b"%d" % number})
+        assert await waiting >= stamp
+    await one.close()
+    await two.close()
+
+
+@driven
+async def test_a_deleted_key_is_forgotten_in_the_end(open_store: OpenStore[MetaStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sluiceway.adapters.meta.commit.HISTORY", 5)
+    monkeypatch.setattr("sluiceway.adapters.meta.postgres.HISTORY", 5)
+    assert HISTORY > 5
+    async with Opened(open_store) as store:
+        first = await store.commit(puts={"a": b"1"})
+        for _ in range(10):
+            await store.commit(puts={"b": b"1"})
+            await store.commit(deletes=["a", "b"])
+        # Whatever is not known any more has changed.
+        with pytest.raises(ConflictError):
+            await store.commit(unchanged={"zzz": first})
+
+
+@driven
+async def test_many_writers_of_two_openings_count_without_a_gap(open_store: OpenStore[MetaStore]) -> None:
+    async def count(store: MetaStore) -> None:
+        for _ in range(20):
+            while True:
+                entry = (await store.read(["total"])).entries.get("total")
+                try:
+                    total = int(entry.value) + 1 if entry else 1
+                    await store.commit({"total": entry.stamp if entry else None}, puts={"total": b"%d" % total})
+                    break
+                except ConflictError:
+                    continue
+
+    async with Opened(open_store) as one, Opened(open_store) as two:
+        await asyncio.gather(*(count(store) for store in (one, two) * 4))
+        assert (await one.read(["total"])).entries["total"].value == b"160"
+
+
+@driven
+async def test_a_store_of_the_first_layout_is_brought_up_to_date(
+    server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(postgres, "MIGRATIONS", postgres.MIGRATIONS[:1])
+        old = PostgresMetaStore(server.dsn(), schema=schema)
+        assert (await old.read(["a"])).stamp == 0
+        async with old._link() as link, link.transaction():
+            await link.execute("UPDATE store SET stamp = 7")
+            await link.execute("INSERT INTO entry VALUES (%s, 7, %s)", [b"a", b"1"])
+        await old.close()
+    store = PostgresMetaStore(server.dsn(), schema=schema)
+    assert await store.commit({"a": 7}, {"a": 7}, {"b": b"2"}) == 8
+    assert (await store.read(["a"])).entries["a"] == (b"1", 7)
+    await store.close()
+
+
+@driven
+async def test_a_commit_of_a_process_that_is_away_holds_up_nobody(server: PostgresServer, schema: str) -> None:
+    """All commits wait for one lock, so none may hold it while its client does something else."""
+    proxy = Proxy()
+    async with proxy.to(server.port) as port:
+        away, other = PostgresMetaStore(server.dsn(port), schema=schema), PostgresMetaStore(server.dsn(), schema=schema)
+        await away.commit(puts={"a": b"1"})
+        proxy.swallows = True
+        waiting = asyncio.create_task(away.commit(puts={"a": b"2"}))
+        await next_hint(other.watch("a"), 2)
+        assert not waiting.done()
+        await other.commit(puts={"b": b"3"})
+        proxy.cut()
+        with pytest.raises(MetaUnknownError):
+            await waiting
+        await away.close()
+        await other.close()
