@@ -304,7 +304,8 @@ def run_frozen(report: Report, folder: Path, make: Make, rounds: int, seed: int)
             before = {each["member"] for each in made.look()["members"]}
             victim = chosen.choice(made.tasks.workers())
             # Records come all the time, so it stands still in the middle of something.
-            frozen.stop(victim)
+            # Not in the middle of a commit to the meta store's SQLite file, which would lock it for all of them.
+            frozen.freeze(victim, folder / "meta.sqlite")
             began = time.monotonic()
 
             def moved(before: set[str] = before) -> bool:
